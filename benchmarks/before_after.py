@@ -104,8 +104,9 @@ def main() -> None:
         [
             f"# `{' '.join([given.script, *arguments])}` before and after",
             "",
-            f"`python benchmarks/before_after.py`: before is {given.commit}; {given.runs} runs each, in turns.",
-            "The ratio is that of the least; `spread` is that of runs of the same code.",
+            f"`python benchmarks/before_after.py`: before is {given.commit}. Each checkout ran {given.runs} times,",
+            "alternately. The ratio is that of the smallest figures. `spread` is the largest ratio between runs of",
+            "the same code.",
             where(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
             "",
             *table(head, rows),

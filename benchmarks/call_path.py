@@ -211,10 +211,10 @@ def main() -> None:
     head = [
         "# The path of a warm call",
         "",
-        "`python benchmarks/call_path.py`: functions of the packages that a call enters from `FlexSN.forward` on, and",
-        "their files; kernels are launched by Python. Of recurrent steps in one launch, the kernel is not run.",
-        f"{STEPS} x {BATCH} x {FEATURES}, float32, one thread; `us` of the CPU, the least of {RUNS} runs of {CALLS}",
-        "calls, in turns.",
+        "`python benchmarks/call_path.py`: functions of the packages that a call enters, starting with",
+        "`FlexSN.forward`, and the number of their files. Python launches the kernels. The kernels of recurrent steps",
+        f"in one launch are not run. {STEPS} x {BATCH} x {FEATURES}, float32, one thread. `us` is CPU time: the",
+        f"minimum of {RUNS} runs of {CALLS} calls. The runs of the rows alternate.",
         where(torch.device("cpu")),
         "",
     ]

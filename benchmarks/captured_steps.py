@@ -197,10 +197,10 @@ def main() -> None:
     ]
     title = "# Captured training steps: wall time and their kernels' time"
     gaps = (
-        f"Of {IDLE_KERNELS} kernels in a graph that do nothing, each waits for the one before: {empty.period:.2f} µs "
-        f"for each, {empty.kernel:.2f} of them the kernel's by the profiler. The gap, {empty.gap:.2f} µs, is what the "
-        f"last column adds for each kernel, and {empty.launch:.2f} µs for the graph: one of a single kernel takes "
-        f"{empty.alone:.2f} µs."
+        f"A graph of {IDLE_KERNELS} empty kernels, each of which waits for the previous one, takes {empty.period:.2f} "
+        f"µs per kernel. The kernel itself takes {empty.kernel:.2f} µs of it, according to the profiler. The last "
+        f"column adds the remaining gap of {empty.gap:.2f} µs for each kernel, and {empty.launch:.2f} µs for the "
+        f"graph. (A graph of a single kernel takes {empty.alone:.2f} µs.)"
     )
     publish([title, "", where(device), "", gaps, "", *table(HEADER, rows)], chosen.output)
 

@@ -100,9 +100,10 @@ def main(path: Path, values: int) -> None:
     lines = [
         "# Numbers that change between calls",
         "",
-        f"`python benchmarks/changing_numbers.py --values {values}`: a neuron, called once for each value. The kernels",
-        "written so far, forward and backward together; the CPU time of a call with a new value, its trace included;",
-        "what the process holds: memory, objects, modules of generated sources, open files.",
+        f"`python benchmarks/changing_numbers.py --values {values}`: a neuron that is called once for each value. The",
+        "columns show the kernels written so far (forward and backward together), the CPU time of a call with a new",
+        "value (including its trace), and what the process holds: memory, objects, modules of generated sources, open",
+        "files.",
         "In Triton's interpreter." if triton_interpreted() else "",
         where(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "",

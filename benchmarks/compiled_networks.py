@@ -237,11 +237,15 @@ def main() -> None:
     device = torch.device(chosen.device)
     torch.set_float32_matmul_precision("high")
     lines = ["# Spiking networks under torch.compile: a training step, float32", ""]
-    lines += ["`python benchmarks/compiled_networks.py`, whose head says what the ways are. Times of a step in ms: all"]
-    lines += ["of it, until the CPU has issued it, and of its kernels; the first one's in s, caches as they were."]
-    lines += ["Where `issued` is the whole step, it waits for the CPU, and compiled code for its guards, its autograd"]
-    lines += ["node and its launches one by one; CUDA graphs take that away, and leave copies to their own memory.", ""]
-    lines += [where(device), ""]
+    lines += [
+        "`python benchmarks/compiled_networks.py`. The head of the script describes the ways. Times in ms: of the",
+        "whole step, until the CPU has issued it, and of its kernels. The first step is in s, with existing caches.",
+        "If `issued` takes as long as the step, the step waits for the CPU: compiled code needs time for its guards,",
+        "its autograd node and its single launches. CUDA graphs avoid this, but copy into their own memory.",
+        "",
+        where(device),
+        "",
+    ]
     for title, (network, shape) in (NETWORKS if device.type == "cuda" else SMALL).items():
         rows = [measured(network, shape, way, device) for way in chosen.ways]
         lines += [f"## {title}", "", *table(["way", "step", "issued", "kernels", "gaps", "first, s"], rows), ""]
@@ -249,9 +253,12 @@ def main() -> None:
     lines += [*table(["T x B", "graphs compiled so far"], recompilations(device)), ""]
     if chosen.first_steps:
         lines += ["## The first training step in a new process, caches empty", ""]
-        lines += ["Seconds, `0.5 * f(2 x + 0.1)`; with relu, they are the compiler's own. Inductor's launcher is the"]
-        lines += ["option `static_launch_user_defined_triton_kernels`. Python's byte code is there, as after an"]
-        lines += ["installation. Processes took turns.", ""]
+        lines += [
+            "Seconds of `0.5 * f(2 x + 0.1)`. With relu, they are the compiler's own time. Inductor's launcher is the",
+            "option `static_launch_user_defined_triton_kernels`. Python's bytecode exists, as after an installation.",
+            "The processes alternate.",
+            "",
+        ]
         lines += [*table(["f", *(f"T = {steps}" for steps in LENGTHS)], first_steps(device, chosen.first_steps)), ""]
     publish(lines, chosen.output)
 

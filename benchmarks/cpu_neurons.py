@@ -226,8 +226,8 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
         f"`python benchmarks/cpu_neurons.py --threads {threads}`. {where(torch.device('cpu'))} float32.",
         f"Threads: {threads} of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
         "",
-        "The floor is `copy_` into memory that is there: of the input's bytes for inference, of two and a half times",
-        "as many for training. `chunks`: `torch.compile` of eight steps at a time.",
+        "The floor is `copy_` into existing memory. For inference, it copies the bytes of the input, and for training,",
+        "two and a half times as many. `chunks` is `torch.compile` of eight steps at a time.",
         "",
         *table(head, rows),
         "",
@@ -235,9 +235,9 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
         "",
         *table(("", "version", "ms", "/ ours", "/ copy of five streams"), against),
         "",
-        "No kernel that reads its input and writes its results takes less than the copy: more than the last column",
-        "says, nothing can be faster than that library here.",
-        "Each library's neuron has a formula and a surrogate of its own; theirs are loops of torch's operators.",
+        "A kernel that reads its input and writes its results takes at least as long as the copy. So nothing can be",
+        "faster than a library by more than the factor in its last column. The neuron of each library has its own",
+        "formula and surrogate. Those of other libraries are loops of torch operators.",
     ]
     publish(lines, path)
 

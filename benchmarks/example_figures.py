@@ -91,11 +91,11 @@ def main(arguments: list[str]) -> int:
     rows = [f"| {name}.py | {figures[name]} |" for name in FIGURES if name in figures]
     neurons = "in the plain loop" if why_no_compiler() else "as kernels in C++"
     head = [
-        "# What the examples end with",
+        "# Final results of the examples",
         "",
-        "`python benchmarks/example_figures.py`, whose head says how they run.",
+        "`python benchmarks/example_figures.py`. The head of the script describes how the examples run.",
         f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
-        f"Neurons run {neurons}; run the other way, they differ in last bits.",
+        f"Neurons run {neurons}. Run the other way, the figures differ in the last bits.",
         "",
         "| example | figure |",
         "| --- | --- |",

@@ -159,12 +159,12 @@ def main() -> None:
     lines = [
         f"# First training step, LIF, {chosen.ncl} elements, float32",
         "",
-        "`python benchmarks/first_step.py`: seconds, with empty caches, each T in a process of its own.",
+        "`python benchmarks/first_step.py`: seconds with empty caches. Each T runs in a separate process.",
         where(device),
         "",
         *table(HEADER, [cells(steps, one) for steps, one in found.items()]),
         "",
-        "Then, in the same processes, with another T or another size of the step:",
+        "Later calls in the same processes, with another T or another size of the step:",
         "",
         *table(["after T", "T x NCL", "seconds", "kernels compiled"], later),
     ]

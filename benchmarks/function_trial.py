@@ -458,8 +458,8 @@ def main() -> None:
             rows += rows_of(TRIALS[i].name, *calls_of(larger(TRIALS[i], given.times), device), device, given.rounds)
             print(*(" | ".join(row) for row in rows[-2:]), sep="\n", flush=True)
     larger_by = f" --times {given.times}" if given.times > 1 else ""
-    head = f"`python benchmarks/function_trial.py{larger_by}`: medians in turns of {given.rounds} rounds, "
-    head += "the GPU's own time. " if device.type == "cuda" else f"{torch.get_num_threads()} threads. "
+    head = f"`python benchmarks/function_trial.py{larger_by}`: medians of {given.rounds} alternating rounds, "
+    head += "GPU time. " if device.type == "cuda" else f"{torch.get_num_threads()} threads. "
     publish(["# Functions of other projects", "", head + where(device), "", *table(HEADER, rows)], given.output)
 
 

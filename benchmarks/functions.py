@@ -168,19 +168,20 @@ def page(lines: Sequence[str], counts: Counter[str], chosen: Sequence[Row]) -> s
     kinds = Counter(row.kind for row in chosen)
     tolerances = ", ".join(f"{TOLERANCE[d][0]:g}" for d in DTYPES)
     head = " | ".join(["kind", "function", *(str(d).removeprefix("torch.") for d in DTYPES * 2), "why"])
-    return f"""# Functions as people write them, by `pointwise`
+    return f"""# Functions as users write them, by `pointwise`
 
 Made by `python benchmarks/functions.py` on {where(DEVICE)} Each function of
-`benchmarks/function_catalog.py` as one kernel, against eager mode on the same device: results (and what it writes to)
-in three dtypes, and then the gradients of a weighted sum of its results, where it has one.
+`benchmarks/function_catalog.py` runs as one kernel and is compared with eager mode on the same device: its results (and
+the arguments that it writes to) in three dtypes, and then the gradients of a weighted sum of its results, if it is
+differentiable.
 
 Of {counts.total()} functions ({", ".join(f"{n} {kind}" for kind, n in kinds.items())}), {counts["works"]} work in all
-of them ({share:.1f} %), {counts["refused"]} are refused by name in at least one, {counts["wrong"]} are wrong,
+dtypes ({share:.1f} %), {counts["refused"]} are refused by name in at least one, {counts["wrong"]} are wrong,
 {counts["crashed"]} end with another error.
 
-"Equal" is every bit of every element. "Close" is within `torch.testing.assert_close`'s tolerance of eager mode in the
-same dtype (relative {tolerances}), or no further from eager mode in float64 than eager mode in that dtype is.
-Where eager mode has no such function in a dtype, there is "–".
+"Equal" means that every bit of every element is equal. "Close" means that a result is within the tolerance of
+`torch.testing.assert_close` of eager mode in the same dtype (relative {tolerances}), or no further from eager mode in
+float64 than eager mode in that dtype is. "–" means that eager mode does not support the function in this dtype.
 
 | {head} |
 |{"---|" * (3 + 2 * len(DTYPES))}

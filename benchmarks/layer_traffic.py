@@ -117,9 +117,9 @@ def main() -> None:
         [
             f"# Streams of a normalised layer, {' x '.join(map(str, SHAPE))}",
             "",
-            "`python benchmarks/layer_traffic.py`: a training step behind the convolution. `streams`: bytes to and",
-            "from memory by the counters of Nsight Compute, in bytes of the convolution's output; `time`: of the",
-            "kernels, in times of a copy of one stream.",
+            "`python benchmarks/layer_traffic.py`: a training step after the convolution. `streams`: bytes to and from",
+            "memory, counted by Nsight Compute, relative to the bytes of the convolution's output. `time`: time of the",
+            "kernels, relative to a copy of one stream.",
             where(device),
             "",
             *table(("dtype", "format", "layer", "streams", "time", "kernels"), lines),

@@ -35,11 +35,11 @@ THRESHOLD = 0.4  # low enough that the second layer fires
 # training steps of a neuron in one graph, because launching one step takes less time than waiting for the device
 IN_A_GRAPH = 10
 BOUND = (
-    "Bytes of a LIF's training step: an input and an output forward; an input, a gradient in and one out backward. "
-    "Half of the data leaves 3.5 of these 5 streams, 0.70: outputs and gradients are written for padding, too. Where "
-    "all programs run at a time (100 x 256 x 140, and recurrent layers of few rows), the longest sequence is what all "
-    "wait for; recurrent layers in clusters of blocks compute all steps. Loops without delays are what "
-    "loops with delays cannot be faster than."
+    "A training step of LIF moves five streams: the forward reads the input and writes the output, and the backward "
+    "reads the input and a gradient and writes a gradient. With half of the data, 3.5 of these streams remain "
+    "(0.70), because outputs and gradients are also written for the padding. If all programs run at the same time "
+    "(100 x 256 x 140, and recurrent layers with few rows), all of them wait for the longest sequence. Recurrent "
+    "layers in clusters of blocks compute all steps. Loops with delays cannot be faster than loops without delays."
 )
 Run = Callable[[], object]
 
@@ -193,7 +193,7 @@ def difference(shape: tuple[int, int, int], device: torch.device, dtype: torch.d
     largest = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
     return (
         f"Gradients of recurrent delays in {str(dtype).removeprefix('torch.')}, {shape}, differ from those of the "
-        f"published form in float64 by {largest:.1e}, and {spikes} spikes."
+        f"published form in float64 by {largest:.1e}. {spikes} spikes differ."
     )
 
 
@@ -226,8 +226,9 @@ def main() -> None:
                     if "published" in what:
                         faster = called[1] / called[0], called[1] / both[0], both[1] / both[0]
                         notes.append(
-                            "{}, {}: {:.0f} times as fast as the loop, both called from Python; as a CUDA graph {:.0f} "
-                            "times that loop, and {:.0f} times the loop as a CUDA graph.".format(what, shape, *faster)
+                            "{}, {}: {:.0f} times as fast as the loop if both are called from Python. As a CUDA graph, "
+                            "{:.0f} times as fast as that loop, and {:.0f} times as fast as the loop as a CUDA "
+                            "graph.".format(what, shape, *faster)
                         )
                 except RuntimeError as error:
                     notes.append(f"{what}, {shape}: no CUDA graph, {str(error).splitlines()[0]}")

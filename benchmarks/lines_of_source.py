@@ -122,12 +122,12 @@ def main() -> None:
         [
             "# Lines of source",
             "",
-            f"`python benchmarks/lines_of_source.py`: packages/*/src, at {commit} of {date} and on "
-            f"{git('log', '-1', '--format=%as').strip()}; Python, C++ and CUDA C++, with comments and blank lines.",
+            f"`python benchmarks/lines_of_source.py`: packages/*/src at {commit} of {date} and on "
+            f"{git('log', '-1', '--format=%as').strip()}, in Python, C++ and CUDA C++, with comments and blank lines.",
             "",
             *table(["package", *heads], totals),
             "",
-            "Capabilities of which the files are their own; what they changed elsewhere is in the rest.",
+            "Capabilities, counted by their own files. Changes that they needed in other files are part of the rest.",
             "",
             *table(["capability", *heads], capabilities),
             "",

@@ -390,8 +390,9 @@ def main() -> None:
         head = [
             "# Loads in flight",
             "",
-            "`python benchmarks/long_sequences.py --stages`: serial kernels over 1024 steps of 8192 LIFs, in copies of",
-            "two streams (inference) and of three (backward), by how many chunks of 8 steps are loaded at a time.",
+            "`python benchmarks/long_sequences.py --stages`: serial kernels over 1024 steps of 8192 LIF neurons.",
+            "Times are multiples of a copy of two streams (inference) or three streams (backward), by the number of",
+            "chunks of 8 steps that are loaded at a time.",
             where(device),
             "",
         ]
@@ -410,11 +411,11 @@ def main() -> None:
     lines = [
         "# Long sequences of few neurons",
         "",
-        "`python benchmarks/long_sequences.py`: multiples of copying the same streams (of one input, two in",
-        "inference and five in training; of two, three and eight), in CUDA graphs, in one run; `serial` are the",
-        "kernels that walk all steps one after the other. `torch.associative_scan` runs compiled, in inference; its",
-        "factors are sequences of their own. The decay and the input of the selective scan, `[8, 1024, 16]` for each",
-        "step, are given.",
+        "`python benchmarks/long_sequences.py`: times as multiples of a copy of the same streams, in CUDA graphs, in",
+        "one run. With one input, inference has two streams and training has five. With two inputs, they have three",
+        "and eight. `serial` kernels process all steps one after another. `torch.associative_scan` runs compiled, in",
+        "inference. Its factors are additional sequences. The decay and the input of the selective scan, `[8, 1024,",
+        "16]` for each step, are arguments.",
         where(device),
         "",
     ]

@@ -190,17 +190,17 @@ def main() -> None:
     lines = [
         "# Training on long sequences",
         "",
-        f"`python benchmarks/long_training.py --device {device.type}`: seconds of an epoch of",
-        f"examples/long_sequence.py, {example.BATCH} sequences a batch and {example.HIDDEN} neurons; the least of "
-        f"{chosen.rounds} epochs.",
-        "`serial`: kernels that walk all steps one after the other."
+        f"`python benchmarks/long_training.py --device {device.type}`: seconds per epoch of",
+        f"examples/long_sequence.py, with {example.BATCH} sequences per batch and {example.HIDDEN} neurons, as the "
+        f"minimum of {chosen.rounds} epochs.",
+        "`serial`: kernels that process all steps one after another."
         + (
             " `captured`: training steps in CUDA graphs; all others are run in eager mode."
             if "captured" in every
             else ""
         ),
-        f"`~`: one batch of at most {STEPS} steps was measured, and multiplied by steps and batches."
-        + (" Seconds that one thread computes." if device.type == "cpu" else "")
+        f"`~`: one batch of at most {STEPS} steps was measured and extrapolated to all steps and batches."
+        + (" Seconds are the CPU time of one thread." if device.type == "cpu" else "")
         + ("" if "snnTorch" in every else " snnTorch was not installed."),
         where(device),
         "",

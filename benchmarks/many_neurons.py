@@ -116,8 +116,8 @@ def main(path: Path, neurons: int) -> None:
     lines = [
         "# Neurons created, run and dropped",
         "",
-        f"`python benchmarks/many_neurons.py --neurons {neurons}`: what one process holds after so many, each trained",
-        "for one call.",
+        f"`python benchmarks/many_neurons.py --neurons {neurons}`: resources that one process holds after this number",
+        "of neurons, each of which was trained for one call.",
         "In Triton's interpreter." if triton_interpreted() else "",
         where(torch.device(device)),
         "",

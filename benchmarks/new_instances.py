@@ -82,7 +82,7 @@ def main() -> None:
         "",
         where(torch.device("cpu")),
         "",
-        "CPU milliseconds of a training step, kernels in the cache on disk:",
+        "CPU milliseconds of a training step, with the kernels in the cache on disk:",
         "",
         *table(("network", *COLUMNS), rows),
     ]

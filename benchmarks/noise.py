@@ -141,7 +141,7 @@ def main() -> None:
         "",
         *table(("statistic", "value", "distance"), moments(int(options.numbers), device, backend)),
         "",
-        f"Training steps of a LIF on {shape} float32, forward and backward, medians in ms, in turns:",
+        f"Training steps of a LIF neuron on {shape} float32, forward and backward, medians in ms; the rows alternate:",
         "",
         *table(("noise", "ms", "ratio"), steps_of(options, device, backend)),
     ]

@@ -106,25 +106,26 @@ def _page(rows: list[str], counts: Counter[str], runs: Counter[str], samples: in
     return f"""# PyTorch's elementwise ops by `pointwise` and by `FlexSN`
 
 Made by `python benchmarks/opinfo_table.py` with torch {torch.__version__} and Triton {triton.__version__}, in
-Triton's interpreter on the CPU. For each variant and dtype: {samples} of PyTorch's own samples, and special
-values (NaN, infinities, zeros of both signs, denormal, huge; for two arguments all pairs), against eager mode.
-Backward where PyTorch says that the variant is differentiable: results and gradients for the same samples, in
-float64, float32, float16 and bfloat16. "–" is where no dtype has a gradient. Each sample runs twice, as a kernel of
-`pointwise` and as a step of `FlexSN`, and counts as the worse of the two. Left out are ops that are random or return
-complex numbers.
+Triton's interpreter on the CPU. For each variant and dtype, {samples} of PyTorch's samples and special values (NaN,
+infinities, zeros of both signs, denormal and huge numbers; all pairs for two arguments) are compared with eager mode.
+If PyTorch lists the variant as differentiable, "backward" compares results and gradients for the same samples, in
+float64, float32, float16 and bfloat16. "–" means that no dtype has a gradient. Each sample runs twice, as a kernel of
+`pointwise` and as a step of `FlexSN`, and the worse of the two outcomes counts. Ops that are random or return complex
+numbers are left out.
 
 Of {runs["runs"]} runs, {runs["passed"]} pass ({share:.1f} %), {runs["refused"]} are refused
-(by an `UnsupportedOpError`), {runs["wrong"]} are wrong, {runs["crashed"]} end with another error. In {runs["apart"]},
-the two ways do not agree. By variant: {counts["passes"]} pass, {counts["refused"]} are refused in at least one dtype
+(with an `UnsupportedOpError`), {runs["wrong"]} are wrong, {runs["crashed"]} end with another error. In {runs["apart"]},
+the two ways disagree. By variant: {counts["passes"]} pass, {counts["refused"]} are refused in at least one dtype
 or in the backward, {counts["wrong"]} are wrong.
 
-Passing is: equal for integers and bool; for floats within `torch.testing.assert_close`'s tolerance of eager
-mode, or of eager mode in float64, rounded, or no further from it than eager mode is (its float32 code is off in
-places: `gelu(inf)` is NaN). "Equal" counts samples whose every element is equal. On purpose different:
+Integers and bool pass if they are equal. Floating-point numbers pass if they are within the tolerance of
+`torch.testing.assert_close` of eager mode, or of eager mode in float64 after rounding, or no further from float64 than
+eager mode is (whose float32 code has errors in places: `gelu(inf)` is NaN). "Equal" counts samples in which every
+element is equal. Different on purpose:
 
 {_notes(EXCEPTIONS.items())}
 
-Compared to a unit of the values that are subtracted, in the backward:
+In the backward, errors of these are relative to the values that are subtracted:
 
 {_notes(CANCELLING.items())}
 

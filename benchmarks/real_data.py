@@ -318,8 +318,8 @@ def write(options: argparse.Namespace, rows: list[str]) -> None:
         text = [
             "# Seconds of an epoch on real data",
             "",
-            "`python benchmarks/real_data.py --seconds-only`: training alone, the first epoch left out, both libraries",
-            f"in turns; medians. {where}. {options.note}".rstrip(),
+            "`python benchmarks/real_data.py --seconds-only`: medians of training without the first epoch. The",
+            f"epochs of both libraries alternate. {where}. {options.note}".rstrip(),
             "",
             "| data | this project, s / epoch | the same network in | s / epoch |",
             "|---|---|---|---|",
@@ -328,9 +328,9 @@ def write(options: argparse.Namespace, rows: list[str]) -> None:
         text = [
             "# Accuracy on real data",
             "",
-            "`python benchmarks/real_data.py`, whose head says what each network and each split is.",
+            "`python benchmarks/real_data.py`. The head of the script describes each network and each split.",
             f"{where}; {options.seeds} seeds, mean ± standard deviation; seconds: "
-            f"median over epochs, both libraries in turns. {options.note}".rstrip(),
+            f"median over epochs, which alternate between both libraries. {options.note}".rstrip(),
             "",
             "| data | epochs | this project | s / epoch | the same network in | accuracy | s / epoch | published |",
             "|---|---|---|---|---|---|---|---|",

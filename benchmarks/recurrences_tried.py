@@ -304,9 +304,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = [
         "# Recurrences of other projects",
         "",
-        "`python benchmarks/recurrences_tried.py`: what `flexsn_hop.scan` becomes under `torch.compile`, alone and",
-        "with flexsn-runtime installed. `differs by`: the largest difference of a result or a gradient to the eager",
-        "scan, relative to the largest element.",
+        "`python benchmarks/recurrences_tried.py`: how `flexsn_hop.scan` runs under `torch.compile`, without other",
+        "packages and with flexsn-runtime installed. `differs by`: the largest difference of a result or a gradient",
+        "from the eager scan, relative to the largest element.",
         where(torch.device("cpu")),
         "",
         *table(HEADER, rows),

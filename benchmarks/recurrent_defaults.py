@@ -99,9 +99,9 @@ def main(arguments: list[str] | None = None) -> None:
     head = [
         "# Recurrent layers as they start",
         "",
-        "`python benchmarks/recurrent_defaults.py`, whose head says what is trained. "
+        "`python benchmarks/recurrent_defaults.py`. The head of the script describes the task. "
         f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
-        f"Accuracy after {options.epochs} epochs, and the rates of both layers then.",
+        f"Accuracy after {options.epochs} epochs, and the firing rates of both layers at that time.",
         "",
         "| layers | settings | accuracy | rate of the first | rate of the second |",
         "|---|---|---|---|---|",

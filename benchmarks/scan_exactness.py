@@ -167,9 +167,9 @@ def main() -> None:
     lines = [
         "# Exactness, float32",
         "",
-        f"`python benchmarks/scan_exactness.py`: T = {chosen.steps}, {shape[1] * shape[2]} elements,",
-        f"{chosen.seeds} seeds; against the eager loop on the same device. The last column is the largest difference,",
-        "relative to the largest gradient, over the input and the parameters.",
+        f"`python benchmarks/scan_exactness.py`: T = {chosen.steps}, {shape[1] * shape[2]} elements, {chosen.seeds}",
+        "seeds, compared with the eager loop on the same device. The last column is the largest difference of the",
+        "gradients of the input and the parameters, relative to the largest gradient.",
         where(device),
         "",
         *table(HEADER, rows),

@@ -212,8 +212,8 @@ def main() -> None:
         [
             "# LIF, float32: peers",
             "",
-            "`python benchmarks/scan_peers.py`: medians in ms of whole calls of the modules, through autograd; a peer",
-            "and this project's module are timed in one process. `differ` counts spikes that are not the same.",
+            "`python benchmarks/scan_peers.py`: medians in ms of whole calls of the modules, through autograd. A peer",
+            "and this project's module are timed in one process. `differ` counts the spikes that differ.",
             where(device),
             "",
             *table(HEADER, lines),

@@ -121,8 +121,8 @@ def main() -> None:
     lines = [
         "# Scans against the copy floor",
         "",
-        "`python benchmarks/scan_table.py`: medians in ms, in one run; `copy` moves as many bytes as `streams` tensors",
-        "of `T x NCL`; `call` is a call of the module, through autograd, `graph` the replay of it under a CUDA graph.",
+        "`python benchmarks/scan_table.py`: medians in ms, in one run. `copy` moves as many bytes as `streams` tensors",
+        "of `T x NCL`. `call` is a call of the module, through autograd, and `graph` is its replay as a CUDA graph.",
         "Gradients of two runs were equal to the last bit in every row.",
         where(device),
         "",

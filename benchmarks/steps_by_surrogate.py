@@ -81,21 +81,22 @@ def page(done: Sequence[tuple[Combination, Result]], seconds: float) -> str:
     header = f"""# Step functions with surrogates: kernels against the eager loop
 
 Made by `python benchmarks/steps_by_surrogate.py`: the step functions of `tests/step_zoo.py`, one for each kind of
-neuron, with each surrogate of `flexsn_nn.surrogate`; {STEPS} steps of {list(SHAPE)}; outputs, states and all gradients
-against autograd through a plain loop in the same dtype.
+neuron, with each surrogate of `flexsn_nn.surrogate`, for {STEPS} steps of {list(SHAPE)}. Outputs, states and all
+gradients are compared with autograd through a plain loop in the same dtype.
 {where(torch.device(DEVICE))} {seconds:.0f} s.
 
-{len(done)} combinations: {len(done) - len(wrong)} pass, {len(wrong)} do not. In {equal}, every output and state has the
-loop's bits.
+{len(done)} combinations: {len(done) - len(wrong)} pass, {len(wrong)} do not. In {equal}, every output and state is
+bitwise equal to the loop.
 
 {failures}
-To pass, outputs and states have the loop's bits, and gradients are within {MAX_ERROR:.0f} units; on the CPU, where it
-computes a function in another way, both are within {MAX_INEXACT:.0f}. The unit of a result is the dtype's eps times the
-tensor's largest entry; of a gradient of the input or a state, eps times the largest gradient of the same neuron times
-the surrogate's peak, because terms of this size may cancel; of a captured parameter's gradient, which is a sum of n
-terms, eps times the tensor's largest entry times the square root of n.
+To pass, outputs and states have to be bitwise equal to the loop, and the errors of gradients must not exceed
+{MAX_ERROR:.0f} units. If the CPU computes a function in another way, errors of both may be up to
+{MAX_INEXACT:.0f} units. The unit of a result is the eps of the dtype times the largest entry of the tensor. The unit of
+a gradient of the input or a state is eps times the largest gradient of the same neuron times the peak of the surrogate,
+because terms of this size may cancel. The gradient of a captured parameter is a sum of n terms, and its unit is eps
+times the largest entry of the tensor times the square root of n.
 
-In the tables: the largest error of a result / of a gradient / of a parameter's gradient, in these units.
+The tables show the largest error of a result / of a gradient / of a parameter's gradient, in these units.
 
 """
     tables = (

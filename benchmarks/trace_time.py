@@ -145,9 +145,9 @@ def main(path: Path, repeats: int) -> None:
     lines = [
         "# From a step function to kernel source",
         "",
-        "`python benchmarks/trace_time.py`: CPU time in ms, medians, warm, of a training step's forward and backward",
-        "kernels. One thread works.",
-        f"{os.cpu_count()} cores, shared with other work. {where(torch.device('cpu'))}",
+        "`python benchmarks/trace_time.py`: CPU time in ms from a step to the source of its forward and backward",
+        f"kernels. Figures are medians of warm runs in one thread. {os.cpu_count()} cores, shared with other work.",
+        f"{where(torch.device('cpu'))}",
         "",
         *table(("core", "ops", "trace", "gradient", "code", "together", "ms per op"), rows),
         "",

@@ -299,10 +299,11 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
         f"`python benchmarks/ulp_sweep.py{' --cpp' if cpp else ''}`: " + what,
         f"{place} {seconds:.0f} s.",
         "",
-        "A distance of 1 is to the neighbouring number of the dtype, denormals included; zeros of different signs",
-        "(`zero`) and results that are NaN on one side only (`NaN`) are counted apart. Arithmetic, comparison and",
-        "selection may be off by 0, other functions by 2. `off float64` is how far our result and eager mode's are",
-        "from eager mode's in float64, rounded: where both are far, eager mode itself is inaccurate.",
+        "A distance of 1 ulp is the distance to the neighbouring number of the dtype, including denormal numbers.",
+        "Zeros of different signs (`zero`) and results that are NaN on only one side (`NaN`) are counted separately.",
+        "Arithmetic, comparison and selection must be exact; other functions may be off by 2. `off float64` shows how",
+        "far this project's result and eager mode's result are from eager mode in float64, rounded. If both are far,",
+        "eager mode itself is inaccurate.",
         "",
         *(_FUSED if cpp else []),
         f"{len({row.name for row in rows})} functions in {len(ran)} combinations with a dtype, "
@@ -339,9 +340,10 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
 
 # Remarks about several functions at once, because a row of the table is about a single function.
 _FUSED = [
-    "`lerp`, `addcmul`, and `add` and `sub` with `alpha` multiply and add. Eager mode's vectors do so in one",
-    "instruction on processors that have it, and round once; kernels round the product, too. Where the sum cancels,",
-    "that is many ulp of a small result, and at most half an ulp of the product. `addcdiv` has eager mode's bits.",
+    "`lerp`, `addcmul`, and `add` and `sub` with `alpha` multiply and add. In vectors, eager mode uses a fused",
+    "multiply-add instruction if the processor has one, and rounds once. Kernels also round the product. If the sum",
+    "cancels, the difference is many ulp of the small result, but at most half an ulp of the product. `addcdiv` is",
+    "bitwise equal to eager mode.",
     "",
 ]
 
@@ -414,8 +416,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         rows = _run(tasks, size, given.jobs, given.limit)
     what = (
-        f"all float16 and bfloat16 numbers, every {size.stride}th float32 one, all within {size.window} of numbers "
-        f"where functions change, and {size.random} random ones of each of three kinds."
+        f"all float16 and bfloat16 numbers, every {size.stride}th float32 number, all numbers within {size.window} of "
+        f"those where functions change, and {size.random} random numbers of each of three kinds."
     )
     text = page(rows, cases()[1], what, time.perf_counter() - begun)
     output = given.output or (
