@@ -1,7 +1,7 @@
 """Counts phrases in docstrings and comments that the style rules forbid.
 
-    python tests/prose.py            prints each occurrence python tests/prose.py --write    stores the counts, which
-    may only decrease
+    python tests/prose.py            prints each occurrence
+    python tests/prose.py --write    stores the counts, which may only decrease
 
 A docstring begins with a noun or a verb. Objects are not people: verbs of speech and desire, and pronouns for people,
 do not describe them. The counts cover packages, tests, benchmarks and examples. `tests/prose_counts.json` stores the
