@@ -91,7 +91,7 @@ def main(name: str, title: str, cores: Sequence[type[nn.Module]], layer: Callabl
     """
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / f"{name}.md")
-    parser.add_argument("--seconds", type=float, default=55.0, help="after these, no other row begins")
+    parser.add_argument("--seconds", type=float, default=55.0, help="no further row starts after this time")
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), metavar="TxBxN")
     parser.add_argument("--only", nargs="*", default=[core.__name__ for core in cores], metavar="NAME")
     options = parser.parse_args()

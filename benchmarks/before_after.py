@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("script", choices=list(COLUMNS))
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/before_after.md"))
-    parser.add_argument("--commit", required=True, help="of the other checkout, for the heading")
+    parser.add_argument("--commit", required=True, help="commit of the other checkout, for the heading")
     parser.add_argument("--runs", type=int, default=2)
     given, arguments = parser.parse_known_args()
     arguments = [argument for argument in arguments if argument != "--"]

@@ -195,8 +195,8 @@ def measured(*, one_launch: bool, paths: bool) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "call_path.md")
-    parser.add_argument("--paths", action="store_true", help="print the functions, too")
-    parser.add_argument("--one-launch", action="store_true", help="print the rows of recurrent steps alone")
+    parser.add_argument("--paths", action="store_true", help="also print the functions")
+    parser.add_argument("--one-launch", action="store_true", help="only print the rows of recurrent steps")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.one_launch:

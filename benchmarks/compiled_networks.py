@@ -230,9 +230,9 @@ def first_steps(device: torch.device, processes: int) -> list[list[object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "compiled_networks.md")
-    parser.add_argument("--device", default="cuda", help="cpu, to try this script out at small sizes")
+    parser.add_argument("--device", default="cuda", help="cpu runs small sizes, to test this script")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--first-steps", type=int, default=3, help="processes for each first step; 0: none")
+    parser.add_argument("--first-steps", type=int, default=3, help="processes per first step; 0 for none")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     torch.set_float32_matmul_precision("high")

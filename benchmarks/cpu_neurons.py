@@ -247,7 +247,7 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_neurons.md")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
-    parser.add_argument("--seconds", type=float, default=0.6, help="for each figure")
+    parser.add_argument("--seconds", type=float, default=0.6, help="time per figure")
     arguments = parser.parse_args()
     assert all(math.prod(map(int, shape.split("x"))) > 0 for shape in arguments.shapes)
     main(arguments.output, arguments.shapes, arguments.threads, arguments.seconds)

@@ -360,8 +360,8 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="measure tiles")
     parser.add_argument("--profile", action="store_true", help="list the kernels of training steps")
     parser.add_argument("--networks", action="store_true", help="leave out the table of one product")
-    parser.add_argument("--only", nargs="*", choices=[*NETWORKS], help="linear networks alone, and which")
-    parser.add_argument("--seconds", type=float, default=240, help="for the sweep")
+    parser.add_argument("--only", nargs="*", choices=[*NETWORKS], help="only these linear networks")
+    parser.add_argument("--seconds", type=float, default=240, help="time for the sweep")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
     lines = ["# Products with spikes", "", where(torch.device("cuda")), ""]

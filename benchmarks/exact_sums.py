@@ -178,10 +178,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exact_sums.md")
     parser.add_argument(
-        "--elements", type=float, default=1e9, help="element-steps of all networks on a grid, and as many without"
+        "--elements", type=float, default=1e9, help="element-steps with, and the same number without a grid"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=240, help="after which no row begins")
+    parser.add_argument("--seconds", type=float, default=240, help="no further row starts after this time")
     arguments = parser.parse_args()
     deadline = time.time() + arguments.seconds
     kinds = [*(f"RLIF {width}" for width in WIDTHS), "three layers"]

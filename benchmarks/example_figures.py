@@ -80,7 +80,7 @@ def kept(path: Path) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="What each example ends with.")
+    parser = argparse.ArgumentParser(description="Final result of each example.")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "example_figures.md")
     parser.add_argument("--only", nargs="+", choices=sorted(FIGURES), metavar="NAME")
     chosen = parser.parse_args(arguments)

@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "first_step.md")
     parser.add_argument("--steps", nargs="+", type=int, default=[8, 64, 1024], metavar="T")
     parser.add_argument("--ncl", type=int, default=NCL, help="elements of a step")
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     device = torch.device(chosen.device)

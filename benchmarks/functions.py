@@ -137,8 +137,8 @@ def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
 def main() -> int:
     """Writes the table, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("names", nargs="*", help="names of functions; by default all")
-    parser.add_argument("--output", type=Path, help="by default benchmarks/results/functions.md, or nowhere for some")
+    parser.add_argument("names", nargs="*", help="names of functions (default: all)")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/functions.md if all run")
     given = parser.parse_args()
     chosen = [ROWS_BY_NAME[name] for name in given.names] or rows()
     counts: Counter[str] = Counter()

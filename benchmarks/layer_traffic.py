@@ -97,7 +97,7 @@ def profile_steps() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "layer_traffic.md")
-    parser.add_argument("--child", action="store_true", help="one step of each, for the profiler")
+    parser.add_argument("--child", action="store_true", help="run one step of each row, for the profiler")
     chosen = parser.parse_args()
     if chosen.child:
         profile_steps()

@@ -242,7 +242,7 @@ def main() -> None:
         if time.perf_counter() - begun > options.seconds:
             return
         ours, published, x = recurrent(shape, interpolation, width, device, torch.float32)
-        what = f"2 recurrent layers, {interpolation}, beside the published loop"
+        what = f"2 recurrent layers, {interpolation}, and the published loop"
         first = training(reset(ours, ours), x, list(ours.parameters()))
         measured(what, shape, first, training(published, x, list(published.parameters())), 4)
         last = ours[0]  # type: ignore[index]

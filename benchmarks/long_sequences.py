@@ -369,8 +369,8 @@ def in_flight(device: torch.device) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "long_sequences.md")
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of names; by default, all")
-    parser.add_argument("--sweep", action="store_true", help="measure other numbers of segments, too")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="first letters of names (default: all)")
+    parser.add_argument("--sweep", action="store_true", help="also measure other numbers of segments")
     parser.add_argument("--shortest", action="store_true", help="measure short sequences of LIF instead")
     parser.add_argument("--stages", action="store_true", help="measure serial kernels by loads in flight instead")
     parser.add_argument("--device", default="cuda", help="cpu: short sequences in Triton's interpreter")

@@ -173,8 +173,8 @@ def main() -> None:
     results = Path(__file__).parent / "results"
     parser.add_argument("--output", type=Path)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--batches", type=int, default=8, help="of an epoch of waves")
-    parser.add_argument("--rounds", type=int, default=3, help="epochs; the least is kept")
+    parser.add_argument("--batches", type=int, default=8, help="batches per epoch of waves")
+    parser.add_argument("--rounds", type=int, default=3, help="epochs, of which the fastest counts")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     if device.type == "cpu":

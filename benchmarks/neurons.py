@@ -171,10 +171,10 @@ def measure(name: str, steps: int, ncl: int, device: torch.device) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("neurons", nargs="*", metavar="NEURON", help=f"of {', '.join(NEURONS)}; default: all")
+    parser.add_argument("neurons", nargs="*", metavar="NEURON", help=f"some of {', '.join(NEURONS)} (default: all)")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "neurons.md")
     parser.add_argument("--shape", default="32x1600000", help="T x NCL")
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     chosen = parser.parse_args()
     names = chosen.neurons or list(NEURONS)
     steps, ncl = map(int, chosen.shape.split("x"))

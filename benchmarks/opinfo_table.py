@@ -40,9 +40,9 @@ Outcomes = dict[torch.dtype, Outcome]
 def main() -> int:
     """Writes the table, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("variants", nargs="*", help="names of variants; by default all")
-    parser.add_argument("--samples", type=int, default=4, help="of PyTorch's samples per variant and dtype")
-    parser.add_argument("--out", type=Path, help="by default benchmarks/results/opinfo.md, or nowhere for some")
+    parser.add_argument("variants", nargs="*", help="names of variants (default: all)")
+    parser.add_argument("--samples", type=int, default=4, help="number of PyTorch's samples per variant and dtype")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/opinfo.md if all run")
     arguments = parser.parse_args()
     chosen = [v for v in variants() if not arguments.variants or variant_name(v) in arguments.variants]
     rows = []

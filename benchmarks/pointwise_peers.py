@@ -202,7 +202,7 @@ def measured(example: Example, device: torch.device, until: float, without: list
             continue
         start = [example.name, example.size, way]
         if time.perf_counter() > until:
-            yield [*start, "the time was over", "", "", ""]
+            yield [*start, "no time was left", "", "", ""]
             continue
         torch.compiler.reset()  # examples share code, and torch only compiles a few versions of one function
         torch.manual_seed(0)
@@ -247,9 +247,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/pointwise_peers.md"))
     parser.add_argument("--seconds", type=float, default=80.0)
-    parser.add_argument("--without", nargs="*", default=[], help="ways to leave out, as torch's scans")
+    parser.add_argument("--without", nargs="*", default=[], help="ways to leave out, such as torch's scans")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--scale", type=int, default=1, help="sizes are divided by it")
+    parser.add_argument("--scale", type=int, default=1, help="divisor of the sizes")
     given = parser.parse_args()
     device, scale = torch.device(given.device), math.isqrt(given.scale)
     until = time.perf_counter() + given.seconds

@@ -58,12 +58,14 @@ def kind(refusal: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0:1000", help="FIRST:BEHIND_LAST, or some: 625,664")
+    parser.add_argument("--seeds", default="0:1000", help="FIRST:END without END, or a list: 625,664")
     parser.add_argument("-n", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--device", default=DEVICE)
-    parser.add_argument("--on-cpu", choices=["triton", "cpp"], default="triton", help="the kernels' language there")
+    parser.add_argument(
+        "--on-cpu", choices=["triton", "cpp"], default="triton", help="language of the kernels on the CPU"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_gradients.md")
-    parser.add_argument("--journal", type=Path, help="to go on where a run ended")
+    parser.add_argument("--journal", type=Path, help="file of outcomes, for a run that can be restarted")
     options = parser.parse_args()
     seeds = [int(seed) for seed in re.split("[:,]", options.seeds)]
     if ":" in options.seeds:
@@ -88,7 +90,7 @@ def main() -> int:
         if seed % 100 == 99:
             print(f"seed {seed}: {dict(counts)}", flush=True)
     lines = [
-        "# Random step functions: gradients of what they compute with captured tensors",
+        "# Random step functions: gradients of computations with captured tensors",
         "",
         f"`python benchmarks/random_gradients.py --seeds {options.seeds} --device {options.device}"
         f" --on-cpu {options.on_cpu}`, on",

@@ -77,11 +77,11 @@ def pieces(numbers: range, rules: int, device: str, processes: int, journal: Pat
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000, help=f"lives, in pieces of {PIECE}")
-    parser.add_argument("--rules", type=int, default=50, help="acts of a life")
+    parser.add_argument("--rules", type=int, default=50, help="acts per life")
     parser.add_argument("-n", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--device", default=DEVICE)
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_lives.md")
-    parser.add_argument("--journal", type=Path, help="to go on where a run ended")
+    parser.add_argument("--journal", type=Path, help="file of outcomes, for a run that can be restarted")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     lives: Counter[str] = Counter()

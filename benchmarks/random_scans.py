@@ -35,11 +35,11 @@ def outcome_of(seed: int, lowerings: Sequence[str]) -> tuple[int, Outcome]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0:200", help="FIRST:BEHIND_LAST")
+    parser.add_argument("--seeds", default="0:200", help="FIRST:END without END")
     parser.add_argument("-n", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--lowerings", default=",".join(LOWERINGS))
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_scans.md")
-    parser.add_argument("--journal", type=Path, help="to go on where a run ended")
+    parser.add_argument("--journal", type=Path, help="file of outcomes, for a run that can be restarted")
     options = parser.parse_args()
     seeds = range(*map(int, options.seeds.split(":")))
     lowerings = options.lowerings.split(",")

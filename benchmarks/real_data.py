@@ -282,12 +282,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="benchmarks/results/real_data.md, or real_data_seconds.md")
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, help="instead of each task's own")
+    parser.add_argument("--epochs", type=int, help="epochs instead of the default of each task")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--note", default="", help="a sentence about the run, for the table")
-    parser.add_argument("--samples", type=Path, help="file that has the data sets")
+    parser.add_argument("--samples", type=Path, help="file with the data sets")
     parser.add_argument(
-        "--seconds-only", action="store_true", help="no accuracies; one seed, and 6 epochs if not given"
+        "--seconds-only", action="store_true", help="measure no accuracies; one seed, 6 epochs by default"
     )
     options = parser.parse_args(arguments)
     if options.seconds_only:

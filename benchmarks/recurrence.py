@@ -333,7 +333,7 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "recurrence.md")
     parser.add_argument("--shapes", nargs="*", default=[])
     parser.add_argument("--dtypes", nargs="*", default=[])
-    parser.add_argument("--only", nargs="*", default=[], choices=list(PEERS), help="these, besides ours")
+    parser.add_argument("--only", nargs="*", default=[], choices=list(PEERS), help="only these peers, and ours")
     parser.add_argument("--seconds", type=float, default=180.0)
     os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
     options = parser.parse_args()

@@ -90,14 +90,14 @@ def row(kind: str, options: dict[str, Any], epochs: int) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Writes the table."""
-    parser = argparse.ArgumentParser(description="Recurrent layers as they start.")
+    parser = argparse.ArgumentParser(description="Recurrent layers with their initial settings.")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "recurrent_defaults.md")
     parser.add_argument("--epochs", type=int, default=8)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", FiringWarning)
     rows = [row(kind, settings, options.epochs) for kind, settings in SETTINGS]
     head = [
-        "# Recurrent layers as they start",
+        "# Recurrent layers with their initial settings",
         "",
         "`python benchmarks/recurrent_defaults.py`. The head of the script describes the task. "
         f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",

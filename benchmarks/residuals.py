@@ -81,14 +81,14 @@ def row(name: str, shape: str, device: torch.device) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "residuals.md")
-    parser.add_argument("--device", default="cuda", help="cpu, to try this script out at small sizes")
+    parser.add_argument("--device", default="cuda", help="cpu runs small sizes, to test this script")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     if device.type == "cuda":
         in_processes(compile_one, [(n, s, r) for n in NEURONS for s in chosen.shapes for r in ("recompute", "save")])
     rows = [row(name, shape, device) for name in NEURONS for shape in chosen.shapes]
-    lines = ["# Recompute, or save: a training step, float32", ""]
+    lines = ["# Training steps that recompute or save values, float32", ""]
     lines += ["`python benchmarks/residuals.py`. The head of the script describes the comparison."]
     publish([*lines, where(device), "", *table(HEADER, rows)], chosen.output)
 

@@ -118,8 +118,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scaling.md")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--repeat", type=int, default=30, help="steps to take the median of")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu, to try this script out")
+    parser.add_argument("--repeat", type=int, default=30, help="steps per median")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to test this script")
     chosen = parser.parse_args()
     found = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -148,8 +148,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--only", nargs="*", default=recurrences.NAMES)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--without-torch", action="store_true", help="without PyTorch's own scan")
-    parser.add_argument("--compilation", nargs="*", default=recurrences.NAMES, help="those whose first step is timed")
+    parser.add_argument("--without-torch", action="store_true", help="leave out PyTorch's scan")
+    parser.add_argument(
+        "--compilation", nargs="*", default=recurrences.NAMES, help="recurrences whose first step is timed"
+    )
     chosen = parser.parse_args(argv)
     os.environ["FLEXSN_HOP_LOWERING"] = "compiled_loop"
     torch.set_num_threads(1)
@@ -161,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         found += rows(name, chosen.steps, device, not chosen.without_torch, name in chosen.compilation)
         print("\n".join(table(HEADER, found[-3:])), flush=True)
     lines = [
-        f"# `scan` alone, {chosen.steps} steps",
+        f"# `scan` without other packages, {chosen.steps} steps",
         "",
         "`python benchmarks/scan_alone.py`: ms of a forward without gradients and of a training step, as the minimum",
         f"of {ROUNDS} runs in one thread. The runs of the ways alternate, and an untimed run precedes each. On a CPU,",

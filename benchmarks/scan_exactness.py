@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--elements", type=int, default=1_000_000)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     # The number of elements must not be a multiple of a block.

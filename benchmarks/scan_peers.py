@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, default=Path(".peers"), help="folder of the peers that are not installed")
     parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS), metavar="NAME")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="TxNCL")
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     device = torch.device(chosen.device)

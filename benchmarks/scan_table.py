@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scan_table.md")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="TxNCL")
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     every = cases(chosen.models, chosen.shapes)

@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--width", type=int, default=64, help="channels of the first block")
-    parser.add_argument("--device", default="cuda", help="cpu, with TRITON_INTERPRET=1, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu, with TRITON_INTERPRET=1, to test this script")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     image = torch.rand(chosen.batch, 3, 32, 32, device=device)

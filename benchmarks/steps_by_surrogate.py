@@ -135,10 +135,12 @@ def _cell(outcomes: Sequence[Outcome]) -> str:
 def main() -> int:
     """Writes the page, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--output", type=Path, help="by default benchmarks/results/steps_by_surrogate.md")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/steps_by_surrogate.md")
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--limit", type=float, default=3000.0, help="seconds, then a page is made of what there is")
-    parser.add_argument("--quick", action="store_true", help="the part that the tests run")
+    parser.add_argument(
+        "--limit", type=float, default=3000.0, help="seconds after which the page is written with the results so far"
+    )
+    parser.add_argument("--quick", action="store_true", help="only the combinations that the tests run")
     given = parser.parse_args()
     everything = combinations()
     names = {label(c) for c in covering()} if given.quick else {label(c) for c in everything}

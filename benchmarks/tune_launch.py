@@ -70,6 +70,6 @@ if __name__ == "__main__":
     parser.add_argument("shapes", nargs="*", default=SHAPES)
     parser.add_argument("--model", default="LIF", choices=list(MODELS))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     given = parser.parse_args()
     main(MODELS[given.model], list(given.shapes), getattr(torch, given.dtype), torch.device(given.device))

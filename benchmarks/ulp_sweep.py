@@ -392,12 +392,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the page, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cpp", action="store_true", help="the rules in C++")
-    parser.add_argument("--output", type=Path, help="by default in benchmarks/results, or nowhere for some")
+    parser.add_argument("--output", type=Path, help="default: a file in benchmarks/results if all cases run")
     parser.add_argument("--quick", action="store_true", help="few numbers")
-    parser.add_argument("--stride", type=int, help=f"of the float32 bit patterns; {FULL.stride} by default")
+    parser.add_argument("--stride", type=int, help=f"stride of the float32 bit patterns (default: {FULL.stride})")
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds, then a page is made of what there is")
-    parser.add_argument("--only", nargs="*", default=[], help="cases whose names contain one of these")
+    parser.add_argument(
+        "--limit", type=float, default=400.0, help="seconds after which the page is written with the results so far"
+    )
+    parser.add_argument("--only", nargs="*", default=[], help="only cases whose names contain one of these")
     given = parser.parse_args(arguments)
     size = QUICK if given.quick else SOME if given.cpp else FULL
     if given.stride:

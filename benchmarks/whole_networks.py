@@ -409,10 +409,10 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_networks.md")
-    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
-    parser.add_argument("--neurons", nargs="*", default=[""], help="neurons whose name begins with one of these")
-    parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="images in this format alone")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other row after so long")
+    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these")
+    parser.add_argument("--neurons", nargs="*", default=[""], help="only neurons whose name begins with one of these")
+    parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="only this memory format")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no further row starts after this time")
     chosen = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
@@ -451,7 +451,7 @@ def main() -> None:
     given = "".join(f" {name} {' '.join(map(repr, values))}" for name, values in options.items() if any(values))
     publish(
         [
-            "# Whole networks beside ReLU",
+            "# Whole networks compared with ReLU",
             "",
             f"`python benchmarks/whole_networks.py{given}`: a step of training (forward, cross entropy, backward,",
             "fused SGD), in ms, with the ratio to ReLU in the same run in brackets. Wall times are the median and the",

@@ -197,7 +197,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, default=8, help="time steps per image")
     parser.add_argument("--epochs", type=positive, default=25)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="the picture to write")
+    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="file for the figure")
     chosen = parser.parse_args(arguments)
     try:
         torch.empty(0, device=chosen.device)

@@ -123,13 +123,13 @@ def epochs_in(folder: Path | None) -> int:
 
 def options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="distributed", description="Trains on several processes.")
-    parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp", help="what is on each process")
+    parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp", help="how the network is distributed")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
-    parser.add_argument("--steps", type=int, default=8, help="time steps an image is shown for")
+    parser.add_argument("--steps", type=int, default=8, help="time steps per image")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=64, help="images a step, on all processes together")
-    parser.add_argument("--checkpoint", type=Path, help="a folder: written after each epoch, resumed from if there")
+    parser.add_argument("--batch", type=int, default=64, help="images per step, over all processes")
+    parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints after each epoch")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 

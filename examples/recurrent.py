@@ -110,8 +110,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="recurrent", description="Remembers a cue through recurrent weights.")
     parser.add_argument("--backend", default="auto", choices=["auto", "triton", "cpp", "hop", "torch"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, default=100, help="of a sequence; more than ten")
-    parser.add_argument("--epochs", type=int, default=12, help=f"of {UPDATES} updates")
+    parser.add_argument("--steps", type=int, default=100, help="time steps per sequence, more than ten")
+    parser.add_argument("--epochs", type=int, default=12, help=f"epochs of {UPDATES} updates")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     for recurrent in (False, True):

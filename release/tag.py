@@ -50,11 +50,11 @@ def notes(changelog: str, version: str) -> str:
         rf"^## {re.escape(version)}(?: \(([^)\n]*)\))?$\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
     )
     if heading is None or not heading[2].strip():
-        raise ValueError(f"the changelog says nothing of {version}")
+        raise ValueError(f"the changelog has no section for {version}")
     try:
         date.fromisoformat(heading[1] or "")
     except ValueError:
-        raise ValueError(f"the changelog has no day for {version}, as in `## {version} (2027-01-31)`") from None
+        raise ValueError(f"the changelog has no date for {version}, as in `## {version} (2027-01-31)`") from None
     return heading[2].strip() + "\n"
 
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="tag", description=__doc__.splitlines()[0])
     parser.add_argument("tag")
-    parser.add_argument("--notes", type=Path, help="write here what the changelog says of this version")
+    parser.add_argument("--notes", type=Path, help="file for the text of the changelog about this version")
     chosen = parser.parse_args(arguments)
     try:
         distribution = named_by(chosen.tag)

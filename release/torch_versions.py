@@ -214,10 +214,10 @@ def notable(report: Path, key: str) -> list[str]:
 
 _HEAD = """# The tests with each version of torch
 
-Written by `hatch run python release/torch_versions.py test VERSION`: each row is a run of the test suite in an
-environment of its own, with the Triton that this torch brings, on the CPU (kernels in Triton's interpreter). "Suite" is
-what `hatch test` runs: without the tests marked `long`, most of which repeat others with other parameters. What is
-skipped are the tests that need a GPU, and what is named below.
+Written by `hatch run python release/torch_versions.py test VERSION`: each row is a run of the test suite in a
+separate environment, with the Triton that this torch requires, on the CPU (kernels in Triton's interpreter). "Suite"
+means the tests that `hatch test` runs, without the tests marked `long`, most of which repeat others with other
+parameters. Skipped tests are those that need a GPU, and those listed below.
 
 | torch | Triton | Python | packages (commit) | tests | passed | skipped | failed | date |
 |---|---|---|---|---|---|---|---|---|
@@ -277,7 +277,7 @@ def compare_kernels(versions: Iterable[str], python: str, environments: Path) ->
         )
         name = f"Triton {environment.versions()['triton']}"
         uses[name] = {use["kernel"]: f"{use['registers']}, {use['spilled']}" for use in _USE.finditer(done.stdout)}
-        assert uses[name], "the test says nothing"
+        assert uses[name], "the test printed nothing"
         print(f"{name}: {len(uses[name])} kernels", flush=True)
     names = list(uses)
     lines = [
@@ -330,9 +330,11 @@ def main(arguments: Sequence[str]) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="torch_versions", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["test", "kernels", "install", "make"])
-    parser.add_argument("versions", nargs="*", help="of torch: 2.11; test: one or more, one after another")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter (default: the one that runs this)")
-    parser.add_argument("--environments", type=Path, default=ROOT / ".venvs", help="where they are (default: .venvs)")
+    parser.add_argument("versions", nargs="*", help="versions of torch, such as 2.11")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter (default: the current one)")
+    parser.add_argument(
+        "--environments", type=Path, default=ROOT / ".venvs", help="folder of the environments (default: .venvs)"
+    )
     extent = parser.add_mutually_exclusive_group()
     for name, words in (
         ("short", "a few files that show soonest that one is broken"),
@@ -347,11 +349,13 @@ def main(arguments: Sequence[str]) -> int:
             help=f"test: {words}",
         )
     parser.add_argument("-n", default="2", help="test: processes (default: 2)")
-    parser.add_argument("--table", type=Path, default=TABLE, help="test: where the rows are kept")
-    parser.add_argument("--pytest", default="", help='test: more options for pytest, one string: --pytest="-k lif"')
+    parser.add_argument("--table", type=Path, default=TABLE, help="test: file with the table")
+    parser.add_argument(
+        "--pytest", default="", help='test: further options for pytest, as one string: --pytest="-k lif"'
+    )
     chosen = parser.parse_intermixed_args(arguments)
     if (chosen.command == "install") == bool(chosen.versions):
-        parser.error("test, kernels and make want versions of torch, install takes the newest")
+        parser.error("test, kernels and make need versions of torch, install uses the newest")
     environments = chosen.environments.resolve()
     if chosen.command == "install":
         try_installation(chosen.python)

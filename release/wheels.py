@@ -180,12 +180,12 @@ def run_tests(
 def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
     """Returns the outcomes as a page in Markdown."""
     command = f"release/wheels.py test{' --long' if long else ''}"
-    which = "The tests are all of the sdist's." if long else "The tests are the sdist's, but for those marked `long`."
+    which = "All tests of the sdist ran." if long else "The tests of the sdist ran, except those marked `long`."
     lines = [
         "# The tests of each distribution, run against its installed wheel",
         "",
         f"Written by `hatch run python {command}`. Each wheel was built from its sdist, and installed",
-        f"into an environment of its own with the wheels of the siblings in its row. {which}",
+        f"into a separate environment with the wheels of the siblings in its row. {which}",
         "",
         f"Python {platform.python_version()}, torch {version('torch')}, {platform.system()} {platform.machine()}.",
         "",
@@ -207,11 +207,11 @@ def main(arguments: Sequence[str]) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="wheels", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["build", "test"])
-    parser.add_argument("names", nargs="*", help="distributions; all five without one")
-    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the built files are (default: dist)")
-    parser.add_argument("--output", type=Path, help="write the table of a test here, too")
-    parser.add_argument("--long", action="store_true", help="test: those marked long, too, as before a release")
-    parser.add_argument("--pytest", default="", help='options for pytest, one string: --pytest="-n 2"')
+    parser.add_argument("names", nargs="*", help="distributions (default: all five)")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the built files (default: dist)")
+    parser.add_argument("--output", type=Path, help="test: also write the table to this file")
+    parser.add_argument("--long", action="store_true", help="test: also run tests marked long, as before a release")
+    parser.add_argument("--pytest", default="", help='options for pytest, as one string: --pytest="-n 2"')
     chosen = parser.parse_intermixed_args(arguments)
     known = {distribution.name for distribution in distributions()}
     if unknown := set(chosen.names) - known:

@@ -79,7 +79,7 @@ def test_notes_are_the_part_of_the_changelog() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "message"), [("0.1.0", "has no day"), ("0.0.1", "says nothing"), ("0.3.0", "says nothing")]
+    ("version", "message"), [("0.1.0", "has no date"), ("0.0.1", "has no section"), ("0.3.0", "has no section")]
 )
 def test_a_version_without_a_day_or_text_is_refused(version: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -141,10 +141,10 @@ def write_words(folder: Path, seed: int, counts: tuple[int, int] = (400, 200)) -
 def main(arguments: list[str]) -> int:
     says = "Trains a spiking network on spoken words."
     options = parser("audio", says, "tonic.datasets.SHD", 20, 32)
-    options.add_argument("--recurrent", action="store_true", help="two recurrent layers")
-    options.add_argument("--paper", action="store_true", help="the network of the paper that is named above")
-    options.add_argument("--width", type=positive, default=1024, help="neurons of a layer of --paper")
-    options.add_argument("--set", choices=["shd", "ssc"], default="shd", help="which words DIR has")
+    options.add_argument("--recurrent", action="store_true", help="use two recurrent layers")
+    options.add_argument("--paper", action="store_true", help="use the network of Bittar and Garner")
+    options.add_argument("--width", type=positive, default=1024, help="neurons per layer for --paper")
+    options.add_argument("--set", choices=["shd", "ssc"], default="shd", help="the data set in DIR")
     chosen = options.parse_args(arguments)
     if chosen.data is None and chosen.set == "ssc":
         options.error("--set ssc needs --data DIR: only files like the digits' are made here")

@@ -161,8 +161,8 @@ def write_recordings(folder: Path, seed: int, users: tuple[int, int] = (20, 10))
 def main(arguments: list[str]) -> int:
     says = "Trains a spiking network on an event camera's recordings."
     options = parser("events", says, "tonic.datasets.DVSGesture", 20, 16)
-    options.add_argument("--paper", action="store_true", help="the network of the paper that is named above")
-    options.add_argument("--width", type=positive, default=128, help="channels of --paper")
+    options.add_argument("--paper", action="store_true", help="use the network of Fang et al.")
+    options.add_argument("--width", type=positive, default=128, help="channels for --paper")
     chosen = options.parse_args(arguments)
     torch.manual_seed(chosen.seed)
     with tempfile.TemporaryDirectory() as made:

@@ -36,11 +36,21 @@ class History:
 def parser(name: str, says: str, reader: str, epochs: int, batch: int) -> argparse.ArgumentParser:
     """Returns a parser with the arguments that the examples share."""
     made = argparse.ArgumentParser(prog=name, description=says)
-    made.add_argument("--data", type=Path, metavar="DIR", help=f"where {reader} finds its files, or downloads them to")
-    made.add_argument("--checkpoint", type=Path, metavar="DIR", help="written after each epoch, resumed from if there")
-    made.add_argument("--out", type=Path, default=Path(f"{name}.png"), help="the picture to write")
-    made.add_argument("--epochs", type=positive, default=epochs, help="with those of a checkpoint that is resumed from")
-    made.add_argument("--batch", type=positive, default=batch, help="samples a step")
+    made.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help=f"folder from which {reader} reads its files, or to which it downloads them",
+    )
+    made.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="folder for checkpoints after each epoch; an existing one is resumed",
+    )
+    made.add_argument("--out", type=Path, default=Path(f"{name}.png"), help="file for the figure")
+    made.add_argument("--epochs", type=positive, default=epochs, help="including the epochs of a resumed checkpoint")
+    made.add_argument("--batch", type=positive, default=batch, help="samples per step")
     made.add_argument("--lr", type=float, default=2e-3, help="learning rate of Adam")
     made.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
     made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
