@@ -21,8 +21,7 @@ _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
 # Maximum bytes of matrices that float32 numbers in three parts are multiplied by, for neurons or for their gates.
-# Measured for a GRU of 512 neurons, whose matrices are 4.5 MiB, and a LIF of 1024
-# (benchmarks/results/clusters_float32.md).
+# Measured for a GRU of 512 neurons, whose matrices are 4.5 MiB, and a LIF of 1024 (benchmarks/results/clusters.md).
 # Two populations of 512 and 128 neurons have 2.2 MiB; they take 97 ms step by step, and 10 ms in one launch.
 _MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 4 << 20
 # For a float32 step that reads many values of earlier steps: the compiler for an H100 spills an operand in parts,
