@@ -127,7 +127,7 @@ def results(package: Path) -> Path:
     return folder
 
 
-def test_by_torchs_own_loader(results: Path) -> None:
+def test_torch_loader_runs_the_program(results: Path) -> None:
     """Runs two successive pieces of a sequence and hands the state on. The lengths of the pieces differ from the length
     at compilation.
     """
@@ -135,7 +135,7 @@ def test_by_torchs_own_loader(results: Path) -> None:
         assert torch.equal(got, want)
 
 
-def test_frame_by_frame(results: Path) -> None:
+def test_program_runs_frame_by_frame(results: Path) -> None:
     """Checks that a single step consists of torch's operators. So the program needs neither kernels nor this
     project.
     """
@@ -159,7 +159,9 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
     reason="Inductor of torch 2.11 fails on the loop that it makes of scan",
 )
-def test_recurrent_layers_by_torchs_own_scan(compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurrent_layers_export_with_torch_scan(
+    compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Checks that the exported program contains torch's scan. Without it, a step with products is a Python operator."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), RALIF(6, beta=0.2)).eval()
@@ -184,7 +186,7 @@ def test_recurrent_layers_by_torchs_own_scan(compiler: None, tmp_path: Path, mon
 
 
 @pytest.mark.long
-def test_recurrent_layers_without_it_say_so(compiler: None, tmp_path: Path) -> None:
+def test_recurrent_layers_without_torch_scan_warn(compiler: None, tmp_path: Path) -> None:
     network, x = functional.stateless(RLIF(4).eval()), torch.rand(3, 2, 4)
     with torch.no_grad():
         exported = torch.export.export(network, (x, network.initial_states(x)))
@@ -220,7 +222,7 @@ int main(int, char** arguments) {
 
 
 @pytest.mark.long
-def test_by_a_program_in_cpp(package: Path, tmp_path: Path) -> None:
+def test_cpp_program_runs_the_package(package: Path, tmp_path: Path) -> None:
     source, program = tmp_path / "program.cpp", tmp_path / "program"
     source.write_text(PROGRAM)
     library = Path(torch.__file__).parent / "lib"

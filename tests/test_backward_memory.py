@@ -44,13 +44,13 @@ def spikes(request: pytest.FixtureRequest, _launcher: None) -> Iterator[tuple[Te
     reset_net(neuron)  # otherwise, the state keeps the graph alive
 
 
-def test_zeros_without_memory(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_zero_gradients_need_no_memory(spikes: tuple[Tensor, list[Tensor]]) -> None:
     output, learned = spikes
     gradients = torch.autograd.grad(output, learned, torch._efficientzerotensor(output.shape))
     assert all(torch.equal(g, torch.zeros_like(t)) for g, t in zip(gradients, learned, strict=True))
 
 
-def test_freed_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_freed_gradient_is_refused(spikes: tuple[Tensor, list[Tensor]]) -> None:
     output, learned = spikes
     gradient = torch.ones_like(output)
     gradient.untyped_storage().resize_(0)
@@ -58,7 +58,7 @@ def test_freed_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
         torch.autograd.grad(output, learned, gradient)
 
 
-def test_freed_between_forward_and_backward(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_parameter_freed_before_the_backward_is_refused(spikes: tuple[Tensor, list[Tensor]]) -> None:
     """Frees the memory of the last parameter, which the backward reads, as sharding does."""
     output, learned = spikes
     learned[-1].detach().untyped_storage().resize_(0)
@@ -66,13 +66,13 @@ def test_freed_between_forward_and_backward(spikes: tuple[Tensor, list[Tensor]])
         torch.autograd.grad(output, learned, torch.ones_like(output))
 
 
-def test_sparse_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_sparse_gradient_is_refused(spikes: tuple[Tensor, list[Tensor]]) -> None:
     output, learned = spikes
     with pytest.raises(LayoutError, match=r"gradient 0 of a backward is a torch\.sparse_coo tensor"):
         torch.autograd.grad(output, learned, torch.ones_like(output).to_sparse())
 
 
-def test_fake_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_fake_gradient_is_refused(spikes: tuple[Tensor, list[Tensor]]) -> None:
     output, learned = spikes
     with FakeTensorMode():
         gradient = torch.ones(output.shape)
@@ -80,7 +80,7 @@ def test_fake_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
         torch.autograd.grad(output, learned, gradient)
 
 
-def test_inside_of_fake_tensor_mode(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_backward_inside_fake_tensor_mode_is_refused(spikes: tuple[Tensor, list[Tensor]]) -> None:
     output, learned = spikes
     gradient = torch.ones_like(output)
     with (

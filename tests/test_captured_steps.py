@@ -100,7 +100,7 @@ def graphs_of(captured: CapturedStep) -> int:
 @pytest.mark.parametrize("make", [feed_forward, recurrent, normed])
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
 @pytest.mark.parametrize("states", graphs.STATES)
-def test_a_hundred_steps(make: Callable[[], nn.Module], optimizer: Any, states: str) -> None:
+def test_hundred_steps_equal_steps_without_a_graph(make: Callable[[], nn.Module], optimizer: Any, states: str) -> None:
     torch.manual_seed(0)
     captured, plain = both(
         make().cuda(), lambda n: graphs.capture(n, loss_of, optimizer(n), states=states, max_norm=1.0)
@@ -113,7 +113,7 @@ def test_a_hundred_steps(make: Callable[[], nn.Module], optimizer: Any, states: 
             assert all(torch.equal(s, t) for s, t in zip(a.states, b.states, strict=True))
 
 
-def test_autocast_a_scaler_and_a_scheduler() -> None:
+def test_autocast_scaler_and_scheduler() -> None:
     def make(net: nn.Module) -> CapturedStep:
         scaler = torch.amp.GradScaler("cuda", init_scale=2.0**18, growth_interval=7)
         return graphs.capture(net, loss_of, sgd(net), autocast=torch.float16, scaler=scaler, max_norm=1.0)
@@ -132,7 +132,7 @@ def test_autocast_a_scaler_and_a_scheduler() -> None:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_the_last_smaller_batch_and_other_lengths(packing: bool) -> None:
+def test_smaller_last_batch_and_other_lengths(packing: bool) -> None:
     torch.manual_seed(0)
     captured, plain = both(feed_forward().cuda(), lambda n: graphs.capture(n, loss_of, adamw(n)))
     batches = [data(i, 13 if i % 5 == 4 else 48, 4 if i % 7 == 6 else 6) for i in range(40)]
@@ -157,7 +157,7 @@ def test_graphs_share_memory() -> None:
     assert torch.cuda.memory_reserved() - before < 40 * 2**20
 
 
-def test_gradients_alone_are_added() -> None:
+def test_gradients_without_an_optimizer_accumulate() -> None:
     torch.manual_seed(0)
     captured, plain = both(feed_forward().cuda(), lambda n: graphs.capture(n, loss_of))
     twice = [0]
@@ -219,7 +219,7 @@ class Synchronizing(nn.Module):
         ),
     ],
 )
-def test_what_cannot_be_captured_runs_by_python(module: Callable[[], nn.Module], words: str) -> None:
+def test_uncapturable_steps_run_in_python(module: Callable[[], nn.Module], words: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(37, 32), module(), LIF(), nn.Linear(32, 10)).cuda()
     captured, plain = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
@@ -233,7 +233,7 @@ def test_what_cannot_be_captured_runs_by_python(module: Callable[[], nn.Module],
     assert graphs_of(captured) == 1
 
 
-def test_a_network_that_moves_to_the_gpu_later() -> None:
+def test_network_can_move_to_the_gpu_later() -> None:
     net = feed_forward()
     captured = graphs.capture(net, loss_of, torch.optim.SGD(net.parameters(), lr=0.1))
     x, y = data(0)
@@ -245,7 +245,7 @@ def test_a_network_that_moves_to_the_gpu_later() -> None:
     assert graphs_of(captured) == 1
 
 
-def test_a_report_on_a_gpu() -> None:
+def test_explain_on_a_gpu() -> None:
     report = explain(feed_forward().cuda(), data(0)[0])
     assert report.verdict.startswith("compiled kernels run all 2 neurons")
     assert report.seconds > 0

@@ -66,14 +66,14 @@ def found_here() -> dict[str, list[str]]:
     return owners({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES})
 
 
-def test_a_class_name_has_one_owner() -> None:
+def test_class_names_are_unique() -> None:
     found = found_here()
     unlisted = {name: places for name, places in found.items() if name not in SEVERAL_OWNERS}
     assert not unlisted, "give one of each another name, or list it with the reason"
     assert not SEVERAL_OWNERS.keys() - found.keys(), "these have one owner: take them off the list"
 
 
-def test_the_files_that_stand_twice_are_equal_and_no_more() -> None:
+def test_duplicated_files_are_equal() -> None:
     twice = [name for name, reason in SEVERAL_OWNERS.items() if reason == _SAME_FILE]
     files = {place.rpartition("/")[2].partition(":")[0] for name in twice for place in found_here()[name]}
     assert files == {"versions.py"}
@@ -82,6 +82,6 @@ def test_the_files_that_stand_twice_are_equal_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("second", ["class A: ...", "def f():\n    class A: ..."])
-def test_a_second_owner_is_found(second: str) -> None:
+def test_second_class_of_a_name_is_found(second: str) -> None:
     assert owners({"x.py": "class A: ...", "y.py": second}) == {"A": ["x.py:1", f"y.py:{1 + second.count(chr(10))}"]}
     assert owners({"x.py": "class A: ...", "y.py": "class B: ..."}) == {}

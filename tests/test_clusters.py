@@ -115,7 +115,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, Late, LowRank, SLSTM], ids=lambda cell: cell.__name__
 )
-def test_sources_compile_for_a_gpu_that_is_not_there(
+def test_sources_compile_without_a_gpu(
     cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None
 ) -> None:
     core = made(cell, 37, Powers(), dtype)
@@ -125,7 +125,7 @@ def test_sources_compile_for_a_gpu_that_is_not_there(
     assert dtype != torch.float32 or len(compiled) == 4
 
 
-def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
+def test_preferred_division(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
     """Checks the preferred division. It has the fewest passes, then the fewest rows and blocks, and two warps for a
     sum.
     """
@@ -180,7 +180,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @gpu
 @pytest.mark.parametrize(("batch", "size"), [(1, 1), (37, 33), (9, 128), (37, 250), (130, 256), (300, 137)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_it_is_the_loop(
+def test_clusters_equal_the_loop(
     batch: int, size: int, dtype: torch.dtype, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if dtype != torch.float32:  # in other dtypes, blocks exchange faster through global memory
@@ -192,7 +192,7 @@ def test_it_is_the_loop(
 
 @gpu
 @pytest.mark.parametrize("cluster", DIVISIONS, ids=repr)
-def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divisions_equal_the_loop(cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter([cluster]))
     check(RLIF, 7, 45, 120, torch.float32)
     assert told == ["forward", "backward"]
@@ -203,7 +203,7 @@ def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.Monkey
     "cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0, stored=1, compact=True)], ids=repr
 )
 @pytest.mark.parametrize("cell", [GRU, LSTM, GatedGRU, Masked, LowRank, Hidden], ids=lambda cell: cell.__name__)
-def test_divisions_of_cells(
+def test_divisions_of_several_matrices_equal_the_loop(
     cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tests several matrices, some of them in shared memory or in global memory, with one slot for one sent value."""
@@ -219,7 +219,7 @@ def test_divisions_of_cells(
 
 @gpu
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
-def test_cells(cell: type[Cell], told: list[str]) -> None:
+def test_cells_equal_the_loop(cell: type[Cell], told: list[str]) -> None:
     """Compares the bits with those of the loop, in sums with only one term. Cells that do not fit into a cluster run in
     other kernels.
     """
@@ -228,13 +228,13 @@ def test_cells(cell: type[Cell], told: list[str]) -> None:
 
 @gpu
 @pytest.mark.parametrize("cell", [GRU, LSTM, LowRank, SLSTM], ids=lambda cell: cell.__name__)
-def test_real_numbers(cell: type[Cell], told: list[str]) -> None:
+def test_dense_matrices_in_float32(cell: type[Cell], told: list[str]) -> None:
     check_dense(cell, 144)
 
 
 @gpu
 @pytest.mark.parametrize(("precision", "bits"), [("high", 14), ("medium", 6)])
-def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, told: list[str]) -> None:
+def test_float32_follows_the_precision_setting(precision: str, bits: int, told: list[str]) -> None:
     check_bits(144, precision, bits)
     assert told == ["forward"]
 
@@ -269,7 +269,7 @@ def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
 
 @gpu
 @pytest.mark.parametrize("clusters", [True, False], ids=["clusters", "programs"])
-def test_two_processes_on_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_share_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs two processes that alternate on one GPU. A block must not wait for a block that is not running."""
     monkeypatch.setenv("FLEXSN_CLUSTERS", str(int(clusters)))
     spawn = multiprocessing.get_context("spawn")
@@ -281,7 +281,7 @@ def test_two_processes_on_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatc
 
 
 @gpu
-def test_a_thread_that_has_used_no_gpu(told: list[str]) -> None:
+def test_thread_without_a_gpu_context(told: list[str]) -> None:
     core = made(RLIF, 256, Powers())
     tensors = tuple(t.detach() for t in sequences(core, 4, 20, 256))
     expected = run(core, tensors, None)
@@ -293,7 +293,7 @@ def test_a_thread_that_has_used_no_gpu(told: list[str]) -> None:
 
 
 @gpu
-def test_in_a_cuda_graph(told: list[str]) -> None:
+def test_clusters_run_in_a_cuda_graph(told: list[str]) -> None:
     core = made(RLIF, 256, Powers())
     x, s, v = (t.detach() for t in sequences(core, 5, 33, 256))
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
@@ -311,7 +311,7 @@ def test_in_a_cuda_graph(told: list[str]) -> None:
 
 
 @gpu
-def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     core = made(RLIF, 256, Powers())
     tensors = tuple(t.detach() for t in sequences(core, 3, 16, 256))
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)

@@ -90,7 +90,7 @@ def values_and_gradients(run: Run, arguments: Sequence[Tensor], wanted: Sequence
 @pytest.mark.long(all_but=["two_in_two_out-sequence", "alif-final"])
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_core(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_every_core_equals_the_operator(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
     scan, reference = PAIRS[kind]
     p = problem(case, 10, (3, 5))
     run = torch.compile(partial(scan, p.core, *p.counts), fullgraph=True, backend="aot_eager", dynamic=False)
@@ -104,7 +104,7 @@ def test_every_core(case: Case, kind: str, kernels: list[ScanLayout | BackwardLa
 @pytest.mark.long(all_but=["alif-final"])
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_states_of_zeros_are_not_read(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_zero_states_are_not_read(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
     scan, reference = PAIRS[kind]
     p = problem(case, 10, (3, 5))
     arguments = (*p.inputs, *(torch.zeros(()).expand(3, 5) for _ in p.states))
@@ -122,7 +122,7 @@ def test_states_of_zeros_are_not_read(case: Case, kind: str, kernels: list[ScanL
     torch.testing.assert_close(actual, expected)
 
 
-def test_layers_that_are_alike_are_traced_once(
+def test_equal_layers_are_traced_once(
     kernels: list[ScanLayout | BackwardLayout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: Recent[GraphSpecialization] = Recent()
@@ -152,7 +152,7 @@ def test_layers_that_are_alike_are_traced_once(
     check([first.core, slower], [*first.leaves, *second.states], traced=4)
 
 
-def test_only_the_gradients_that_are_needed(kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_only_required_gradients_are_computed(kernels: list[ScanLayout | BackwardLayout]) -> None:
     p = problem(CASES[10], 6, (3, 5))
     run = torch.compile(lambda *flat: flex_sn_scan(p.core, *p.counts, *flat)[1:2], fullgraph=True, backend="aot_eager")
     arguments = (*p.inputs, *(state.detach() for state in p.states))
@@ -167,7 +167,7 @@ def test_only_the_gradients_that_are_needed(kernels: list[ScanLayout | BackwardL
 
 @pytest.mark.long(all_but=["nhwc"])
 @pytest.mark.parametrize("order", [(0, 1, 3, 4, 2), (0, 4, 2, 1, 3), (1, 0, 2, 3, 4)], ids=["nhwc", "mixed", "time"])
-def test_inputs_in_another_order_in_memory(order: tuple[int, ...], kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_inputs_in_another_memory_order(order: tuple[int, ...], kernels: list[ScanLayout | BackwardLayout]) -> None:
     weight = torch.linspace(0.5, 1.5, 3).view(3, 1, 1).requires_grad_()
 
     def core(x: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +189,7 @@ def test_inputs_in_another_order_in_memory(order: tuple[int, ...], kernels: list
     torch.testing.assert_close(actual, expected)
 
 
-def test_a_core_that_no_kernel_can_be_made_of(kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_core_without_kernels_runs_as_a_loop(kernels: list[ScanLayout | BackwardLayout]) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + x.cumsum(-1)
         return h, h
@@ -199,7 +199,7 @@ def test_a_core_that_no_kernel_can_be_made_of(kernels: list[ScanLayout | Backwar
         run(torch.zeros(3, 4), torch.zeros(4))
 
 
-def test_where_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     lowering = KernelLowering()
     monkeypatch.setenv("CXX", "no-such-compiler")
     why = lowering.why_unavailable([torch.zeros(3, 4), torch.zeros(4)])

@@ -82,7 +82,7 @@ def _step(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", NEURONS)
 @pytest.mark.long(all_but=["lif-torch.float32", "two-torch.float32", "plif-torch.bfloat16"])
-def test_equals_python(
+def test_launcher_equals_python(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, native_runs: list[NativeScan]
 ) -> None:
     _compare(*NEURONS[name]("cpp"), CPU, dtype, monkeypatch, native_runs)
@@ -91,7 +91,7 @@ def test_equals_python(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", NEURONS)
-def test_equals_python_on_the_gpu(
+def test_launcher_equals_python_on_the_gpu(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, native_runs: list[NativeScan]
 ) -> None:
     neuron, count = NEURONS[name]("triton")
@@ -153,7 +153,7 @@ def test_streams_and_memory_on_the_gpu(native_runs: list[NativeScan]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("in_caller", [False, True])
-def test_a_thread_that_has_used_no_gpu(in_caller: bool, native_runs: list[NativeScan]) -> None:
+def test_thread_without_a_gpu_context(in_caller: bool, native_runs: list[NativeScan]) -> None:
     neuron, x = LIF(), _data(5, 3, 1000).detach().cuda().requires_grad_()
     weight = torch.randn(5, 3, 1000, device="cuda")
     for _ in range(3):
@@ -176,7 +176,7 @@ def test_a_thread_that_has_used_no_gpu(in_caller: bool, native_runs: list[Native
     torch.testing.assert_close(found, [expected])
 
 
-def test_states_that_are_carried(native_runs: list[NativeScan]) -> None:
+def test_states_are_carried(native_runs: list[NativeScan]) -> None:
     neuron, loop = _lif(), LIF(backend="torch")
     x = _data(4, 70)
     for neuron_or_loop in (neuron, loop):
@@ -231,7 +231,7 @@ def test_gradients_in_other_layouts(
     assert not python_gradients
 
 
-def test_gradients_of_states_alone(ready: tuple[LIF, Tensor]) -> None:
+def test_gradients_of_only_states(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     loop = LIF(backend="torch")
     for _ in range(3):
@@ -282,7 +282,7 @@ def _about_to_go_back(native_runs: list[NativeScan]) -> tuple[FlexSN, Tensor]:
     return neuron, y
 
 
-def test_backward_asks_whether_what_was_read_is_there(
+def test_backward_checks_values_read_in_the_forward(
     native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neuron, y = _about_to_go_back(native_runs)
@@ -292,7 +292,7 @@ def test_backward_asks_whether_what_was_read_is_there(
     del neuron  # the neuron must exist until the backward ends
 
 
-def test_changes_in_place_are_refused(ready: tuple[LIF, Tensor]) -> None:
+def test_in_place_changes_are_refused(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     y = neuron(x)
     with torch.no_grad():
@@ -301,7 +301,7 @@ def test_changes_in_place_are_refused(ready: tuple[LIF, Tensor]) -> None:
         y.sum().backward()
 
 
-def test_no_second_gradient(ready: tuple[LIF, Tensor]) -> None:
+def test_second_derivative_is_refused(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     (gradient,) = torch.autograd.grad(neuron(x).sum(), x, create_graph=True)
     torch.testing.assert_close(gradient, _gradient(x, torch.ones(5, 3, 19)))
@@ -309,13 +309,13 @@ def test_no_second_gradient(ready: tuple[LIF, Tensor]) -> None:
         gradient.sum().backward()
 
 
-def test_not_several_gradients_at_once(ready: tuple[LIF, Tensor]) -> None:
+def test_batched_gradients_are_refused(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     with pytest.raises(TransformError, match="is_grads_batched"):
         torch.autograd.grad(neuron(x), x, torch.randn(2, 5, 3, 19), is_grads_batched=True)
 
 
-def test_graph_is_used_twice_or_freed(ready: tuple[LIF, Tensor]) -> None:
+def test_graph_can_be_retained_or_is_freed(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     total = neuron(x).sum()
     first = torch.autograd.grad(total, x, retain_graph=True)
@@ -324,7 +324,7 @@ def test_graph_is_used_twice_or_freed(ready: tuple[LIF, Tensor]) -> None:
         torch.autograd.grad(total, x)
 
 
-def test_saved_tensors_have_hooks(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+def test_saved_tensor_hooks_run(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
     packed = []
 
@@ -339,7 +339,7 @@ def test_saved_tensors_have_hooks(ready: tuple[LIF, Tensor], native_runs: list[N
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], _gradient(x, torch.ones(5, 3, 19)))
 
 
-def test_hooks_that_fail_are_told(ready: tuple[LIF, Tensor]) -> None:
+def test_errors_of_hooks_are_raised(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
 
     def fail(tensor: Tensor) -> Tensor:
@@ -356,7 +356,7 @@ def test_hooks_that_fail_are_told(ready: tuple[LIF, Tensor]) -> None:
         y.sum().backward()
 
 
-def test_checkpointed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+def test_launcher_under_checkpointing(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
 
     def run(x: Tensor) -> Any:
@@ -369,7 +369,7 @@ def test_checkpointed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) 
     assert len(native_runs) == 2
 
 
-def test_anomalies_are_found(ready: tuple[LIF, Tensor]) -> None:
+def test_anomaly_mode_finds_nan(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     gradient = torch.full((5, 3, 19), torch.nan)
     with torch.autograd.set_detect_anomaly(True):
@@ -381,7 +381,7 @@ def test_anomalies_are_found(ready: tuple[LIF, Tensor]) -> None:
             y.backward(gradient)
 
 
-def test_autocast_and_modes(ready: tuple[LIF, Tensor]) -> None:
+def test_launcher_under_autocast_and_modes(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     expected = neuron(x)
     for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
@@ -413,7 +413,7 @@ def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
         torch.autograd.grad(y, x, torch.rand(41, 5).T)
 
 
-def test_what_was_read_is_asked_for_when_the_step_is_gone(
+def test_changed_value_after_the_step_is_deleted(
     native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neuron, y = _about_to_go_back(native_runs)
@@ -424,7 +424,7 @@ def test_what_was_read_is_asked_for_when_the_step_is_gone(
         y.sum().backward()
 
 
-def test_layouts_that_take_turns_are_all_told(
+def test_alternating_layouts_are_distinguished(
     ready: tuple[LIF, Tensor], python_gradients: list[tuple[bool, ...]]
 ) -> None:
     neuron, x = ready
@@ -450,7 +450,7 @@ class _Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_modes_see_what_they_see_of_python() -> None:
+def test_dispatch_modes_record_the_same_operations() -> None:
     seen = []
     for choice in ("python", "compiled"):
         with pytest.MonkeyPatch.context() as patch:
@@ -465,7 +465,7 @@ def test_modes_see_what_they_see_of_python() -> None:
     assert seen[:3] == seen[3:]
 
 
-def test_nothing_is_kept_for_good(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+def test_graphs_and_tensors_are_freed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
     y = neuron(x)
     program, scan = neuron.__dict__["_repeats"].program.scan, weakref.ref(native_runs[-1])
@@ -479,7 +479,7 @@ def test_nothing_is_kept_for_good(ready: tuple[LIF, Tensor], native_runs: list[N
     assert [one() for one in watched] == [None, None]
 
 
-def test_threads_share_a_neuron_s_kernels() -> None:
+def test_threads_share_the_kernels_of_a_neuron() -> None:
     x = _data(5, 3, 23)
     neuron = _lif()
     for _ in range(3):
@@ -504,7 +504,7 @@ def test_threads_share_a_neuron_s_kernels() -> None:
     assert not wrong
 
 
-def test_copies_begin_anew(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+def test_copies_start_without_recordings(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
     for twin in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
         neuron.reset()
@@ -540,7 +540,7 @@ def test_norms_and_packed_spikes(native_runs: list[NativeScan]) -> None:
         assert all(map(torch.equal, *found))
 
 
-def test_profilers_of_launches_see_them(
+def test_launch_hooks_see_launches(
     ready: tuple[LIF, Tensor], native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neuron, x = ready
@@ -552,7 +552,7 @@ def test_profilers_of_launches_see_them(
     assert len(native_runs) == 1
 
 
-def test_a_tensor_that_is_given_twice_is_another_one_the_next_time(native_runs: list[NativeScan]) -> None:
+def test_tensor_passed_twice_may_differ_in_the_next_call(native_runs: list[NativeScan]) -> None:
     """Tests inputs, and gradients of outputs, that are one tensor in one call and two tensors in the next call."""
     step = lambda x, y, v: (v + x - y / 2, x * y, v / 2 + x)  # noqa: E731
     neuron, loop = (FlexSN(step, 2, 1, 2, backend=backend) for backend in ("cpp", "torch"))
@@ -610,7 +610,7 @@ def _launcher_of(extension: _Extension) -> Any:
     return launcher
 
 
-def test_it_is_compiled_beside_from_many_calls_on() -> None:
+def test_launcher_compiles_in_the_background_after_many_calls() -> None:
     extension = _Extension()
     launcher = _launcher_of(extension)
     assert launcher.get("auto", 63) is None
@@ -624,11 +624,11 @@ def test_it_is_compiled_beside_from_many_calls_on() -> None:
     assert len(extension.builds) == 1
 
 
-def test_what_is_there_is_loaded_at_once() -> None:
+def test_compiled_launcher_is_loaded_immediately() -> None:
     assert _launcher_of(_Extension(there=True)).get("auto", 1).__name__ == "loaded"
 
 
-def test_without_a_compiler_python_goes_on() -> None:
+def test_python_launches_without_a_compiler() -> None:
     extension = _Extension(error=RuntimeError("no compiler"))
     extension.may_end.set()
     launcher = _launcher_of(extension)
@@ -645,7 +645,7 @@ def test_without_a_compiler_python_goes_on() -> None:
     assert len(extension.builds) == 1
 
 
-def test_who_asks_by_name_waits_for_what_is_being_compiled() -> None:
+def test_named_launcher_waits_for_a_running_compilation() -> None:
     extension = _Extension()
     launcher = _launcher_of(extension)
     launcher.get("auto", 64)
@@ -654,7 +654,7 @@ def test_who_asks_by_name_waits_for_what_is_being_compiled() -> None:
     assert len(extension.builds) == 1
 
 
-def test_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher_in_words(CPU) == "the compiled launcher"
     monkeypatch.setenv("FLEXSN_LAUNCHER", "auto")
     assert compiled_launcher(CPU, 1000) is None
@@ -667,14 +667,14 @@ def test_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> 
         compiled_launcher(CPU, 1)
 
 
-def test_explain_says_what_launches(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_names_the_launcher(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     neuron, _ = ready
     assert "steps of training that repeat are launched by: the compiled launcher" in neuron.explain()
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     assert "are launched by: Python, as FLEXSN_LAUNCHER says" in neuron.explain()
 
 
-def test_a_program_without_a_neuron() -> None:
+def test_program_without_a_neuron() -> None:
     from flexsn_runtime import prepare, remember, repeated_scan, scan
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -697,7 +697,7 @@ def test_a_program_without_a_neuron() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["compiled", "python"])
-def test_a_backward_inside_of_a_fake_mode_is_refused_alike(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_inside_fake_tensor_mode_is_refused(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", launcher)
     neuron = _lif()
     for _ in range(3):  # the compiled launcher runs from the second call on

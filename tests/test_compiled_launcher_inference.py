@@ -59,7 +59,7 @@ def assert_equal(neuron: FlexSN, loop: FlexSN, x: Tensor) -> None:
 )
 @pytest.mark.parametrize("name", NEURONS)
 @pytest.mark.long(all_but=["lif-*-cpu", "plif-sequence-cpu", "alif-single step-cpu"])
-def test_equals_the_loop_and_enters_no_python(
+def test_inference_equals_the_loop_without_python(
     name: str, settings: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neuron, loop = pair(name, device, **settings)
@@ -75,7 +75,7 @@ def test_equals_the_loop_and_enters_no_python(
             assert_equal(neuron, loop, given(seed))
 
 
-def test_results_of_inference_mode_belong_to_it() -> None:
+def test_results_are_inference_tensors() -> None:
     neuron, loop = pair("lif", "cpu")
     with torch.inference_mode():
         for seed in range(3):
@@ -87,7 +87,7 @@ def test_results_of_inference_mode_belong_to_it() -> None:
     assert gradient.abs().sum() > 0
 
 
-def test_a_large_result_stays_with_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_results_are_launched_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flexsn_runtime.launches._large_memory.LARGE", 64)
     runs: list[object] = []
     run = Plan.run
@@ -99,7 +99,7 @@ def test_a_large_result_stays_with_python(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(runs) == 4
 
 
-def test_nothing_is_kept_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[RepeatedFunction]] = []
     make = RepeatedFunction.__init__
 

@@ -66,7 +66,7 @@ def _by_python(layer: NormNeuron, x: Tensor, weights: Sequence[Tensor], of: Any 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
-def test_equals_python_to_the_bit(
+def test_launcher_is_bitwise_equal_to_python(
     device: str,
     dtype: torch.dtype,
     memory_format: torch.memory_format,
@@ -87,7 +87,7 @@ def test_equals_python_to_the_bit(
     assert len(python_gradients) == 1
 
 
-def test_one_node(native_runs: list[NativeScan]) -> None:
+def test_layer_is_one_autograd_node(native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu"), _input("cpu")
     for _ in range(3):
         _step(layer, x, torch.ones(SHAPE))
@@ -123,7 +123,7 @@ def test_gradcheck(native_runs: list[NativeScan]) -> None:
     [lambda layer, x: [x], lambda layer, x: [layer.norm.weight], lambda layer, x: [x, layer.norm.bias]],
     ids=["input", "weight", "input and bias"],
 )
-def test_gradients_of_some(
+def test_gradients_of_some_inputs(
     device: str, of: Any, native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
 ) -> None:
     layer, x = _layer(device), _input(device)
@@ -140,7 +140,7 @@ def test_gradients_of_some(
 
 
 @pytest.mark.parametrize("norm", [lambda n: nn.BatchNorm2d(n, affine=False), nn.BatchNorm2d], ids=["none", "frozen"])
-def test_nothing_to_learn(norm: Callable[..., nn.Module], native_runs: list[NativeScan]) -> None:
+def test_norm_without_learned_weights(norm: Callable[..., nn.Module], native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu", norm=norm).requires_grad_(requires_grad=False), _input("cpu")
     weights = [torch.randn(SHAPE) for _ in range(4)]
     for weight, wanted in zip(weights, _by_python(layer, x, weights), strict=True):
@@ -150,7 +150,7 @@ def test_nothing_to_learn(norm: Callable[..., nn.Module], native_runs: list[Nati
 
 @pytest.mark.long(all_but=["compiled"])
 @pytest.mark.parametrize("choice", ["python", "compiled"])
-def test_checkpoints_find_the_same_saved_tensors_in_each_call(
+def test_checkpoint_saves_the_same_tensors_in_each_call(
     choice: str, native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", choice)
@@ -171,7 +171,7 @@ def test_checkpoints_find_the_same_saved_tensors_in_each_call(
     assert bool(native_runs) == (choice == "compiled")
 
 
-def test_saved_tensors_are_those_of_one_node(native_runs: list[NativeScan]) -> None:
+def test_saved_tensors_belong_to_one_node(native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu"), _input("cpu")
     counts = []
     for batch in (6, 6, 6, 6, 4, 4):
@@ -190,7 +190,7 @@ def test_saved_tensors_are_those_of_one_node(native_runs: list[NativeScan]) -> N
     assert native_runs
 
 
-def test_a_graph_that_outlives_its_layer_has_some_gradients(native_runs: list[NativeScan]) -> None:
+def test_graph_outlives_its_layer(native_runs: list[NativeScan]) -> None:
     layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
     (wanted,) = _by_python(layer, x, [weight], lambda layer, x: [x])
     for _ in range(4):
@@ -203,7 +203,7 @@ def test_a_graph_that_outlives_its_layer_has_some_gradients(native_runs: list[Na
     assert native_runs
 
 
-def test_no_gradient_of_the_input(native_runs: list[NativeScan]) -> None:
+def test_input_without_a_gradient(native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu"), _input("cpu").detach()
     weights = [torch.randn(SHAPE) for _ in range(4)]
     learned = lambda layer, x: [*layer.parameters()]  # noqa: E731
@@ -212,9 +212,7 @@ def test_no_gradient_of_the_input(native_runs: list[NativeScan]) -> None:
     assert native_runs  # the launcher runs only the scan
 
 
-def test_batches_of_several_sizes_take_turns(
-    native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
-) -> None:
+def test_batch_sizes_alternate(native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]) -> None:
     layer, full = _layer("cpu"), _input("cpu").detach()
     batches = [full[:, :size].clone().requires_grad_() for size in (6, 4, 1)]
     weights = [torch.randn_like(x) for x in batches]
@@ -228,7 +226,7 @@ def test_batches_of_several_sizes_take_turns(
     assert len(native_runs) >= 6
 
 
-def test_another_eps_counts(native_runs: list[NativeScan]) -> None:
+def test_changed_eps_takes_effect(native_runs: list[NativeScan]) -> None:
     layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
     for eps in (1e-5, 0.3, 1e-5):
         _norm(layer).eps = eps
@@ -239,7 +237,7 @@ def test_another_eps_counts(native_runs: list[NativeScan]) -> None:
     assert native_runs
 
 
-def test_weights_that_are_one_tensor() -> None:
+def test_weight_and_bias_are_one_tensor() -> None:
     layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
     _norm(layer).bias = _norm(layer).weight
     (wanted,) = _by_python(layer, x, [weight])
@@ -247,7 +245,7 @@ def test_weights_that_are_one_tensor() -> None:
         assert all(map(torch.equal, _step(layer, x, weight)[-2:], wanted[-2:]))
 
 
-def test_a_second_gradient_is_refused_as_by_python(native_runs: list[NativeScan]) -> None:
+def test_second_derivative_is_refused(native_runs: list[NativeScan]) -> None:
     layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
     for _ in range(3):
         _step(layer, x, weight)
@@ -260,7 +258,7 @@ def test_a_second_gradient_is_refused_as_by_python(native_runs: list[NativeScan]
         first.sum().backward()
 
 
-def test_other_statistics_between_forward_and_backward(native_runs: list[NativeScan]) -> None:
+def test_changed_statistics_before_the_backward_are_refused(native_runs: list[NativeScan]) -> None:
     layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
     for _ in range(3):
         _step(layer, x, weight)
@@ -303,7 +301,7 @@ def test_with_packed_spikes(device: str, native_runs: list[NativeScan]) -> None:
     assert native_runs
 
 
-def test_nothing_is_kept_for_good(native_runs: list[NativeScan]) -> None:
+def test_tensors_are_freed(native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu"), _input("cpu")
     for _ in range(4):
         _step(layer, x, torch.ones(SHAPE))
@@ -315,7 +313,7 @@ def test_nothing_is_kept_for_good(native_runs: list[NativeScan]) -> None:
 
 
 @pytest.mark.gpu
-def test_in_a_cuda_graph(native_runs: list[NativeScan]) -> None:
+def test_norms_run_in_a_cuda_graph(native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cuda"), _input("cuda")
     weight = torch.randn_like(x)
     stream = torch.cuda.Stream()

@@ -28,7 +28,7 @@ def found() -> Any:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_each_scan_is_one_launch_each_way(found: Any) -> None:
+def test_each_scan_is_one_launch_per_direction(found: Any) -> None:
     # Inductor compiles each kernel once more, to determine which memory the kernel writes to.
     assert {key: found["direct"][key] for key in ("launches", "loops", "warnings", "analyses")} == {
         "launches": [1, 1],
@@ -42,13 +42,13 @@ def test_new_lengths_and_batches_are_not_compiled_again(found: Any) -> None:
     assert found["dynamic"] == [1, 1, 1, 1, 1]
 
 
-def test_a_graph_for_one_length_compiles_what_it_needs(found: Any) -> None:
+def test_graph_for_one_length_compiles_only_needed_code(found: Any) -> None:
     # Four steps are one chunk. In longer sequences, a chunk has eight steps.
     assert found["rests"] == [False, False]  # for 4 steps and for 16
     assert found["direct"]["rests"] == [True, True]  # for 20
 
 
-def test_a_large_step_is_walked_row_by_row(found: Any) -> None:
+def test_large_steps_are_processed_by_rows(found: Any) -> None:
     (forward, _), (backward, arguments) = found["rows"]
     assert (forward, backward) == ("scan_forward", "scan_backward")
     steps, elements, _, channels, _, rows, row, *grid = (each for each in arguments if not isinstance(each, list))
@@ -58,7 +58,7 @@ def test_a_large_step_is_walked_row_by_row(found: Any) -> None:
     assert grid == [row // 512, 1, 1]
 
 
-def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:
+def test_channels_last_needs_no_layout_copies(found: Any) -> None:
     launches = found["channels_last"]["launches"]
     assert [name for name, _ in launches] == ["scan_forward"] * 2 + ["scan_backward"] * 2
     # strides of a tensor [5, 2, 4, 6, 8]: in channels-last order, and contiguous
@@ -77,7 +77,7 @@ def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:
     assert found["channels_last"]["copies"] == [[], []]
 
 
-def test_products_are_rounded_before_something_is_added_and_keep_subnormals(found: Any) -> None:
+def test_products_are_rounded_and_keep_subnormals(found: Any) -> None:
     counts = found["inexact"]
     assert counts["fused"] > 0  # by default, Triton fuses
     assert counts["strict"] == counts["standalone"] == 0

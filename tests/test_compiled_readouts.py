@@ -196,7 +196,7 @@ def of(*names: str) -> list[Read]:
 # -- a short selection -----------------------------------------------------------------------------------------------
 
 
-def test_slices_behind_neurons() -> None:
+def test_slices_after_neurons() -> None:
     module, forward = network("lif", "cpu")
 
     def readouts(x: Tensor) -> list[Tensor]:
@@ -206,7 +206,7 @@ def test_slices_behind_neurons() -> None:
     compare(readouts, module)
 
 
-def test_the_last_state_of_an_integrator() -> None:
+def test_last_state_of_an_integrator() -> None:
     module, readouts = reading("li", "cpu", of("state"))
     compare(readouts, module)
 

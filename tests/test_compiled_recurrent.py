@@ -75,7 +75,7 @@ def assert_equal_bits(actual: Any, expected: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("state_seqs", RUNS)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
-def test_any_cell(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_equal_eager_mode(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_in_the_place_of_loops(monkeypatch, "cpp")
     core, tensors = problem(cell, 7)
     wanted = [*tensors, *core.parameters()]
@@ -93,7 +93,7 @@ def test_any_cell(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.long
-def test_a_loop_goes_on_from_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_continues_from_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KernelLowering, "checkpoint_interval", lambda *_: 3)
     loop = backward_loop
     kernels_in_the_place_of_loops(monkeypatch, "cpp")
@@ -126,7 +126,7 @@ def test_autocast_reaches_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("interpreted")
-def test_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_in_the_place_of_loops(monkeypatch, "triton")
     core, tensors = problem(RLIF, 3)
     wanted = [*tensors, *core.parameters()]
@@ -153,7 +153,7 @@ def check_against_eager_mode(actual: tuple[Any, Any], layer: Recurrent, num_step
     torch.testing.assert_close(actual[1], gradients, rtol=1e-4, atol=1e-4)
 
 
-def test_inductor_with_sizes_that_are_symbols() -> None:
+def test_inductor_with_symbolic_sizes() -> None:
     layer = Recurrent(LIF(), SIZE).to(DEVICE)
     run = torch.compile(layer, fullgraph=True, dynamic=True)
     actual, codes = run_and_get_code(train, run, layer, 4, BATCH)
@@ -165,7 +165,7 @@ def test_inductor_with_sizes_that_are_symbols() -> None:
 
 
 @pytest.mark.long
-def test_the_code_is_as_long_for_any_number_of_steps() -> None:
+def test_code_length_does_not_depend_on_the_number_of_steps() -> None:
     layer = Recurrent(LIF(), SIZE).to(DEVICE)
     sizes = []
     for num_steps in (4, 1000):
@@ -180,7 +180,7 @@ def test_the_code_is_as_long_for_any_number_of_steps() -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph as a warm-up
 @pytest.mark.parametrize("padded", [False, True])
-def test_in_a_cuda_graph(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurrent_layer_in_a_cuda_graph(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # Inductor pads products, including products in a step, if that is faster.
     monkeypatch.setattr(torch._inductor.config, "shape_padding", padded)
     monkeypatch.setattr(torch._inductor.config, "force_shape_pad", padded)

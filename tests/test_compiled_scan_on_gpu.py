@@ -88,7 +88,7 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=lambda case: case.name)
-def test_inductors_own_launcher(case: Case, dynamic: bool) -> None:
+def test_inductor_launcher_option(case: Case, dynamic: bool) -> None:
     """Tests an option of torch under which kernels are launched without Triton's C code."""
     scan, reference = PAIRS["final"]
     p = problem(case, 11, (6, 40), device="cuda")
@@ -118,7 +118,7 @@ def test_neighbours_are_fused_and_kernels_launched_directly() -> None:
     assert_same(run, partial(network, eager_scan_final_state), p)
 
 
-def test_as_many_spikes_as_the_eager_scan_to_the_last_bit() -> None:
+def test_spikes_equal_the_eager_scan() -> None:
     p = problem(CASES[9], 32, (64, 4096), device="cuda")
     run = torch.compile(partial(flex_sn_scan_final_state, p.core, *p.counts, lowering="kernel"), fullgraph=True)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def gradients(module: Any, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Ten
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("backend", ["hop", "triton", "auto"])
-def test_a_module_in_one_graph(backend: str, layout: torch.memory_format) -> None:
+def test_module_in_one_graph(backend: str, layout: torch.memory_format) -> None:
     module, eager = (ConvBlock(name).cuda() for name in (backend, "triton"))
     for block in (module, eager):
         block.conv.weight.data = block.conv.weight.data.to(memory_format=layout)
@@ -185,7 +185,7 @@ def test_kernels_under_cuda_graphs() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-def test_a_core_that_no_kernel_can_be_made_of() -> None:
+def test_core_without_kernels_runs_as_a_loop() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + x.cumsum(-1)
         return torch.relu(h), h
@@ -201,7 +201,7 @@ def test_a_core_that_no_kernel_can_be_made_of() -> None:
 
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("size", [5, 64])
-def test_the_compiled_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests Inductor's code for a step, with aligned and unaligned rows, and with several blocks per step."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
     torch.manual_seed(0)

@@ -88,7 +88,7 @@ def check(found: tuple[list[Tensor], list[Tensor]], wanted: tuple[list[Tensor], 
 @pytest.mark.long(all_but=["cpp-lif_hard-final", "triton-plif_channel-sequence"])
 @pytest.mark.parametrize("state_seqs", RUNS, ids=lambda seqs: "sequence" if seqs else "final")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_results_equal_the_serial_ones(
+def test_results_equal_serial_kernels(
     case: Case, state_seqs: bool, language: TargetName, steps: Recent[GraphSpecialization]
 ) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
@@ -102,7 +102,7 @@ def test_results_equal_the_serial_ones(
 
 @pytest.mark.long(all_but=["cpp-23"])
 @pytest.mark.parametrize("interval", [23, 128])
-def test_checkpoints_that_another_lowering_wants_farther_apart(
+def test_checkpoint_distance_of_another_lowering(
     interval: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tests checkpoint distances larger than those of kernels, or so large that there is no checkpoint, with inputs in
@@ -127,7 +127,7 @@ def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_a_warm_up_is_learned_from_call_to_call(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
+def test_warm_up_is_learned_across_calls(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
     run = torch.compile(partial(flex_sn_scan_final_state, forgetting, 1, 1, 1), fullgraph=True, backend="aot_eager")
@@ -145,7 +145,7 @@ def test_a_warm_up_is_learned_from_call_to_call(language: TargetName, steps: Rec
 
 @pytest.mark.long(all_but=["cpp-4"])
 @pytest.mark.parametrize("warm_up", [4, 16])
-def test_a_program_that_is_compiled_ahead_of_time_needs_no_operator(
+def test_ahead_of_time_program_needs_no_operator(
     warm_up: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checks that the forward of such a program runs in segments for any warm-up, and that its backward is serial."""
@@ -188,7 +188,7 @@ def train(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[Tensor], lis
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[GraphSpecialization]) -> None:
+def test_inductor_calls_one_operator_per_direction(dynamic: bool, steps: Recent[GraphSpecialization]) -> None:
     neuron = LIF(backend="cpp")
 
     def network(x: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[Graph
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph as a warm-up
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("name", ["lif_hard", "plif_channel", "izhikevich"])
-def test_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) -> None:
+def test_segments_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) -> None:
     (case,) = [case for case in CASES if case.name == name]
     p = problem(case, 3100, (3, 217), device="cuda")
     run = torch.compile(
@@ -270,7 +270,7 @@ def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[A
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_package_runs_in_segments(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Tests segments in a program that runs without this project. If T is dynamic, the number of segments is
     dynamic.
     """

@@ -167,13 +167,13 @@ def check(core: Core, tensors: Sequence[Tensor], target: TargetName, *, state_se
 @pytest.mark.long(all_but=["Spiking-triton", f"OfInputToo-{TARGETS[-1]}", f"Outside-{TARGETS[-1]}"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("core", CORES, ids=lambda core: core.__name__)
-def test_it_is_the_loop(core: type[Core], target: TargetName) -> None:
+def test_convolutions_equal_the_loop(core: type[Core], target: TargetName) -> None:
     torch.manual_seed(0)
     made = core(3).to(DEVICE)
     check(made, sequences(made, 4, 2, 3, 7, 5), target)
 
 
-def test_forward_bits() -> None:
+def test_forward_is_bitwise_equal_to_the_loop() -> None:
     """Checks the bits of the forward: the convolution of a state is the same call as in the loop."""
     torch.manual_seed(0)
     made = Spiking(5).to(DEVICE)
@@ -198,7 +198,7 @@ def test_biases_in_stages(core: type[Core], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.gpu
-def test_results_in_place() -> None:
+def test_cudnn_writes_into_existing_tensors() -> None:
     """Checks that cuDNN writes its results into an existing tensor, with the same bits as PyTorch's convolution."""
     torch.manual_seed(0)
     value, weight = torch.randn(3, 8, 9, 10, device="cuda"), torch.randn(16, 8, 3, 3, device="cuda")
@@ -244,7 +244,7 @@ KINDS: dict[str, tuple[tuple[int, ...], Callable[..., nn.Module]]] = {
 
 @pytest.mark.long(all_but=["groups", "transposed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds(kind: str) -> None:
+def test_kinds_of_convolutions(kind: str) -> None:
     torch.manual_seed(0)
     size, make = KINDS[kind]
     made = Spiking(4, make).to(DEVICE)
@@ -273,7 +273,7 @@ def test_channels_last(core: type[Core], target: TargetName) -> None:
         assert a.stride() == b.stride()
 
 
-def test_one_sample_without_a_batch() -> None:
+def test_sample_without_a_batch() -> None:
     torch.manual_seed(0)
     made = Spiking(3).to(DEVICE)
     check(made, sequences(made, 4, 3, 7, 5), TARGETS[-1])
@@ -322,7 +322,7 @@ def test_autocast() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("core", [Spiking, ConvLSTM], ids=lambda core: core.__name__)
-def test_in_a_compiled_graph(core: type[Core]) -> None:
+def test_convolutions_in_a_compiled_graph(core: type[Core]) -> None:
     torch.manual_seed(0)
     module = layer(core(4, soft=True)).to(DEVICE)
     x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
@@ -332,7 +332,7 @@ def test_in_a_compiled_graph(core: type[Core]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_explain() -> None:
+def test_explain_lists_convolutions() -> None:
     module = layer(ConvLSTM(3)).to(DEVICE)
     module(torch.randn(4, 2, 3, 6, 5, device=DEVICE))
     told = str(module.explain())
@@ -358,7 +358,7 @@ class Pooled(Core):
     [(MovingWeight, "convolves with a weight that depends on the step"), (Pooled, "avg_pool2d")],
     ids=["weight", "pooling"],
 )
-def test_what_is_refused(core: type[Core], words: str) -> None:
+def test_refusals(core: type[Core], words: str) -> None:
     made = core(3).to(DEVICE)
     with pytest.raises(NonPointwiseError, match=words) as caught:
         run(made, sequences(made, 3, 2, 3, 6, 5), TARGETS[-1])
@@ -367,7 +367,7 @@ def test_what_is_refused(core: type[Core], words: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("core", [Spiking, ConvLSTM], ids=lambda core: core.__name__)
-def test_in_a_cuda_graph(core: type[Core]) -> None:
+def test_convolutions_in_a_cuda_graph(core: type[Core]) -> None:
     torch.manual_seed(0)
     module = layer(core(8)).cuda()
     x = torch.randn(6, 3, 8, 9, 10, device="cuda")

@@ -16,7 +16,7 @@ from flexsn_nn.layer import Delay
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName
 
 
-def test_they_are_found() -> None:
+def test_delayed_states_are_detected() -> None:
     core = made(Late, 5, Powers())
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu=TARGETS[-1])
     step, _ = program.specialize(*_split(sequences(core, 2, 3, 5)))
@@ -34,7 +34,9 @@ def _split(tensors: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("num_steps", [1, 2, 7])
 @pytest.mark.parametrize("state_seqs", [False, True])
 @pytest.mark.long(all_but=["False-7-*"])
-def test_step_by_step(state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delays_step_by_step(
+    state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
     check(num_steps, 3, 5, target, state_seqs=state_seqs)
 
@@ -42,7 +44,7 @@ def test_step_by_step(state_seqs: bool, num_steps: int, target: TargetName, monk
 @pytest.mark.parametrize("yes", [False, True])
 @pytest.mark.parametrize("num_steps", [2, 7])
 @pytest.mark.long(all_but=["7-*"])
-def test_in_one_launch(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]) -> None:  # noqa: F811
+def test_cores_with_delays_in_one_launch(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]) -> None:  # noqa: F811
     exchanged(yes)
     check(num_steps, 17, 19, "triton")
     assert launched == ["one launch"] * 3
@@ -67,7 +69,9 @@ def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_se
 @pytest.mark.parametrize("yes", [False, True])
 @pytest.mark.parametrize("interpolation", ["linear", "gaussian"])
 @pytest.mark.long(all_but=["linear-True"])
-def test_delays(interpolation: str, yes: bool, exchanged: Choose, launched: list[str]) -> None:  # noqa: F811
+def test_layers_with_delays_in_one_launch(
+    interpolation: str, yes: bool, exchanged: Choose, launched: list[str]
+) -> None:  # noqa: F811
     exchanged(yes)
     torch.manual_seed(0)
     delay = Delay(torch.rand(20) * 5, max_delay=5, learn=True, interpolation=interpolation)
@@ -127,7 +131,7 @@ def test_gradients_of_delayed_outputs_are_not_carried(
 @pytest.mark.gpu
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.parametrize("shape", [(40, 33, 200), (12, 300, 256)])
-def test_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
+def test_delays_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
     """Checks that spikes equal those of the loop, because their sums are exact, and that gradients equal the loop
     within the rounding of float32.
     """
@@ -157,7 +161,7 @@ def test_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.long(all_but=[f"{TARGETS[-1]}-linear-9"])
-def test_many_states(target: TargetName, interpolation: str, max_delay: int, launched: list[str]) -> None:  # noqa: F811
+def test_delays_with_many_states(target: TargetName, interpolation: str, max_delay: int, launched: list[str]) -> None:  # noqa: F811
     """Tests sums over time for which the loop would otherwise not read the states. The backward needs more registers
     than there are.
     """

@@ -38,7 +38,7 @@ def accuracy(output: str) -> float:
     return float(found[1])
 
 
-def test_it_learns_draws_and_says_which_backend_ran(tmp_path: Path) -> None:
+def test_demo_learns_draws_and_names_the_backend(tmp_path: Path) -> None:
     done = run("--device", "cpu", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) >= 95.0
@@ -50,7 +50,7 @@ def test_it_learns_draws_and_says_which_backend_ran(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_seed_decides(tmp_path: Path) -> None:
+def test_seed_determines_the_result(tmp_path: Path) -> None:
     options = ("--device", "cpu", "--epochs", "2", "--seed", "5", "--out", "a.png")
     lines = [run(*options, folder=tmp_path).stdout.splitlines()[:3] for _ in range(2)]
     assert lines[0] == lines[1]
@@ -68,7 +68,7 @@ def test_backends_agree(tmp_path: Path, compiler: None) -> None:
 
 
 @pytest.mark.gpu
-def test_the_compiled_kernels_reach_the_same_accuracy(tmp_path: Path) -> None:
+def test_compiled_kernels_reach_the_same_accuracy(tmp_path: Path) -> None:
     done = run("--device", "cuda", "--backend", "triton", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "backend triton" in done.stdout
@@ -88,7 +88,7 @@ def test_the_compiled_kernels_reach_the_same_accuracy(tmp_path: Path) -> None:
     ],
     ids=lambda value: "_".join(value) if isinstance(value, tuple) else "",
 )
-def test_wrong_options_get_one_line(
+def test_wrong_options_print_one_line(
     tmp_path: Path,
     options: tuple[str, ...],
     words: str,
@@ -101,7 +101,7 @@ def test_wrong_options_get_one_line(
     assert_one_line(ended.value.code, *capsys.readouterr(), words)
 
 
-def test_kernels_that_cannot_run_get_one_line(
+def test_unavailable_kernels_print_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_availability, "_INTERPRETED", False)  # for a newcomer, the interpreter is off

@@ -44,7 +44,7 @@ def learn(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("interpreted")
-def test_a_short_run_on_the_cpu(digits: ModuleType) -> None:
+def test_short_run_on_the_cpu(digits: ModuleType) -> None:
     size: dict[str, Any] = {"samples": 192, "steps": 3, "epochs": 2, "brightness": 16.0}
     losses, accuracies = learn(digits, "torch", "cpu", **size)
     assert accuracies[-1] > 0.3, "it should have begun to learn"
@@ -56,7 +56,7 @@ def test_a_short_run_on_the_cpu(digits: ModuleType) -> None:
 
 
 @pytest.mark.gpu
-def test_the_whole_run_on_the_gpu(digits: ModuleType) -> None:
+def test_whole_run_on_the_gpu(digits: ModuleType) -> None:
     size: dict[str, Any] = {"samples": 1437, "steps": 8, "epochs": 25, "brightness": 1.0}
     losses, accuracies = learn(digits, "torch", "cuda", **size)
     assert accuracies[-1] > 0.95

@@ -38,7 +38,7 @@ def broken_links(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_resolve(document: Path) -> None:
     assert broken_links(document) == []
 
 
@@ -49,7 +49,7 @@ def test_every_page_is_in_the_index() -> None:
     assert missing == []
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
+def test_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One & two\n\n[a](#one--two) [b](page.md) [c](https://x.org) [d](none.md) [e](#three)\n")
     assert broken_links(page) == ["none.md", "#three"]

@@ -11,7 +11,7 @@ from scripts import ROOT, load
 IMAGE = ROOT / "docs" / "images" / "neurons.svg"
 
 
-def test_the_script_draws_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_draws_all_neurons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = load("docs/plot_neurons.py")
     assert script.main(["--out", str(tmp_path / "drawn.svg")]) == 0
     assert capsys.readouterr().out.startswith(f"{len(script.neurons())} neurons in ")
@@ -21,7 +21,7 @@ def test_the_script_draws_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert f">{title}<" in kept, f"{title} is not in {IMAGE.name}: run python docs/plot_neurons.py"
 
 
-def test_what_is_drawn_shows_something() -> None:
+def test_drawn_neurons_fire() -> None:
     """Checks that each drawn neuron fires in some steps and is silent in others. After a failure, choose other values
     in `SHOWN`.
     """
@@ -35,7 +35,7 @@ def test_what_is_drawn_shows_something() -> None:
             assert 0 < output.count_nonzero() < script.STEPS, script.title(kind)
 
 
-def test_the_page_has_a_row_for_each() -> None:
+def test_page_lists_all_neurons() -> None:
     page = (ROOT / "docs" / "neurons.md").read_text(encoding="utf-8")
     names = [kind.__name__ for kind in load("docs/plot_neurons.py").neurons()]
     assert [name for name in names if f"| `{name}`" not in page] == []

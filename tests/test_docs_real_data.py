@@ -23,7 +23,7 @@ def cells(path: str, start: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_readme_has_the_kept_numbers(name: str) -> None:
+def test_readme_has_the_stored_accuracies(name: str) -> None:
     _, _, *kept = cells("benchmarks/results/real_data.md", name)
     shown = cells("README.md", NAMES[name])[1:]
     assert shown[:2] == kept[:2]
@@ -32,7 +32,7 @@ def test_the_readme_has_the_kept_numbers(name: str) -> None:
     assert kept[5].startswith(shown[5].partition(",")[0])
 
 
-def test_the_readme_has_the_kept_seconds() -> None:
+def test_readme_has_the_stored_seconds() -> None:
     kept = [cells("benchmarks/results/real_data_seconds.md", name) for name in NAMES]
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     for column in (1, 3):

@@ -7,7 +7,7 @@ import re
 from scripts import ROOT
 
 
-def test_the_page_has_the_efficiencies_of_the_table() -> None:
+def test_page_has_the_efficiencies_of_the_table() -> None:
     kept = (ROOT / "benchmarks" / "results" / "scaling.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \| (ddp|fsdp) \| (\d) \| .* \| ([\d.]+) \|$", kept, re.MULTILINE)
     wanted: dict[tuple[str, str], list[str]] = {}

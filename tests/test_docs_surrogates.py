@@ -19,7 +19,7 @@ def names_of_surrogates() -> set[str]:
     return {kind.__name__ for kind in classes if kind is not surrogate.Surrogate}
 
 
-def test_the_script_draws_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_draws_all_surrogates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = load("docs/plot_surrogates.py")
     assert script.main(["--out", str(tmp_path / "drawn.svg")]) == 0
     assert capsys.readouterr().out.startswith(f"{len(names_of_surrogates())} surrogates in ")
@@ -31,7 +31,7 @@ def test_the_script_draws_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert f">{title}<" in kept, f"{title} is not in {IMAGE.name}: run python docs/plot_surrogates.py"
 
 
-def test_the_page_has_a_row_for_each() -> None:
+def test_page_lists_all_surrogates() -> None:
     page = (ROOT / "docs" / "surrogates.md").read_text(encoding="utf-8")
     missing = [name for name in sorted(names_of_surrogates()) if f"| `{name}" not in page]
     assert missing == []

@@ -52,7 +52,7 @@ def small(name: str, folder: Path) -> None:
 
 @pytest.mark.long(all_but=["audio"])
 @pytest.mark.parametrize("name", NAMES)
-def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> None:
+def test_example_without_arguments_learns_and_draws(name: str, tmp_path: Path) -> None:
     example(name)
     epochs, beyond = LEARNS[name]
     # The example runs as for a user: without the settings of the tests, and in an empty folder.
@@ -78,7 +78,7 @@ def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> Non
 @pytest.mark.long
 @one_thread()
 @pytest.mark.parametrize("name", NAMES)
-def test_whoever_resumes_ends_where_one_run_does(
+def test_resumed_run_equals_an_uninterrupted_run(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small(name, tmp_path / "data")
@@ -111,7 +111,7 @@ def test_whoever_resumes_ends_where_one_run_does(
 
 @pytest.mark.long
 @one_thread()
-def test_words_through_recurrent_layers(
+def test_recurrent_layers_learn_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small("audio", tmp_path / "data")
@@ -127,7 +127,7 @@ def test_words_through_recurrent_layers(
 @pytest.mark.usefixtures("loops")
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
-def test_the_network_of_a_paper_takes_the_files(
+def test_paper_networks_accept_the_files(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small(name, tmp_path / "data")
@@ -137,7 +137,7 @@ def test_the_network_of_a_paper_takes_the_files(
     assert "held-out accuracy" in capsys.readouterr().out
 
 
-def test_torchvision_reads_the_images_that_were_written(tmp_path: Path) -> None:
+def test_torchvision_reads_the_written_images(tmp_path: Path) -> None:
     images = example("images")
     from sklearn.datasets import load_digits
 
@@ -152,7 +152,7 @@ def test_torchvision_reads_the_images_that_were_written(tmp_path: Path) -> None:
     assert not pixels[:, :4].any()
 
 
-def test_tonic_reads_the_recordings_that_were_written(tmp_path: Path) -> None:
+def test_tonic_reads_the_written_recordings(tmp_path: Path) -> None:
     events = example("events")
     events.write_recordings(tmp_path, seed=0, users=(10, 10))
     recordings = events.DVSGesture(str(tmp_path), train=False)
@@ -179,7 +179,7 @@ def test_tonic_reads_the_recordings_that_were_written(tmp_path: Path) -> None:
     assert len(lengths) > 3
 
 
-def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
+def test_tonic_reads_the_written_words(tmp_path: Path) -> None:
     audio = example("audio")
     audio.write_words(tmp_path, seed=0, counts=(40, 20))
     words = audio.SHD(str(tmp_path), train=True)
@@ -203,7 +203,7 @@ def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
 @pytest.mark.long(all_but=["events"])
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
-def test_rates_in_the_picture_are_without_padding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_rates_exclude_padding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compares the mean rate of a batch with the mean of the rates of its samples, each run separately."""
     module = example(name)
     drawn: list[dict[str, float]] = []
@@ -233,7 +233,7 @@ def test_rates_in_the_picture_are_without_padding(name: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("epochs", ["0", "-1", "x"])
-def test_epochs_that_are_none(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_numbers_of_epochs_are_refused(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         example("images").main(["--epochs", epochs])
     assert f"'{epochs}' is not a whole number above 0" in capsys.readouterr().err
@@ -241,7 +241,7 @@ def test_epochs_that_are_none(epochs: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
-def test_it_learns_through_compiled_kernels(
+def test_example_learns_in_compiled_kernels(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -42,7 +42,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long(all_but=["fsdp"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_it_learns_and_resumes_on_another_number_of_processes(
+def test_training_resumes_with_another_number_of_processes(
     strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], launched: None
 ) -> None:
     options = ("--strategy", strategy, "--checkpoint", str(tmp_path / "kept"), "--epochs", "2")
@@ -56,7 +56,7 @@ def test_it_learns_and_resumes_on_another_number_of_processes(
     assert f"resumed after 2 epochs, accuracy {reached[1]}\n" in capsys.readouterr().out
 
 
-def test_without_torchrun_it_says_how_to_start_it(
+def test_error_without_torchrun_names_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)

@@ -27,14 +27,14 @@ RUNS = {
 ELSEWHERE = {"digits", "distributed", "gated_activation", "images", "events", "audio", "training"}
 
 
-def test_none_is_forgotten() -> None:
+def test_every_example_has_a_run() -> None:
     assert {path.stem for path in ROOT.glob("examples/**/*.py")} == RUNS.keys() | ELSEWHERE
 
 
 @pytest.mark.long(all_but=["convert", "truncated_bptt"])
 @one_thread()
 @pytest.mark.parametrize("name", sorted(RUNS))
-def test_it_runs(
+def test_example_runs(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -46,7 +46,7 @@ def test_it_runs(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(RUNS))
-def test_it_runs_through_compiled_kernels(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs_in_compiled_kernels(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, printed = RUNS[name]
     assert load(f"examples/{name}.py").main([*arguments, "--device", "cuda", "--backend", "triton"]) == 0
     out = capsys.readouterr().out

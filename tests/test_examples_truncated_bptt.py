@@ -20,7 +20,7 @@ def made(steps: int, backend: str = "auto") -> tuple[torch.nn.Module, torch.Tens
 
 
 @one_thread()
-def test_it_learns_along_the_sequence() -> None:
+def test_network_learns_along_the_sequence() -> None:
     net, x, y = made(256)
     losses, _ = tbptt.train(net, x, y, chunk=CHUNK, passes=6)
     assert losses[-1] < 0.9 * losses[0]
@@ -29,7 +29,7 @@ def test_it_learns_along_the_sequence() -> None:
 @pytest.mark.long(all_but=["torch"])
 @one_thread()
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_the_memory_is_that_of_a_chunk(backend: str, interpreted: None) -> None:
+def test_chunks_bound_the_memory(backend: str, interpreted: None) -> None:
     kept, by_all = [], []
     for steps in (4 * CHUNK, 8 * CHUNK):
         net, x, y = made(steps, backend)
@@ -40,7 +40,7 @@ def test_the_memory_is_that_of_a_chunk(backend: str, interpreted: None) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop"])
-def test_inside_a_chunk_the_gradient_is_that_of_the_whole(backend: str) -> None:
+def test_gradient_inside_a_chunk_is_exact(backend: str) -> None:
     net, x, y = made(4 * CHUNK, backend)
     cut, full = (tbptt.gradient_of_last(net, x, y, CHUNK, truncated) for truncated in (True, False))
     assert torch.equal(cut, full)

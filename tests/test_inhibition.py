@@ -29,7 +29,7 @@ def check(core: Cell, tensors: list[Tensor], target: TargetName, *, rtol: float 
 @pytest.mark.long(all_but=[f"*{TARGETS[-1]}*", "*Normed-triton*", "*Winner-triton*", "*First-triton*"])
 @pytest.mark.parametrize("target", TARGETS)
 @cells
-def test_results_and_gradients_are_those_of_the_loop(cell: type[Cell], target: TargetName) -> None:
+def test_results_and_gradients_equal_the_loop(cell: type[Cell], target: TargetName) -> None:
     core = made(cell, 9, Dense(), torch.float64, soft=True)
     tensors = sequences(core, 5, 61, 9, dtype=torch.float64)
     check(core, tensors, target)
@@ -58,7 +58,7 @@ def test_gradcheck(cell: type[Cell]) -> None:
 
 
 @pytest.mark.parametrize("cell", [Winner, First], ids=lambda cell: cell.__name__)
-def test_ties_are_those_of_torch(cell: type[Cell]) -> None:
+def test_ties_equal_torch(cell: type[Cell]) -> None:
     """Tests equal maxima. They share the gradient, unless the position of the maximum is also used; then the first
     maximum has the gradient.
     """
@@ -72,7 +72,7 @@ def test_ties_are_those_of_torch(cell: type[Cell]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
-def test_bits_where_sums_are_exact() -> None:
+def test_exact_sums_are_bitwise_equal() -> None:
     core = made(Lateral, 8, Dense())
     tensors = sequences(core, 3, 67, 8, bits=2)
     for target in TARGETS:
@@ -127,14 +127,14 @@ def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> lis
 
 
 @pytest.mark.parametrize("cell", [Winner, ExciteInhibit], ids=lambda cell: cell.__name__)
-def test_one_launch_where_a_program_has_whole_rows(cell: type[Cell]) -> None:
+def test_one_launch_with_whole_rows_per_program(cell: type[Cell]) -> None:
     told = in_one_launch(made(cell, 9, Dense(), soft=True), sequences(made(cell, 9, Dense()), 3, 11, 9))
     assert tuple(how.split(",")[0] for how in told) == ONE
     assert all(how.endswith("exchange nothing") for how in told)
 
 
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
-def test_one_launch_where_programs_share_rows_that_are_reduced(cell: type[Cell]) -> None:
+def test_one_launch_with_shared_rows(cell: type[Cell]) -> None:
     """Tests matrices that are too large for one program."""
     core = made(cell, 210, Dense(), soft=True)
     told = in_one_launch(core, sequences(core, 3, 19, 210), 1e-4)
@@ -145,7 +145,7 @@ def test_one_launch_where_programs_share_rows_that_are_reduced(cell: type[Cell])
 @pytest.mark.gpu
 @pytest.mark.parametrize("neurons", [210, 512])
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
-def test_programs_that_share_reduced_rows_on_a_gpu(cell: type[Cell], neurons: int) -> None:
+def test_one_launch_with_shared_rows_on_a_gpu(cell: type[Cell], neurons: int) -> None:
     core = made(cell, neurons, Dense(), soft=True)
     told = in_one_launch(core, sequences(core, 7, 131, neurons), 1e-3)
     assert tuple(how.split(",")[0] for how in told) == ONE
@@ -170,7 +170,7 @@ def _with_gradients(neuron: FlexSN, run: Callable[..., Tensor], x: Tensor, **cha
     return [y.detach(), *torch.autograd.grad((y * x.detach()).sum(), [x, *neuron.parameters()])]
 
 
-def test_in_compiled_graphs_exports_and_with_lengths_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_graphs_exports_lengths_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests reductions of rows in compiled graphs, in exported programs, and with lengths and resets."""
     core = _Inhibited().double()
     loop, kernels = FlexSN(core, 1, 1, 1, backend="torch"), FlexSN(core, 1, 1, 1, backend="cpp")

@@ -60,7 +60,7 @@ def collected(folder: Path, *runs: list[str]) -> list[tuple[list[str], str]]:
     ]
 
 
-def test_what_waits_and_what_does_not(tmp_path: Path) -> None:
+def test_long_mark_selects_tests(tmp_path: Path) -> None:
     shutil.copy(ROOT / "conftest.py", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "test_a.py").write_text(SOURCE)

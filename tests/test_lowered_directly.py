@@ -63,7 +63,7 @@ def test_gradients_with_checkpoints_at_any_distance(interval: int, steps: int, m
     assert max(chunks) <= 8 or max(chunks) == interval == 12
 
 
-def test_a_zero_gradient_beside_products() -> None:
+def test_zero_gradient_with_products() -> None:
     def step(x: Tensor, v: Tensor, matrix: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         z = torch.tanh(v @ matrix + x)
         return z, z + (z * w).detach()

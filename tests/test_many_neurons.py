@@ -16,7 +16,7 @@ EARLY, NEURONS = 15, 30  # the first neurons compile every kernel
 
 @pytest.mark.long(all_but=["auto"])
 @pytest.mark.parametrize("backend", ["torch", "auto", "triton"])
-def test_what_stays_behind_does_not_grow(
+def test_remaining_resources_do_not_grow(
     backend: str, interpreted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))

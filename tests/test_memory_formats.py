@@ -207,7 +207,7 @@ def test_gradients_in_another_format_than_the_output(backend: str, device: str) 
     assert torch.autograd.grad(output, flat, channels_last)[0].stride() == flat.stride()
 
 
-def test_a_kernel_object() -> None:
+def test_kernel_object_keeps_the_format() -> None:
     x = LAYOUTS["batch_first_channels_last"](4).requires_grad_()
     v = torch.zeros_like(x[0].detach()).requires_grad_()
     results = FlexSNKernel(make_core(torch.ones(())), 1, 1, 1)(x, v)

@@ -111,7 +111,7 @@ def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.
         pytest.param(Hidden, 2, 33, 18, torch.float32, marks=pytest.mark.long),
     ],
 )
-def test_it_is_the_loop(
+def test_one_launch_equals_the_loop(
     cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.dtype, launched: list[str]
 ) -> None:
     check(cell, num_steps, batch, size, dtype)
@@ -129,7 +129,7 @@ def test_it_is_the_loop(
         (LowRank, 3, 5, 19, torch.float16),
     ],
 )
-def test_without_exchange_it_is_the_loop(
+def test_one_launch_without_exchange_equals_the_loop(
     cell: type[Cell],
     num_steps: int,
     batch: int,
@@ -151,7 +151,7 @@ _FIRST = (LSTM, GatedGRU, Sliced)
     [pytest.param(cell, marks=[] if cell in _FIRST else pytest.mark.long) for cell in CELLS],
     ids=lambda cell: cell.__name__,
 )
-def test_exchange_changes_nothing(cell: type[Cell], exchanged: Choose) -> None:
+def test_exchange_does_not_change_results(cell: type[Cell], exchanged: Choose) -> None:
     """Compares cells with gates, with pieces of a value, and with products of products, in sums with only one term."""
     found = []
     for yes in (True, False):
@@ -166,7 +166,7 @@ def test_exchange_changes_nothing(cell: type[Cell], exchanged: Choose) -> None:
 
 
 @pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
-def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, launched: list[str]) -> None:
+def test_nan_in_padding_does_not_spread(yes: bool, exchanged: Choose, launched: list[str]) -> None:
     class Ratio(Cell):
         """A step that computes 0 / 0 in the padding, which contains zeros."""
 
@@ -215,7 +215,7 @@ def test_matrices_that_fit_into_registers_are_held(
     assert (tiles and (tiles.rows, tiles.num_warps)) == expected
 
 
-def test_what_programs_with_all_columns_do_is_said(exchanged: Choose) -> None:
+def test_explain_describes_programs_with_all_columns(exchanged: Choose) -> None:
     exchanged(False)
     core = made(RLIF, 20, Powers())
     tensors = sequences(core, 3, 17, 20)
@@ -233,7 +233,7 @@ def test_what_programs_with_all_columns_do_is_said(exchanged: Choose) -> None:
 
 @pytest.mark.long(all_but=["LearnedDecay"])
 @pytest.mark.parametrize("cell", [RLIF, OfMembrane, LearnedDecay, Hidden], ids=lambda cell: cell.__name__)
-def test_steps_to_the_last_of_which_no_gradients_of_states_come(cell: type[Cell], launched: list[str]) -> None:
+def test_last_step_without_gradients_of_states(cell: type[Cell], launched: list[str]) -> None:
     found = of_outputs(made(cell, 20, Powers()), 4, 5, 20)
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
@@ -242,7 +242,7 @@ def test_steps_to_the_last_of_which_no_gradients_of_states_come(cell: type[Cell]
     assert launched == ["one launch"] * 2
 
 
-def test_a_product_of_absent_gradients_alone_is_absent(launched: list[str]) -> None:
+def test_product_of_absent_gradients_is_absent(launched: list[str]) -> None:
     """Checks products of absent gradients. If they were zeros, they would be multiplied by an infinite state."""
 
     class Late(Cell):
@@ -275,7 +275,7 @@ def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> lis
     return found
 
 
-def test_float32_is_float32(launched: list[str]) -> None:
+def test_float32_products_are_exact_to_24_bits(launched: list[str]) -> None:
     """Tests operands and matrices with 24 significant bits and different magnitudes. The errors must be as small as
     those of a library's product.
     """
@@ -292,7 +292,7 @@ def test_float32_is_float32(launched: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("precision", "bits"), [("high", 14), ("medium", 6)])
-def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, launched: list[str]) -> None:
+def test_float32_follows_the_precision_setting(precision: str, bits: int, launched: list[str]) -> None:
     check_bits(21, precision, bits)
     assert launched == ["one launch"]
 
@@ -313,7 +313,7 @@ def check_bits(size: int, precision: str, bits: int) -> None:
     assert 2.0 ** -(bits + 7) < error < 2.0**-bits
 
 
-def test_a_sum_of_chunks_has_less_than_a_chunk_of_padding() -> None:
+def test_padding_is_less_than_a_chunk() -> None:
     tiles = Tiles(16, 64, 128, 4, ahead=1)
     assert tiles.chunks(3 * 1024) == [128] * 24
     assert tiles.chunks(1100) == [128] * 9
@@ -321,9 +321,7 @@ def test_a_sum_of_chunks_has_less_than_a_chunk_of_padding() -> None:
     assert tiles.chunks(3) == [16]
 
 
-def test_where_programs_have_no_room_the_next_tiles_are_tried(
-    monkeypatch: pytest.MonkeyPatch, launched: list[str]
-) -> None:
+def test_next_tiles_are_tried_without_room(monkeypatch: pytest.MonkeyPatch, launched: list[str]) -> None:
     tried: list[Tiles] = []
 
     def two(*_: object, **__: object) -> Iterator[Tiles]:
@@ -344,7 +342,7 @@ def test_where_programs_have_no_room_the_next_tiles_are_tried(
     assert [tiles.chunk for tiles in tried] == [32, 16] * 2
 
 
-def test_infinity_and_nan_come_through(launched: list[str]) -> None:
+def test_infinity_and_nan_propagate(launched: list[str]) -> None:
     core = made(LSTM, 9, Powers())
     x, h, c = (t.detach() for t in sequences(core, 3, 4, 9))
     x[1, 0, 0], x[1, 1, 3] = float("nan"), float("inf")
@@ -353,7 +351,7 @@ def test_infinity_and_nan_come_through(launched: list[str]) -> None:
     assert launched == ["one launch"]
 
 
-def test_the_largest_numbers_are_no_infinity() -> None:
+def test_largest_numbers_stay_finite() -> None:
     """Checks that splitting a float32 number into parts does not round up, because this would overflow to infinity."""
 
     class Kept(Cell):
@@ -371,7 +369,7 @@ def test_the_largest_numbers_are_no_infinity() -> None:
     assert torch.equal(output, x[:1].expand_as(x))
 
 
-def test_what_does_not_fit_is_launched_step_by_step_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_names_the_obstacle_to_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     core = made(RLIF, 9, Powers())
     x, s, v = sequences(core, 3, 4, 9)
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
@@ -401,7 +399,7 @@ def test_many_programs(size: int, batch: int, yes: bool, exchanged: Choose, laun
 
 @gpu
 @pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
-def test_rows_in_turns(yes: bool, exchanged: Choose, launched: list[str]) -> None:
+def test_more_rows_than_fit_at_once(yes: bool, exchanged: Choose, launched: list[str]) -> None:
     exchanged(yes)
     check(RLIF, 10, 9000, 200, torch.bfloat16)
     assert launched == ["one launch"] * 2
@@ -445,7 +443,7 @@ def test_ten_thousand_launches_on_two_streams(exchanged: Choose, launched: list[
 
 @gpu
 @pytest.mark.parametrize("size", [64, 200])
-def test_runs_of_the_same_call_are_equal_to_the_bit(size: int) -> None:
+def test_repeated_calls_are_bitwise_equal(size: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         core = made(LSTM, size, Dense(), dtype)
         tensors = sequences(core, 50, 70, size, dtype=dtype, bits=10)
@@ -459,7 +457,7 @@ def test_runs_of_the_same_call_are_equal_to_the_bit(size: int) -> None:
 
 
 @gpu
-def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch, exchanged: Choose) -> None:
+def test_waiting_programs_give_up(monkeypatch: pytest.MonkeyPatch, exchanged: Choose) -> None:
     """Runs a launch in which one program is missing. The results are NaN, and the next call raises an error."""
     exchanged(True)
     from flexsn_runtime.errors import GaveUpError
@@ -488,7 +486,7 @@ def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch, exc
 
 @gpu
 @pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
-def test_in_a_cuda_graph(yes: bool, exchanged: Choose) -> None:
+def test_one_launch_in_a_cuda_graph(yes: bool, exchanged: Choose) -> None:
     exchanged(yes)
     core = made(RLIF, 128, Powers())
     x, s, v = (t.detach() for t in sequences(core, 5, 33, 128))

@@ -36,7 +36,7 @@ def everything(outcomes: Outcomes) -> list[Outcome]:
     return [outcome for found in outcomes.values() for outcome in found.values()]
 
 
-def test_no_wrong_answer_and_no_crash(outcomes: Outcomes) -> None:
+def test_no_wrong_results_and_no_crashes(outcomes: Outcomes) -> None:
     assert [problem for o in everything(outcomes) for problem in (*o.wrong, *o.crashed)] == []
 
 

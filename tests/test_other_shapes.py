@@ -82,7 +82,7 @@ def close(got: Sequence[Tensor | None], wanted: Sequence[Tensor | None], toleran
 @pytest.mark.long(all_but=["cpp-Dendritic", "triton-Statistics", "cpp-Populations"])
 @cores
 @languages
-def test_results_and_gradients_are_those_of_the_loop(make: type[Core], backend: str, interpreted: None) -> None:
+def test_results_and_gradients_equal_the_loop(make: type[Core], backend: str, interpreted: None) -> None:
     core = made(make)
     tensors = [sequence(core), *(0.1 * torch.ones(B, *shape, dtype=torch.float64) for shape in core.shapes()[1])]
     tensors = [t.detach().requires_grad_() for t in tensors]
@@ -95,7 +95,7 @@ def test_results_and_gradients_are_those_of_the_loop(make: type[Core], backend: 
 
 @pytest.mark.long(all_but=["Gates"])
 @pytest.mark.parametrize("make", CORES, ids=lambda make: make.__name__)
-def test_a_state_is_carried_and_batches_change(make: type[Core], interpreted: None) -> None:
+def test_states_are_carried_and_batch_sizes_change(make: type[Core], interpreted: None) -> None:
     core = made(make)
     layer = Layer(core, "cpp")
     whole = called(Layer(core))(sequence(core))
@@ -142,7 +142,7 @@ class Exact(Core):
         return (soma > 1).to(x), soma, branches
 
 
-def test_bits_where_sums_are_exact() -> None:
+def test_exact_sums_are_bitwise_equal() -> None:
     core = made(Exact, torch.float32, 9, 3)
     x = (8 * sequence(core, torch.float32, batch=61)).round().detach()
     loop, kernels = (called(Layer(core, backend))(x) for backend in ("torch", "cpp"))
@@ -153,7 +153,7 @@ def test_bits_where_sums_are_exact() -> None:
 @pytest.mark.long(all_but=["lengths-Apart", "resets-Apart"])
 @cores
 @pytest.mark.parametrize("change", ["lengths", "resets", "float32", "counts"])
-def test_calls_that_change_the_step(make: type[Core], change: str) -> None:
+def test_calls_with_transforms(make: type[Core], change: str) -> None:
     core = made(make)
     x = sequence(core)
     options: dict[str, Any] = {}
@@ -306,7 +306,7 @@ def test_random_numbers_of_a_soma_and_in_compiled_graphs() -> None:
         assert found[0][-1].std() > 0.1
 
 
-def test_parameters_that_are_assigned_are_read() -> None:
+def test_assigned_parameters_are_read() -> None:
     core = made(Dendritic)
     layer, x = Layer(core, "cpp"), sequence(core)
     called(layer)(x)
@@ -316,7 +316,7 @@ def test_parameters_that_are_assigned_are_read() -> None:
     close(trained(called(layer), core, [x]), trained(called(Layer(core)), core, [x]))
 
 
-def test_steps_of_one_shape_are_refused_whatever_their_size() -> None:
+def test_refusal_does_not_depend_on_sizes() -> None:
     """Checks a refusal that must not depend on sizes: the last dimension holds neurons, and their number may change."""
     for size in (4, 40):
         with pytest.raises(NotImplementedError, match="roll"):
@@ -364,7 +364,7 @@ def test_refusals_name_the_line(core: Callable[..., Any], branches: int, words: 
     assert "test_other_shapes.py" in str(caught.value)
 
 
-def test_populations_that_nothing_joins_are_refused() -> None:
+def test_unconnected_populations_are_refused() -> None:
     def core(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
         return v + x, v + x, d / 2
 
@@ -373,7 +373,7 @@ def test_populations_that_nothing_joins_are_refused() -> None:
 
 
 @pytest.mark.parametrize("make", ON_PIECES, ids=lambda make: make.__name__)
-def test_kernels_see_pieces(make: type[Core]) -> None:
+def test_kernels_receive_pieces(make: type[Core]) -> None:
     core = made(make, torch.float32)
     shapes = (core.shapes()[0], *core.shapes()[1])
     step = ScanProgram(core, 1, len(shapes) - 1, 1).specialize_examples([torch.zeros(B, *shape) for shape in shapes])

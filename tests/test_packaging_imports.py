@@ -62,7 +62,7 @@ def test_package_declares_what_it_imports(package: Path) -> None:
     assert undeclared(modules - {own}, declared_by(package), DISTRIBUTIONS) == set()
 
 
-def test_an_undeclared_import_is_seen() -> None:
+def test_undeclared_import_is_found() -> None:
     source = "import os\nfrom . import a\ndef f():\n    import numpy.linalg\n    import torch\n"
     modules = imported_by(source)
     assert modules == {"numpy", "torch"}
@@ -84,14 +84,14 @@ def not_beside_the_wheel(modules: set[str], distribution: Distribution) -> set[s
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
-def test_tests_import_what_stands_beside_them(distribution: Distribution) -> None:
+def test_tests_import_only_their_own_helpers(distribution: Distribution) -> None:
     files = list((distribution.folder / "tests").rglob("*.py"))
     assert files
     modules = set().union(*(imported_by(path.read_text(encoding="utf-8")) for path in files))
     assert not_beside_the_wheel(modules, distribution) == set()
 
 
-def test_a_helper_of_others_is_seen() -> None:
+def test_foreign_helper_is_found() -> None:
     modules = {"torch", "graph_cores", "codegen_cores", "scripts", "flexsn_graph", "flexsn_nn"}
     codegen = Distribution("flexsn-codegen")
     assert not_beside_the_wheel(modules, codegen) == {"graph_cores", "scripts", "flexsn_nn"}

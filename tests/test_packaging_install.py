@@ -52,7 +52,7 @@ def brought_by(distribution: Distribution) -> set[str]:
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
-def test_each_package_is_installed_with_what_it_needs(distribution: Distribution) -> None:
+def test_commands_name_all_requirements(distribution: Distribution) -> None:
     """Compares the requirements of a package with its README and with the table of layers."""
     readme = commands_in(distribution.folder / "README.md")
     assert readme, "its README does not say how to install it"
@@ -64,7 +64,7 @@ def test_each_package_is_installed_with_what_it_needs(distribution: Distribution
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
-def test_the_table_says_what_each_brings(distribution: Distribution) -> None:
+def test_table_lists_installed_packages(distribution: Distribution) -> None:
     page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| [{distribution.name}]")]
     brings = set(row.rstrip(" |").rpartition("|")[2].strip().split(", "))
@@ -99,7 +99,7 @@ def where_wheels_are(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long(all_but=["pip install ./packages/[*]"])
 @pytest.mark.wheels
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_command_installs_what_it_says(command: str, where_wheels_are: Path, tmp_path: Path) -> None:
+def test_command_installs_the_named_packages(command: str, where_wheels_are: Path, tmp_path: Path) -> None:
     """Runs a command in a shell, with third-party packages but without FlexSN. Nothing is downloaded."""
     members = [distribution for distribution in distributions() if distribution.name in named(command)]
     needs = [requirement for member in members for requirement in member.requirements]
@@ -115,7 +115,7 @@ def test_the_command_installs_what_it_says(command: str, where_wheels_are: Path,
 
 
 @pytest.mark.wheels
-def test_a_folder_that_is_missing_is_noticed(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     """Tests the runtime without the folders of the packages that it requires. pip must not find these packages
     elsewhere.
     """

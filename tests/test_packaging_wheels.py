@@ -109,7 +109,7 @@ def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[s
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_wheel_holds_what_it_must(name: str, wheels: dict[str, Wheel]) -> None:
+def test_wheel_contains_required_files(name: str, wheels: dict[str, Wheel]) -> None:
     module = name.replace("-", "_")
     with ZipFile(wheels[name].path) as archive:
         names = archive.namelist()
@@ -163,20 +163,20 @@ def made_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, W
     }
 
 
-def test_a_declared_sibling_is_found(tmp_path: Path) -> None:
+def test_declared_sibling_is_found(tmp_path: Path) -> None:
     wheels = made_wheels(tmp_path, "import flexsn_graph", "flexsn-graph>=0.1")
     import_isolated("flexsn-runtime", wheels, tmp_path)
 
 
 @pytest.mark.parametrize("undeclared", ["flexsn_graph", "numpy"])
-def test_an_undeclared_dependency_is_missing(undeclared: str, tmp_path: Path) -> None:
+def test_undeclared_dependency_is_missing(undeclared: str, tmp_path: Path) -> None:
     """Checks that the import of an undeclared package fails even if the environment contains it."""
     wheels = made_wheels(tmp_path, f"import {undeclared}", "")
     with pytest.raises(AssertionError, match=f"No module named '{undeclared}'"):
         import_isolated("flexsn-runtime", wheels, tmp_path)
 
 
-def test_a_try_at_triton_is_noted(tmp_path: Path) -> None:
+def test_attempted_triton_import_is_recorded(tmp_path: Path) -> None:
     """Checks that an import of Triton is recorded even if the package works without Triton."""
     source = "try:\n    import triton\nexcept ImportError:\n    triton = None\n"
     report = import_isolated("flexsn-runtime", made_wheels(tmp_path, source, ""), tmp_path)

@@ -61,12 +61,12 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
         "pip install --{} x".format("find-links"),
     ],
 )
-def test_a_trace_is_found(text: str) -> None:
+def test_trace_is_found(text: str) -> None:
     assert traces_in(text.encode()) != []
 
 
 @pytest.mark.parametrize("text", ["packages/work/x", "docs/home/", "farmland", "pip install hatch"])
-def test_an_innocent_text_is_not(text: str) -> None:
+def test_innocent_text_is_accepted(text: str) -> None:
     assert traces_in(text.encode()) == []
 
 
@@ -77,7 +77,7 @@ CLOCKS = re.compile(
 )
 
 
-def test_no_test_depends_on_how_fast_the_machine_is() -> None:
+def test_tests_do_not_depend_on_speed() -> None:
     """Checks that tests read no clocks. The time limit in pyproject.toml only serves to end processes that hang."""
     files = [ROOT / "conftest.py", *ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
     found = {str(path.relative_to(ROOT)): clocks for path in files if (clocks := CLOCKS.findall(path.read_text()))}
@@ -85,7 +85,7 @@ def test_no_test_depends_on_how_fast_the_machine_is() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_package_has_its_papers(package: Path) -> None:
+def test_package_has_its_documents(package: Path) -> None:
     module = package.name.replace("-", "_")
     papers = ["README.md", "CHANGELOG.md", "LICENSE", f"src/{module}/py.typed"]
     assert [name for name in papers if not (package / name).is_file()] == []
@@ -101,7 +101,7 @@ def test_file_names_among_the_tests_are_unique() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_test_files_of_a_package_carry_its_name() -> None:
+def test_test_files_begin_with_their_package() -> None:
     """Checks that files are named `test_<package>_<concept>.py`, so that the report of a failure begins with the
     package.
     """

@@ -20,22 +20,22 @@ from flexsn_nn import FlexSN
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
-def test_lives_are_the_same(compiler: None) -> None:
+def test_twins_are_equal(compiler: None) -> None:
     run(machine(layers=FEW_LAYERS, without=LONG_ACTS), runs=15, rules=15)
 
 
-def test_lives_with_recurrent_matrices_are_the_same(compiler: None) -> None:
+def test_twins_with_recurrent_matrices_are_equal(compiler: None) -> None:
     run(machine(layers=("rlif", "linear", "dropout"), without=LONG_ACTS), runs=6, rules=20)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["auto", "cpp", "triton"])
-def test_lives_of_all_layers_are_the_same(backend: str, interpreted: None, compiler: None) -> None:
+def test_twins_of_all_layers_are_equal(backend: str, interpreted: None, compiler: None) -> None:
     run(machine(((backend, "auto"),)), runs=20, rules=50)
 
 
 @pytest.mark.long
-def test_lives_with_the_compiled_launcher_are_the_same(compiler: None) -> None:
+def test_twins_with_the_compiled_launcher_are_equal(compiler: None) -> None:
     run(machine((("cpp", "compiled"),)), runs=20, rules=50)
 
 
@@ -87,7 +87,7 @@ FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants a fault in neurons that run the operator `scan`, which is a loop outside of compilers, and checks that it
     is found.
     """
@@ -146,11 +146,11 @@ FOUND: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
 
 
 @pytest.mark.parametrize("found", FOUND)
-def test_what_was_found_holds(found: str, compiler: None) -> None:
+def test_earlier_programs_stay_equal(found: str, compiler: None) -> None:
     live(*FOUND[found])
 
 
-def test_a_program_is_printed_as_python() -> None:
+def test_program_is_printed_as_python() -> None:
     plan = Plan("vector", ("delay",), "hop")
     error = DifferenceError("something", plan, [("reset", {})])
     scope: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def test_a_program_is_printed_as_python() -> None:
     assert scope["live"] is live
 
 
-def test_twins_that_nothing_distinguishes_live_on(recwarn: pytest.WarningsRecorder) -> None:
+def test_equal_twins_continue(recwarn: pytest.WarningsRecorder) -> None:
     run(machine((("torch", "auto"),)), runs=6, rules=30)
 
 
@@ -169,12 +169,12 @@ def test_each_layer_keeps_the_shape(family: str, loops: None) -> None:
         assert build(Plan(family, (name,), "torch"))(x).shape == x.shape, name
 
 
-def test_what_a_short_run_leaves_out_exists() -> None:
+def test_names_left_out_of_short_runs_exist() -> None:
     assert set(FEW_LAYERS) <= set(LAYERS)
     assert set(LONG_ACTS) <= set(ACTS)
 
 
-def test_lives_go_on_after_a_refusal(compiler: None) -> None:
+def test_twins_continue_after_a_refusal(compiler: None) -> None:
     """Checks that both twins continue after a refusal. torch cannot copy a pruned network after a call, so both start
     again.
     """

@@ -124,7 +124,7 @@ def test_statistics(over: str) -> None:
 
 
 @pytest.mark.parametrize("step", [6, 7])
-def test_normal_numbers_are_those_of_the_formula(step: int) -> None:
+def test_normal_numbers_match_the_formula(step: int) -> None:
     words, time = _words((5, 6), 1, 1 << 16), _int32(step)[0]
     z = NORMAL_NUMBER(*words, time, stream=3).double()
     a, b = (word.double() for word in words_of_steps(*words, time, 3))  # type: ignore[arg-type,call-arg]
@@ -142,7 +142,7 @@ def test_normal_numbers_are_those_of_the_formula(step: int) -> None:
 @pytest.mark.long(all_but=["cpp-torch.float32", "triton-torch.bfloat16", "hop-torch.float16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_numbers_are_equal_to_the_bit(backend: str, dtype: torch.dtype) -> None:
+def test_numbers_are_bitwise_equal_on_all_backends(backend: str, dtype: torch.dtype) -> None:
     for shape in ((3, 5, 37), (2, 3, 2, 3, 5)):
         expected, found = (numbers(shape, name, dtype=dtype) for name in ("torch", backend))
         assert all(value.dtype == dtype for value in found)
@@ -159,7 +159,7 @@ def test_steps_of_few_dimensions(backend: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", *KERNELS])
-def test_memory_format_changes_no_number(backend: str) -> None:
+def test_memory_format_does_not_change_numbers(backend: str) -> None:
     x = torch.ones(4 * 3, 6, 5, 7)
     expected = numbers((4, 3, 6, 5, 7), "torch")
     torch.manual_seed(1)
@@ -188,7 +188,7 @@ def trained(
     ids=["whole", "chunks", "steps"],
 )
 @pytest.mark.parametrize("backend", [*KERNELS, "torch"])
-def test_training_and_chunks_are_the_loop_over_the_whole(backend: str, options: dict[str, Any]) -> None:
+def test_training_in_chunks_equals_the_loop(backend: str, options: dict[str, Any]) -> None:
     """Checks that the backward draws the same numbers as the forward, and that the step count continues with a carried
     state.
     """
@@ -215,7 +215,7 @@ def test_recurrent_steps(backend: str, chunks: int) -> None:
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_gradients_of_what_is_drawn(backend: str) -> None:
+def test_drawn_numbers_have_no_gradient(backend: str) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         v = torch.tanh(v * uniform_like(v) + x * normal_like(x)) * bernoulli_like(x, 0.7)
         return v * normal_like(v), v
@@ -231,7 +231,7 @@ def test_gradients_of_what_is_drawn(backend: str) -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_draws_steps_rows_and_neurons_differ(backend: str) -> None:
+def test_numbers_differ_by_draw_step_row_and_neuron(backend: str) -> None:
     first = numbers((6, 3, 50), backend)
     z, again = first[0], first[3]
     assert not torch.equal(z, again)
@@ -247,7 +247,7 @@ def test_draws_steps_rows_and_neurons_differ(backend: str) -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_a_reset_draws_another_key(backend: str) -> None:
+def test_reset_draws_a_new_key(backend: str) -> None:
     neuron, x = FlexSN(drawn, 1, 1, 4, backend=backend), torch.ones(2, 3, 50)
     first = neuron(x)[0]
     carried = neuron(x)[0]
@@ -282,7 +282,7 @@ def test_batches_in_parts(backend: str) -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_evaluation_draws_means_where_asked(backend: str) -> None:
+def test_evaluation_can_use_means(backend: str) -> None:
     neuron, x = FlexSN(drawn, 1, 1, 4, backend=backend), torch.ones(2, 3, 5)
     neuron.eval()
     assert neuron(x)[0].std() > 0.1
@@ -323,7 +323,7 @@ def test_compiled_calls_have_the_same_numbers(core: Callable[..., Any]) -> None:
 
 
 @pytest.mark.long
-def test_compiled_evaluation_draws_means() -> None:
+def test_compiled_evaluation_uses_means() -> None:
     neuron = FlexSN(drawn, 1, 1, 4).eval()
     configure(neuron, in_evaluation=False)
     z, u, b, _ = torch.compile(neuron, fullgraph=True, backend="aot_eager")(torch.ones(3, 2, 5))
@@ -373,7 +373,7 @@ def test_exported_programs_draw() -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_checkpoints_run_again_with_the_same_numbers(backend: str) -> None:
+def test_checkpoints_recompute_the_same_numbers(backend: str) -> None:
     neuron = FlexSN(noisy, 1, 1, 1, backend=backend)
 
     def run(x: Tensor) -> Tensor:
@@ -405,7 +405,7 @@ def test_noise_of_stochastic_lif_is_drawn_in_the_step(noise: str) -> None:
     assert torch.equal(layer(x), found[0])
 
 
-def test_shared_dropout_has_numbers_of_a_seed() -> None:
+def test_shared_dropout_follows_the_seed() -> None:
     layer, x = SharedDropout(0.25), torch.ones(3, 64, 100)
     configure(layer, seed=1)
     whole = layer(x)
@@ -419,13 +419,13 @@ def test_shared_dropout_has_numbers_of_a_seed() -> None:
 # -- refusals ----------------------------------------------------------------------------------------------
 
 
-def test_a_draw_outside_of_a_step_is_refused() -> None:
+def test_draw_outside_of_a_step_is_refused() -> None:
     with pytest.raises(DrawError, match="normal_like is called outside of a step"):
         normal_like(torch.ones(3))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5,), (2, 4), (2, 5, 4), (3, 6)], ids=str)
-def test_a_draw_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+def test_draw_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     w = torch.ones(shape)
     for backend in ("torch", "cpp"):
         with pytest.raises(DrawError, match=r"\[rows, 5\], .*, but got a tensor of shape") as caught:
@@ -448,13 +448,13 @@ def test_wrong_arguments_are_refused() -> None:
     [torch.randn_like, torch.rand_like, torch.bernoulli, partial(functional.dropout, training=True)],
     ids=["randn_like", "rand_like", "bernoulli", "dropout"],
 )
-def test_torchs_random_functions_name_those_of_a_step(draw: Callable[[Tensor], Tensor]) -> None:
+def test_errors_for_torch_random_functions_name_replacements(draw: Callable[[Tensor], Tensor]) -> None:
     example = torch.full((2, 3), 0.5)
     with pytest.raises(RandomOpError, match=r"normal_like, uniform_like or bernoulli_like of flexsn_nn\.random"):
         FlexSN(lambda x, v: (x + draw(x), v), 1, 1, 1, example_inputs=(example, example))
 
 
-def test_a_draw_that_the_code_does_not_name_is_found_when_it_is_called() -> None:
+def test_indirect_draw_is_found_in_the_call() -> None:
     functions = {"draw": normal_like}
     for backend in ("torch", "cpp", "auto"):
         neuron = FlexSN(lambda x, v: (v + functions["draw"](v), v + x), 1, 1, 1, backend=backend)

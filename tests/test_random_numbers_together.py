@@ -84,7 +84,7 @@ def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", KERNELS)
-def test_a_transform_may_draw(backend: str) -> None:
+def test_transform_draws(backend: str) -> None:
     """Tests a core without random numbers, and a core that draws them."""
     x = sequences(9, 4, 21)
 
@@ -103,7 +103,7 @@ def test_a_transform_may_draw(backend: str) -> None:
         assert_alike(run(neuron, x), plain)
 
 
-def test_a_repeated_call_draws_another_key_at_the_initial_state() -> None:
+def test_repeated_call_draws_a_new_key() -> None:
     neuron, x = FlexSN(noisy, 1, 1, 1, backend="cpp"), sequences(6, 3, 50)
     loop = FlexSN(noisy, 1, 1, 1, backend="torch")
     found: list[Tensor] = []
@@ -184,7 +184,7 @@ def test_second_derivatives() -> None:
         gradient.sum().backward()
 
 
-def test_vmap_draws_as_torch_does() -> None:
+def test_vmap_shares_one_key() -> None:
     """Checks that all samples share one key, and that a call without a seed raises an error."""
     x = sequences(5, 4, 2, 3)
     neuron = FlexSN(smooth, 1, 1, 1)
@@ -217,7 +217,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def test_first_row_gives_a_part_of_a_batch_the_losses_of_the_whole() -> None:
+def test_first_row_reproduces_part_of_a_batch() -> None:
     x = sequences(7, 8, 6) * 3
     net = network()
     configure(net, seed=5)
@@ -241,7 +241,7 @@ def everything(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["triton", "torch", "hop"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_a_gpu_has_the_bits_of_the_cpu(backend: str, dtype: torch.dtype) -> None:
+def test_gpu_numbers_equal_the_cpu(backend: str, dtype: torch.dtype) -> None:
     for shape in ((5, 7, 1000), (32, 3, 4, 9, 11), (1, 300, 513)):
         found = []
         for device, name in (("cpu", "torch"), ("cuda", backend)):
@@ -252,7 +252,7 @@ def test_a_gpu_has_the_bits_of_the_cpu(backend: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.gpu
-def test_training_on_a_gpu_is_that_of_the_loop() -> None:
+def test_training_on_a_gpu_equals_the_loop() -> None:
     x = sequences(37, 9, 515).cuda()
     expected = run(FlexSN(noisy, 1, 1, 1, backend="torch"), x)
     found = run(FlexSN(noisy, 1, 1, 1, backend="triton"), x)
@@ -263,7 +263,7 @@ def test_training_on_a_gpu_is_that_of_the_loop() -> None:
 
 
 @pytest.mark.gpu
-def test_a_recurrent_layer_on_a_gpu_is_that_of_the_loop() -> None:
+def test_recurrent_layer_on_a_gpu_equals_the_loop() -> None:
     x = sequences(12, 6, 64).cuda() * 2
     torch.manual_seed(0)
     found = []
@@ -274,7 +274,7 @@ def test_a_recurrent_layer_on_a_gpu_is_that_of_the_loop() -> None:
 
 
 @pytest.mark.gpu
-def test_a_captured_step_draws_other_numbers_in_each_replay() -> None:
+def test_replays_of_a_captured_step_draw_new_numbers() -> None:
     """Compares with steps without graphs, for equal seeds. The states of a neuron continue from step to step."""
 
     def losses(capture: bool) -> list[float]:

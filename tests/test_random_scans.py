@@ -25,7 +25,7 @@ MENDED = (160, 208)
 
 
 @pytest.mark.parametrize("first", [200, 210])
-def test_eagerly(first: int) -> None:
+def test_eager_scan_equals_the_loop(first: int) -> None:
     equal = 0
     for seed in range(first, first + 10):
         outcome = compare(random_program(seed), ["eager"])
@@ -37,14 +37,14 @@ def test_eagerly(first: int) -> None:
 @pytest.mark.long(all_but=["13-loop", "3-kernels"])
 @pytest.mark.parametrize("lowering", ["aot_eager", "loop", "kernels"])
 @pytest.mark.parametrize("seed", [*range(13), *SHARED, *MENDED])
-def test_compiled(seed: int, lowering: str) -> None:
+def test_compiled_scan_equals_the_loop(seed: int, lowering: str) -> None:
     outcome = compare(random_program(seed), [lowering])
     assert not outcome.different + outcome.failed, f"{outcome}\n{random_program(seed).source}"
     assert outcome.no_loop or outcome.equal == [lowering]
     torch._dynamo.reset()
 
 
-def test_a_program_is_that_of_its_seed() -> None:
+def test_seed_determines_the_program() -> None:
     one, other = random_program(7), random_program(7)
     assert one.source == other.source
     torch.testing.assert_close(one.tensors(), other.tensors(), rtol=0, atol=0)

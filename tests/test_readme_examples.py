@@ -141,7 +141,7 @@ def test_blocks_share_a_namespace_and_keep_their_lines(tmp_path: Path) -> None:
     assert module.__dict__["b"] == 1
 
 
-def test_a_broken_example_fails_at_its_line(tmp_path: Path) -> None:
+def test_broken_example_fails_at_its_line(tmp_path: Path) -> None:
     path = tmp_path / "x.md"
     path.write_text("```sh\nrm x\n```\n\n```python\na = 1\nassert a == 2\n```\n")
     with pytest.raises(AssertionError) as caught:

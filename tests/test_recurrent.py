@@ -108,21 +108,21 @@ _THREE_TERMS = (Adaptive, Late, Synaptic, Transposed)
 
 @pytest.mark.long(all_but=["*LowRank*"])
 @cells
-def test_nothing_differs_where_every_sum_has_one_term(cell: type[Cell]) -> None:
+def test_sums_of_one_term_are_bitwise_equal(cell: type[Cell]) -> None:
     check_equal(cell, "triton")
 
 
 @pytest.mark.long(all_but=["*RLIF*"])
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="kernels in C++ run on the CPU")
 @pytest.mark.parametrize("cell", [RLIF, LearnedDecay], ids=lambda cell: cell.__name__)
-def test_nothing_differs_in_cpp(cell: type[Cell]) -> None:
+def test_sums_of_one_term_are_bitwise_equal_in_cpp(cell: type[Cell]) -> None:
     check_equal(cell, "cpp")
 
 
 @pytest.mark.long
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="kernels in C++ run on the CPU")
 @cells
-def test_nothing_differs_in_cpp_of_any_cell(cell: type[Cell]) -> None:
+def test_all_cells_are_bitwise_equal_in_cpp(cell: type[Cell]) -> None:
     check_equal(cell, "cpp")
 
 
@@ -301,7 +301,7 @@ def test_inputs_in_any_memory_format() -> None:
 
 
 @pytest.mark.long
-def test_sizes_compile_nothing_again() -> None:
+def test_other_sizes_compile_nothing() -> None:
     core = made(RLIF, 8, Powers())
     program = ScanProgram(core, 1, 2, 1)
     names = set()
@@ -313,7 +313,7 @@ def test_sizes_compile_nothing_again() -> None:
     assert len(names) == 2  # the names of the forward and of the backward
 
 
-def test_matrices_are_read_anew() -> None:
+def test_changed_matrices_are_read() -> None:
     core = made(RLIF, 5, Powers())
     program = ScanProgram(core, 1, 2, 1)
     x, s, v = sequences(core, 3, 4, 5)
@@ -327,7 +327,7 @@ def test_matrices_are_read_anew() -> None:
 
 @pytest.mark.long(all_but=["RLIF", "Masked"])
 @pytest.mark.parametrize("cell", [RLIF, OfInputToo, Masked, Heads], ids=lambda cell: cell.__name__)
-def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: type[Cell]) -> None:
+def test_gradients_flow_to_replaced_parameters(cell: type[Cell]) -> None:
     """Replaces parameters, as `load_state_dict(assign=True)` does, and checks that gradients flow to the new
     parameters.
     """
@@ -351,7 +351,7 @@ def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: t
             torch.testing.assert_close(a, b)
 
 
-def test_results_are_nobody_elses() -> None:
+def test_results_can_be_changed_in_place() -> None:
     """Checks that in-place changes of the results do not affect the backward."""
     core = made(RLIF, 5, Powers())
     tensors = sequences(core, 3, 4, 5)
@@ -367,7 +367,7 @@ def test_results_are_nobody_elses() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_no_gradient_comes_to_the_last_state() -> None:
+def test_last_state_gets_no_gradient() -> None:
     """Checks that no gradient is passed to the last state. A zero would be multiplied by the infinite derivative of a
     root at zero.
     """

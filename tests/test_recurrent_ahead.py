@@ -77,7 +77,7 @@ def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:
 
 
 @pytest.mark.parametrize("cell", [RLIF, Readout, pytest.param(GatedGRU, marks=pytest.mark.long)])
-def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Compiled) -> None:
+def test_backward_compiles_nothing(cell: type[Cell], compiled: Compiled) -> None:
     """Tests a step in one launch, stages that run step by step, and stages that run for all steps at once."""
     output, leaves = forward(made(cell, 9, Powers()))
     count = len(compiled)
@@ -88,7 +88,7 @@ def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Comp
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_nor_does_that_of_a_sum(compiled: Compiled) -> None:
+def test_backward_of_a_sum_compiles_nothing(compiled: Compiled) -> None:
     """Tests the gradient of a sum, which is an expanded tensor."""
     output, leaves = forward(made(Biased, 9, Powers()))
     count = len(compiled)
@@ -104,7 +104,7 @@ def test_without_gradients_nothing_is_compiled_ahead(compiled: Compiled) -> None
     assert not compiled.elsewhere
 
 
-def test_what_fails_is_tried_again_where_it_is_needed(compiled: Compiled) -> None:
+def test_failed_compilation_is_repeated_in_the_backward(compiled: Compiled) -> None:
     compiled.fails = True
     output, leaves = forward(made(RLIF, 9, Powers()))
     (failed,) = [name for name, thread in compiled if thread in compiled.elsewhere]

@@ -49,18 +49,18 @@ def test_products_with_spikes(cell: type[Cell], initial: float, exact: Exact) ->
 
 
 @pytest.mark.parametrize("cell", [GRU], ids=lambda cell: cell.__name__)
-def test_real_numbers_are_multiplied_as_before(cell: type[Cell], exact: Exact) -> None:
+def test_real_numbers_use_ordinary_products(cell: type[Cell], exact: Exact) -> None:
     check(cell, 0.5)
     assert set(exact) == {(False, False)}
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="for a device without tensor cores")
-def test_where_it_does_not_pay() -> None:
+def test_products_in_parts_are_not_used_if_slower() -> None:
     assert not _weights._pays(torch.zeros(3), 1 << 40)
 
 
 @pytest.mark.gpu
-def test_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_in_parts_are_used_if_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.zeros(3, device="cuda")
     assert _weights._pays(value, 1 << 40)
     assert not _weights._pays(value, 1 << 20)

@@ -105,7 +105,7 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.usefixtures("interpreted", "compiler")
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
-def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]) -> None:
+def test_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]) -> None:
     """Tests changed data, with and without a state. Each call checks all other conditions."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
@@ -136,7 +136,7 @@ def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
-def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
+def test_repeated_calls_equal_the_loop(name: str, repeats: list[Any]) -> None:
     """Tests calls with changed data, matrices and gradients, with and without a state."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
@@ -161,7 +161,7 @@ def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_call_checks_the_environment(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes the environment, autocast, and the strides of gradients between calls."""
     kernels, loop = pair(NEURONS["rlif"])
     x, weight = torch.rand(STEPS, BATCH, SIZE), torch.randn(STEPS, BATCH, SIZE)
@@ -195,7 +195,7 @@ def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -> None:
+def test_autograd_graphs_are_freed_without_garbage_collection(repeats: list[Any]) -> None:
     """Checks that autograd graphs are freed. Otherwise, a CUDA graph would wait for the stream of the nodes of an old
     graph.
     """
@@ -219,7 +219,7 @@ def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -
     assert all(isinstance(one, Recording) for one in repeats)
 
 
-def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     # the interpreter calls many Python functions
     monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)
     neuron, x, weight = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE), torch.ones(STEPS, BATCH, SIZE)
@@ -240,7 +240,7 @@ def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_errors_of_a_repeated_backward_are_those_of_the_first(repeats: list[Any]) -> None:
+def test_repeated_backward_raises_the_same_errors(repeats: list[Any]) -> None:
     neuron, x = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE)
     for _ in range(3):
         neuron.reset()
@@ -266,7 +266,7 @@ def test_errors_of_a_repeated_backward_are_those_of_the_first(repeats: list[Any]
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("launcher", ["python", "compiled"])
-def test_on_a_gpu_in_turns_and_in_a_graph(
+def test_alternating_calls_and_graphs_on_a_gpu(
     launcher: str, repeats: list[Any], native_runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", launcher)

@@ -52,7 +52,7 @@ MASKS = [[i == j for j in range(4)] for i in range(4)] + [[False] * 4, [True] * 
 @pytest.mark.long(all_but=["recurrent-final states", "onward-all states"])
 @pytest.mark.parametrize("keep", [False, True], ids=["final states", "all states"])
 @pytest.mark.parametrize("core", list(CORES))
-def test_a_result_requires_grad_as_in_the_loop(core: str, keep: bool) -> None:
+def test_results_require_grad_as_in_the_loop(core: str, keep: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     results: dict[str, list[tuple[bool, ...]]] = {}
     gradients: dict[str, list[Tensor | None]] = {}

@@ -117,13 +117,13 @@ def backend() -> Iterator[None]:
         del BACKENDS["numpy"]
 
 
-def test_a_name_is_given_once() -> None:
+def test_backend_names_are_unique() -> None:
     with pytest.raises(ValueError, match="there is a backend 'numpy' already"):
         register_backend(NumPyBackend())
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_a_scan_and_its_gradient(case: Any) -> None:
+def test_scan_and_its_gradient(case: Any) -> None:
     given = problem(case, STEPS, STEP, dtype=torch.float64)
     program = ScanProgram(given.core, *given.counts, on_cpu=ON_CPU)
     expected = eager_scan_final_state(given.core, *given.counts, *given.inputs, *given.states)
@@ -141,7 +141,7 @@ def _prepared(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[T
     return scan(step, arguments, state_seqs=False)
 
 
-def test_a_step_with_products() -> None:
+def test_step_with_products() -> None:
     weight = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,7 @@ def test_a_step_with_products() -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_a_compiled_graph_launches_it() -> None:
+def test_compiled_graph_launches_the_backend() -> None:
     case = next(case for case in CHOSEN if case.name == "lif_soft")
     given = problem(case, STEPS, STEP, dtype=torch.float64)
     release = register_scan_lowering(KernelLowering(on_cpu=ON_CPU))
@@ -187,5 +187,5 @@ def _total(results: Sequence[Tensor]) -> Tensor:
     return torch.stack([result.sum() for result in results]).sum()
 
 
-def test_where_it_runs_is_its_own_to_say() -> None:
+def test_backend_reports_unavailable_devices() -> None:
     assert why_unavailable(torch.device("cuda"), ON_CPU) == "arrays are on the CPU."

@@ -142,11 +142,11 @@ def check_change(name: str, change: str, device: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "change"), family())
-def test_a_changed_value_is_seen(name: str, change: str, interpreted: None) -> None:
+def test_changed_value_takes_effect(name: str, change: str, interpreted: None) -> None:
     check_change(name, change, "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", IN_BACKWARD)
-def test_a_value_that_a_backward_reads_is_seen_on_the_gpu(name: str) -> None:
+def test_changed_value_in_the_backward_on_the_gpu(name: str) -> None:
     check_change(name, "number", "cuda")

@@ -69,7 +69,7 @@ def warmed_up(run: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: LIF(backend="triton").cuda(), per_channel])
-def test_a_captured_training_step(make: Callable[[], FlexSN]) -> None:
+def test_captured_training_step(make: Callable[[], FlexSN]) -> None:
     neuron, static = make(), data()
     warmed_up(lambda: train(neuron, static))
     neuron.reset()
@@ -83,7 +83,7 @@ def test_a_captured_training_step(make: Callable[[], FlexSN]) -> None:
             assert torch.equal(got, expected)
 
 
-def test_captured_inference_with_a_state_that_goes_on() -> None:
+def test_captured_inference_carries_the_state() -> None:
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     x, v = data(), torch.zeros(STEP, device="cuda")
     kernel(x, v)
@@ -133,7 +133,7 @@ def test_graphed_callables() -> None:
 # -- streams and threads -------------------------------------------------------------------------------
 
 
-def test_each_stream_launches_on_its_own() -> None:
+def test_streams_are_independent() -> None:
     """Checks that a scan only waits for earlier work on its own stream."""
     neuron = per_channel()
     expected = [train(neuron, 2.0 * data(seed)) for seed in range(4)]
@@ -151,7 +151,7 @@ def test_each_stream_launches_on_its_own() -> None:
             assert torch.equal(a, b)
 
 
-def test_threads_with_streams_of_their_own() -> None:
+def test_threads_with_separate_streams() -> None:
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     v = torch.zeros(STEP, device="cuda")
 
@@ -187,7 +187,7 @@ def test_threads_with_streams_of_their_own() -> None:
 
 
 @several_devices
-def test_devices_by_turns() -> None:
+def test_alternating_devices() -> None:
     """Tests one program on two devices. Each of them is the current device once."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     for current in (0, 1):
@@ -205,7 +205,7 @@ def test_devices_by_turns() -> None:
 
 
 @several_devices
-def test_a_module_that_moves_to_another_device() -> None:
+def test_module_moves_to_another_device() -> None:
     neuron = per_channel("cuda:0")
     assert_close(train(neuron, data(device="cuda:0")), by_the_loop(neuron, data(device="cuda:0")))
     neuron.to("cuda:1")
@@ -248,7 +248,7 @@ def test_misaligned_memory_after_aligned(step: tuple[int, int]) -> None:
             assert torch.equal(got, wanted)
 
 
-def test_a_misaligned_parameter() -> None:
+def test_misaligned_parameter() -> None:
     case = CASES[7]  # a case with one parameter per neuron
     p = problem(case, 6, (64, 64), device="cuda")
     (w,) = p.parameters
@@ -295,7 +295,7 @@ def test_other_gradients_of_the_same_shapes() -> None:
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_autocast_reaches_inside_of_the_core() -> None:
+def test_autocast_applies_inside_the_core() -> None:
     """Tests `exp` of half-precision values before, during and after autocast. Under autocast, `exp` is computed in
     float32 on a GPU.
     """
@@ -320,6 +320,6 @@ def test_autocast_reaches_inside_of_the_core() -> None:
 
 
 @pytest.mark.parametrize("lines", NUMBERS.values(), ids=NUMBERS)
-def test_numbers_that_torch_makes_on_the_cpu(lines: str) -> None:
+def test_cpu_numbers_meet_gpu_tensors(lines: str) -> None:
     outcome = compare(one_call(lines), device="cuda")
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])

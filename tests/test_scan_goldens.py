@@ -137,12 +137,12 @@ GOLDENS = [
     ]
 )
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
-def test_kernels_are_as_kept(golden: Golden) -> None:
+def test_kernels_equal_the_golden_files(golden: Golden) -> None:
     kept = (FOLDER / f"{golden.name}.txt").read_text(encoding="utf-8")
     assert golden.text == kept, f"if you mean it, run `{COMMAND}`"
 
 
-def test_nothing_else_is_kept() -> None:
+def test_golden_files_have_kernels() -> None:
     assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(golden.name for golden in GOLDENS)
 
 

@@ -62,7 +62,7 @@ SMOOTH = (
 cases = pytest.mark.parametrize("case", SMOOTH, ids=lambda case: case.name)
 
 
-def test_there_are_twelve() -> None:
+def test_there_are_twelve_cases() -> None:
     assert len({case.name for case in SMOOTH}) >= 12
 
 

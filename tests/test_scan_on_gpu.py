@@ -48,7 +48,7 @@ def compilations() -> Iterator[list[object]]:
     triton.knobs.runtime.jit_post_compile_hook = None
 
 
-def test_nothing_is_compiled_again_for_another_t(compilations: list[object]) -> None:
+def test_another_t_compiles_nothing(compilations: list[object]) -> None:
     program = unseen()
     # A length has two kernels: a forward with checkpoints, and a backward. Short sequences have other kernels, and long
     # sequences have kernels for segments.
@@ -58,7 +58,7 @@ def test_nothing_is_compiled_again_for_another_t(compilations: list[object]) -> 
         assert len(compilations) == count, f"T = {steps}"
 
 
-def test_segments_of_time_have_kernels_of_their_own_for_every_t(
+def test_segments_share_kernels_for_every_t(
     compilations: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))  # no warm-up from an earlier process is found
@@ -71,14 +71,14 @@ def test_segments_of_time_have_kernels_of_their_own_for_every_t(
         assert len(compilations) == count, f"T = {steps}"
 
 
-def test_a_step_that_keeps_the_memory_busy_has_no_kernels_of_segments(compilations: list[object]) -> None:
+def test_memory_bound_step_has_no_segments(compilations: list[object]) -> None:
     program = unseen()
     x = torch.rand(2048, 8192, device="cuda").requires_grad_()
     compiled(program, x)[0].sum().backward()
     assert len(compilations) == 2
 
 
-def test_nothing_is_compiled_again_for_another_batch(compilations: list[object]) -> None:
+def test_another_batch_size_compiles_nothing(compilations: list[object]) -> None:
     program = unseen()
     for batch in (64, 16, 128):
         x = torch.rand(8, batch, 256, device="cuda").requires_grad_()
@@ -86,7 +86,7 @@ def test_nothing_is_compiled_again_for_another_batch(compilations: list[object])
     assert len(compilations) == 2
 
 
-def test_the_backward_is_compiled_beside_the_forward(compilations: list[object]) -> None:
+def test_backward_is_compiled_with_the_forward(compilations: list[object]) -> None:
     program = unseen()
     x = torch.rand(9, 5000, device="cuda").requires_grad_()
     spikes, v = compiled(program, x)
@@ -97,7 +97,7 @@ def test_the_backward_is_compiled_beside_the_forward(compilations: list[object])
     assert len(compilations) == 3
 
 
-def test_so_is_that_of_a_recurrent_step(compilations: list[object]) -> None:
+def test_recurrent_backward_is_compiled_with_the_forward(compilations: list[object]) -> None:
     lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
     weight = torch.randn(256, 256, device="cuda").requires_grad_()  # the gradient of a matrix is a product in parts
 
@@ -130,7 +130,7 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_gradients_do_not_depend_on_what_is_kept(case: Case) -> None:
+def test_gradients_do_not_depend_on_residuals(case: Case) -> None:
     """Compares gradients with saved and with recomputed values, in every size class."""
     for shape in ((301, 67), (3001, 67), (20011, 67)):
         found = []
@@ -148,7 +148,7 @@ def test_gradients_do_not_depend_on_what_is_kept(case: Case) -> None:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * b.abs().max().item())
 
 
-def test_gradients_are_equal_from_run_to_run() -> None:
+def test_gradients_are_equal_in_each_run() -> None:
     p = problem(CASES[8], 50, (301, 67), device="cuda")
     program = ScanProgram(p.core, *p.counts)
 
@@ -161,7 +161,7 @@ def test_gradients_are_equal_from_run_to_run() -> None:
             assert torch.equal(one, other)
 
 
-def test_fast_math_is_close_and_leaves_exact_kernels_of_the_same_source_alone() -> None:
+def test_fast_math_does_not_change_exact_kernels() -> None:
     """Tests a step whose functions have no faster form, so that only the compiler's options differ."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

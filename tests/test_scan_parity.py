@@ -103,7 +103,7 @@ def _whole_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["cpp-torch.bool", "cpp-torch.int8", "triton-torch.bool"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("on_cpu", ["cpp", "triton"])
-def test_a_state_of_whole_numbers_begins_with_zeros(
+def test_integer_state_starts_from_zeros(
     dtype: torch.dtype, on_cpu: TargetName, compiler: None, interpreted: None
 ) -> None:
     """Checks the zeros that a kernel creates itself if no initial state is passed."""

@@ -93,7 +93,7 @@ def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | No
 
 @pytest.mark.long(all_but=["triton-lif_hard", "cpp-lif_hard"])
 @cases
-def test_results_equal_the_serial_ones_and_gradients_to_rounding(case: Case, language: TargetName) -> None:
+def test_results_and_gradients_equal_serial_kernels(case: Case, language: TargetName) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
     found, gradients, step = run(p, RULE, on_cpu=language)
@@ -150,7 +150,7 @@ def remembering(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.long(all_but=["triton-forgetting", "cpp-remembering"])
 @pytest.mark.parametrize("core", [forgetting, remembering], ids=lambda core: core.__name__)
-def test_repairs_and_what_is_learned_of_them(core: Callable[..., Any], language: TargetName) -> None:
+def test_repairs_adapt_the_warm_up(core: Callable[..., Any], language: TargetName) -> None:
     """Tests a warm-up of 4 steps, which is too short for all segments. One core needs a longer warm-up; for the other,
     no warm-up is long enough.
     """
@@ -179,7 +179,7 @@ def test_repairs_and_what_is_learned_of_them(core: Callable[..., Any], language:
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_some_segments_are_repaired_and_others_not(language: TargetName) -> None:
+def test_only_wrong_segments_are_repaired(language: TargetName) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.where(x < 0.0, torch.zeros_like(v), v) + x
         return h, h
@@ -201,7 +201,7 @@ def holding(x: Tensor, hold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
+def test_few_repairs_stay_in_each_call(language: TargetName) -> None:
     """Tests an element that holds its state across one of the boundaries of 8 segments, for longer than the longest
     warm-up.
     """
@@ -222,9 +222,7 @@ def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_short_sequences_are_in_segments_where_python_does_not_launch_them(
-    language: TargetName, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_sequences_in_segments_without_python(language: TargetName, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests CUDA graphs, and first calls, which choose the warm-up. Both run in segments. Other calls are serial."""
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
@@ -251,7 +249,7 @@ def test_short_sequences_are_in_segments_where_python_does_not_launch_them(
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_derivatives_that_overflow(language: TargetName) -> None:
+def test_overflowing_derivatives(language: TargetName) -> None:
     """Tests a segment whose product of derivatives is infinite, with a zero gradient at its end."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,7 +287,7 @@ class Clipped(torch.autograd.Function):
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_a_backward_formula_that_is_not_linear_stays_serial(language: TargetName) -> None:
+def test_nonlinear_backward_stays_serial(language: TargetName) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * Clipped.apply(v) + x
         return h, h
@@ -352,7 +350,7 @@ def going_on(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.long(all_but=["cpp-ending"])
 @pytest.mark.parametrize("core", [ending, going_on], ids=lambda core: core.__name__)
-def test_an_input_that_counts_down(core: Callable[..., Any], language: TargetName) -> None:
+def test_input_counts_down(core: Callable[..., Any], language: TargetName) -> None:
     """Tests an affine step with fast math, and a step that continues after the end of its sequence."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(STEPS, *STEP, generator=generator, dtype=torch.float64).requires_grad_()
@@ -373,7 +371,7 @@ def test_an_input_that_counts_down(core: Callable[..., Any], language: TargetNam
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_a_step_that_is_not_affine_is_serial_with_fast_math(language: TargetName) -> None:
+def test_nonaffine_step_is_serial_with_fast_math(language: TargetName) -> None:
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP)
     program = PointwiseProgram(p.core, *p.counts, fast_math=True, on_cpu=language)
@@ -385,7 +383,7 @@ def test_a_step_that_is_not_affine_is_serial_with_fast_math(language: TargetName
 
 
 @pytest.mark.long(all_but=["triton"])
-def test_warm_ups_are_kept(language: TargetName, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_ups_are_stored(language: TargetName, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP)
@@ -397,7 +395,7 @@ def test_warm_ups_are_kept(language: TargetName, tmp_path: Any, monkeypatch: pyt
 
 
 @pytest.mark.long(all_but=["triton"])
-def test_explain_says_segments_warm_up_and_repairs(language: TargetName) -> None:
+def test_explain_reports_segments_warm_up_and_repairs(language: TargetName) -> None:
     neuron = LIF(backend=language)
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with using_segments(replace(RULE, longest=64)):
@@ -457,7 +455,7 @@ def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName)
 
 @pytest.mark.long(all_but=["cpp-16"])
 @pytest.mark.parametrize("warm_up", [4, 16])
-def test_no_segment_after_an_end_is_repaired(warm_up: int, language: TargetName) -> None:
+def test_segments_after_an_end_are_not_repaired(warm_up: int, language: TargetName) -> None:
     """Tests guesses for segments after the end of a sequence. The guesses are wrong, but have no effect."""
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([31, 16, 0])
@@ -472,7 +470,7 @@ def test_no_segment_after_an_end_is_repaired(warm_up: int, language: TargetName)
     assert (again == 0) == (warm_up == 16)
 
 
-def test_the_rule_has_segments_for_few_neurons_and_long_sequences_alone() -> None:
+def test_rule_selects_few_neurons_and_long_sequences() -> None:
     rule = SegmentRule(elements=2**16, largest=2**13)
     assert rule.count(1024, 16384) == 64
     assert rule.count(256, 65536) == 256
@@ -503,7 +501,7 @@ def test_steps_that_move_many_bytes_are_serial(dtype: torch.dtype, largest: int,
             assert (choose_segments(*prepare(program, (x,))) is not None) == runs_in_segments
 
 
-def test_every_sequence_counts_among_the_bytes(interpreted: None) -> None:
+def test_bytes_count_every_sequence(interpreted: None) -> None:
     program = PointwiseProgram(adding, 2, 1, 1)
     for elements, runs_in_segments in ((5461, True), (5462, False)):  # number of elements, each with 12 bytes
         x = torch.zeros(()).expand(1024, elements)
@@ -514,7 +512,7 @@ def test_every_sequence_counts_among_the_bytes(interpreted: None) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("residuals", ["recompute", "save"])
 @cases
-def test_on_the_gpu(case: Case, residuals: str) -> None:
+def test_segments_on_the_gpu(case: Case, residuals: str) -> None:
     p = problem(case, 2055, (3, 217), device="cuda")
     wanted, wanted_gradients, _ = run(p, None, residuals=residuals)
     for warm_up in (4, 64):

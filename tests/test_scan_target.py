@@ -55,7 +55,7 @@ def ports_of(role: Role, tensors: list[Tensor]) -> dict[Port, Tensor]:
 )
 @pytest.mark.parametrize(("takes_numbers", "once"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> None:
+def test_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> None:
     given = problem(case, STEPS, STEP, dtype=torch.float64)
     num_inputs, num_states, num_outputs = given.counts
     examples = [*(x[0] for x in given.inputs), *given.states]
@@ -144,7 +144,7 @@ def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) ->
         torch.testing.assert_close(found.sum_to_size(result.shape) if port.role is Role.GRAD_LIFTED else found, result)
 
 
-def test_an_op_that_it_has_no_rule_for_is_refused_by_name() -> None:
+def test_op_without_a_rule_is_refused() -> None:
     assert torch.ops.prims.tanh.default in supported_ops()
     assert torch.ops.prims.tanh.default not in supported_ops(NUMPY)
     trace = trace_step(lambda x: (torch.tanh(x),), 1, 0, 1, (torch.zeros(3),))
@@ -153,13 +153,13 @@ def test_an_op_that_it_has_no_rule_for_is_refused_by_name() -> None:
     assert "test_scan_target.py" in str(caught.value)
 
 
-def test_a_dtype_that_it_does_not_have_is_refused_by_name() -> None:
+def test_unsupported_dtype_is_refused() -> None:
     trace = trace_step(lambda x: (x + 1.0,), 1, 0, 1, (torch.zeros(3, dtype=torch.bfloat16),))
     with pytest.raises(UnsupportedOpError, match="bfloat16, which NumPy does not have"):
         emit_core(trace.forward, "step", prune=True, target=NUMPY)
 
 
-def test_rows_that_it_does_not_walk_are_refused_by_name() -> None:
+def test_unsupported_rows_are_refused() -> None:
     trace = trace_step(lambda x, v: (x + v, x), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     vjp = trace.vjp((True, True), (True, True))
     spec = BackwardSpec(
@@ -182,7 +182,7 @@ def test_rows_that_it_does_not_walk_are_refused_by_name() -> None:
         backward_source("backward", None, emit_core(vjp, "vjp", prune=True, target=NUMPY), spec)
 
 
-def test_one_folder_alone_knows_tritons_syntax() -> None:
+def test_only_one_folder_contains_triton_syntax() -> None:
     root = Path(__file__).resolve().parents[1]
     triton = root / "packages/flexsn-codegen/src/flexsn_codegen/targets/triton"
     strangers = [

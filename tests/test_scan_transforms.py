@@ -114,7 +114,7 @@ def transform_forward_mode(neuron: FlexSN) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(
     "transform", [transform_grad, transform_vjp, transform_vmap, transform_jvp, transform_forward_mode]
 )
-def test_function_transforms_are_refused_and_the_way_out_works(
+def test_function_transforms_are_refused_with_a_remedy(
     transform: Callable[[FlexSN], tuple[Tensor, ...]],
 ) -> None:
     neuron = without_parameters()
@@ -130,7 +130,7 @@ def test_function_transforms_are_refused_and_the_way_out_works(
     assert_same(lambda: transform(neuron), lambda: expected)
 
 
-def test_gradients_of_parameters_by_a_transform_are_refused() -> None:
+def test_transforms_of_parameters_are_refused() -> None:
     """Tests transforms that wrap captured tensors but no inputs."""
     compiled, _ = neurons()
     names = dict(compiled.named_parameters())
@@ -159,7 +159,7 @@ def run_stand_ins(run: Run) -> object:
     ],
     ids=["real", "fake", "stand-ins"],
 )
-def test_tracers_that_would_not_see_a_launch_are_refused(name: str, trace: Callable[[Run], object]) -> None:
+def test_tracers_are_refused(name: str, trace: Callable[[Run], object]) -> None:
     neuron = without_parameters()
 
     def run(x: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
 # -- modes ---------------------------------------------------------------------------------------------
 
 
-def test_a_state_made_in_inference_mode_goes_on_as_its_value() -> None:
+def test_state_from_inference_mode_continues() -> None:
     found = []
     for neuron, mode in zip(neurons(), (torch.inference_mode, torch.no_grad), strict=True):
         with mode():
@@ -288,7 +288,7 @@ def test_a_state_made_in_inference_mode_goes_on_as_its_value() -> None:
 # -- lifetimes -----------------------------------------------------------------------------------------
 
 
-def test_backward_after_the_module_died() -> None:
+def test_backward_after_the_module_is_deleted() -> None:
     compiled, loop = neurons()
     x, y = data().requires_grad_(), data().requires_grad_()
     spikes, decay = compiled(x), compiled.get_parameter("core.decay")
@@ -303,7 +303,7 @@ def test_backward_after_the_module_died() -> None:
     torch.testing.assert_close(decay.grad, expected)
 
 
-def test_a_dead_module_leaves_nothing_behind() -> None:
+def test_deleted_module_is_freed() -> None:
     """Checks that the kernels of a deleted module are freed, and also the tensors saved for a backward that never
     runs.
     """
@@ -345,7 +345,7 @@ def handle() -> Iterator[int]:
     release_flexsn_kernel_handle(number)
 
 
-def test_compiled_training_is_compiled_once_for_every_t_and_batch(handle: int) -> None:
+def test_compiled_training_compiles_once(handle: int) -> None:
     compilations = []
 
     def backend(module: Any, inputs: Any) -> Any:

@@ -71,7 +71,7 @@ def check(neuron: FlexSN, x: Tensor) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NEURONS)
-def test_on_a_gpu_instances_share(name: str, traces: list[Any]) -> None:
+def test_instances_share_on_a_gpu(name: str, traces: list[Any]) -> None:
     check_instances(name, traces)
 
 
@@ -96,7 +96,7 @@ def check_instances(name: str, traces: list[Any]) -> None:
     assert len(traces) == count
 
 
-def test_a_gradient_that_no_other_instance_had(traces: list[Any]) -> None:
+def test_additional_gradient_of_an_instance(traces: list[Any]) -> None:
     x = sequence()
     first, second = RLIF(SIZE).to(DEVICE), RLIF(SIZE).to(DEVICE)
     for neuron in (first, second):
@@ -107,7 +107,7 @@ def test_a_gradient_that_no_other_instance_had(traces: list[Any]) -> None:
     check(first, x)
 
 
-def test_an_instance_that_changes_leaves_the_others(traces: list[Any]) -> None:
+def test_changed_instance_does_not_affect_others(traces: list[Any]) -> None:
     x = sequence()
     first, second = LIF().to(DEVICE), LIF().to(DEVICE)
     check(first, x)
@@ -132,7 +132,7 @@ class Owner(nn.Module):
         return v.clamp(-1.0, 1.0), v
 
 
-def test_a_backward_after_a_change_is_refused_or_right() -> None:
+def test_backward_after_a_change_is_refused_or_right() -> None:
     x = sequence()
     owners = [Owner(2.0).to(DEVICE) for _ in range(2)]
     first, second = (FlexSN(owner, 1, 1, 1) for owner in owners)
@@ -146,7 +146,7 @@ def test_a_backward_after_a_change_is_refused_or_right() -> None:
     torch.testing.assert_close(actual, expected)
 
 
-def test_the_first_instance_is_not_kept() -> None:
+def test_first_instance_is_freed() -> None:
     first = RLIF(SIZE).to(DEVICE)
     check(first, sequence())
     second = RLIF(SIZE).to(DEVICE)
@@ -175,7 +175,7 @@ def test_batch_sizes_share(name: str, traces: list[Any]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NEURONS)
-def test_on_a_gpu_batch_sizes_share(name: str) -> None:
+def test_batch_sizes_share_on_a_gpu(name: str) -> None:
     neuron = NEURONS[name]().to(DEVICE)
     for batch in (5, 6, 64, 1, SIZE, 512):
         check(neuron, sequence(batch))
@@ -183,7 +183,7 @@ def test_on_a_gpu_batch_sizes_share(name: str) -> None:
 
 @pytest.mark.long(all_but=["LSTM", "Heads"])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
-def test_cells_of_any_batch_size(cell: type[Cell]) -> None:
+def test_cells_share_for_any_batch_size(cell: type[Cell]) -> None:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 0.4
 

@@ -57,9 +57,7 @@ def _with_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.long(all_but=["*-dtype1"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_numbers_beside_half_tensors_are_rounded_as_eager_mode_rounds_them(
-    dtype: torch.dtype, device: str, request: pytest.FixtureRequest
-) -> None:
+def test_numbers_are_rounded_to_half_dtypes(dtype: torch.dtype, device: str, request: pytest.FixtureRequest) -> None:
     """Tests 0.3, which bfloat16 cannot represent. Eager mode compares with the rounded number 0.30078125, which is not
     greater than itself.
     """
@@ -75,7 +73,7 @@ def test_numbers_beside_half_tensors_are_rounded_as_eager_mode_rounds_them(
         assert not torch.equal(results[0], (x.float() > 0.3).to(dtype))
 
 
-def test_the_part_covers_all_pairs_with_a_dtype() -> None:
+def test_selection_covers_all_pairs_with_a_dtype() -> None:
     part = covering()
     assert len(STEP_FUNCTIONS) >= len(surrogates()) >= 22  # otherwise, the selection would lack a surrogate
     assert len(combinations()) == len(STEP_FUNCTIONS) * len(surrogates()) * len(DTYPES)
@@ -85,7 +83,7 @@ def test_the_part_covers_all_pairs_with_a_dtype() -> None:
     assert len({(step.name, spike) for step, spike, _ in part}) == len(part)
 
 
-def test_a_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests a loop whose surrogate has a slightly different shape."""
     step = STEP_FUNCTIONS[1]
     core = step.make(ATan(3.0))
@@ -95,7 +93,7 @@ def test_a_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.Monkey
         assert check(combination, compare(*combination), "cpu").startswith("gradient: off by"), dtype
 
 
-def test_a_wrong_result_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_result_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests a loop whose results are one or two eps larger."""
 
     def off(*arguments: Any) -> tuple[Tensor, ...]:

@@ -31,7 +31,7 @@ def ended(code: str, *options: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_the_readme_shows_the_table_of_versions() -> None:
+def test_readme_shows_the_table_of_versions() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = readme.split("<!-- what release/torch_versions.py wrote -->\n")[1].split("<!-- until here -->")[0]
     table = (ROOT / "benchmarks" / "results" / "torch_versions.md").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def test_the_readme_shows_the_table_of_versions() -> None:
     assert len(shown.splitlines()) > 2
 
 
-def test_the_declared_bounds_are_the_oldest_that_were_tested() -> None:
+def test_declared_bounds_are_the_oldest_tested_versions() -> None:
     found = {}
     for path in ROOT.glob("packages/*/pyproject.toml"):
         for line in tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]:
@@ -50,13 +50,13 @@ def test_the_declared_bounds_are_the_oldest_that_were_tested() -> None:
     assert len(found) >= 7
 
 
-def test_the_environment_has_the_newest_that_was_tested() -> None:
+def test_environment_has_the_newest_tested_versions() -> None:
     lines = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]["default"]["dependencies"]
     pins = {Requirement(line).name: str(Requirement(line).specifier) for line in lines}
     assert {name: pins[name] for name in TESTED} == {name: f"=={known[-1]}.*" for name, known in TESTED.items()}
 
 
-def test_the_copies_are_equal() -> None:
+def test_copies_are_equal() -> None:
     for paths in COPIES.values():
         assert len(paths) >= 2
         assert len({path.read_text(encoding="utf-8") for path in paths}) == 1
@@ -77,14 +77,14 @@ def private_uses(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_private_names_stand_in_the_quarantine_files(path: Path) -> None:
+def test_private_names_are_only_in_quarantine_files(path: Path) -> None:
     assert private_uses(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(
     "source", ["import torch._dynamo", "torch._C.x()", "from torch.fx import _pytree", "from triton.compiler import X"]
 )
-def test_a_private_use_is_found(source: str) -> None:
+def test_private_use_is_found(source: str) -> None:
     assert private_uses(source) != []
 
 
@@ -107,9 +107,7 @@ LACKS = [
 
 @pytest.mark.long(all_but=["CompiledKernel"])
 @pytest.mark.parametrize(("module", "name", "consequence", "call", "outcome"), LACKS, ids=[lack[1] for lack in LACKS])
-def test_what_a_version_lacks_is_said_and_raised(
-    module: str, name: str, consequence: str, call: str, outcome: str
-) -> None:
+def test_missing_name_is_reported_and_raised(module: str, name: str, consequence: str, call: str, outcome: str) -> None:
     code = f"""
 import importlib, torch
 delattr(importlib.import_module({module!r}), {name!r})
@@ -136,7 +134,7 @@ except Exception as error:
 
 @pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("library", sorted(TESTED))
-def test_a_newer_version_is_used_and_said_once(library: str) -> None:
+def test_newer_version_is_used_with_one_warning(library: str) -> None:
     code = f"""
 import importlib.metadata, torch
 version = importlib.metadata.version
@@ -152,7 +150,7 @@ print(tuple(LIF(backend="triton")(torch.ones(4, 3)).shape))
     assert warned.count(f"FlexSN was tested with {library} {first} to {last}; this is 99.1.0") == 1, warned
 
 
-def test_this_version_lacks_nothing_and_names_are_found_without_an_import() -> None:
+def test_current_version_has_all_names() -> None:
     names = ["reenter_make_fx", "unique_graph_id.prefix", "torch", "unwritten_name"]
     assert lacking("torch._higher_order_ops.utils", names) == ["unwritten_name"]
     code = """
@@ -167,7 +165,7 @@ import flexsn_nn
     assert "UnsupportedVersionWarning" not in warned
 
 
-def test_a_probe_without_what_it_looks_for() -> None:
+def test_probe_for_a_missing_name() -> None:
     with pytest.warns(UserWarning, match=r"has no torch\.nn\.Foo: nothing works"):
         stand_in = private("torch", "nn.Foo", "nothing works")
     assert not isinstance(3, stand_in)

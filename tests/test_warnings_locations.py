@@ -73,13 +73,13 @@ def as_it_is(call: Callable[[], object]) -> Callable[[], object]:
 
 @pytest.mark.parametrize("around", [as_it_is, in_a_module, in_a_thread])
 @pytest.mark.parametrize("source", [too_many_numbers, unregistered])
-def test_the_users_file(source: Callable[[], Any], around: Callable[[Any], Callable[[], object]]) -> None:
+def test_warning_names_the_users_file(source: Callable[[], Any], around: Callable[[Any], Callable[[], object]]) -> None:
     found = files(around(source()))
     assert found
     assert set(found) == {__file__}
 
 
-def test_where_no_user_is_on_the_stack() -> None:
+def test_warning_without_user_code_on_the_stack() -> None:
     fused = pointwise(lambda x, n: x * int(n))
     for n in range(32):
         fused(torch.ones(3), float(n))
@@ -96,7 +96,7 @@ def in_a_thread_of_its_own(fused: Any) -> Callable[[], object]:
     return run
 
 
-def test_while_a_graph_is_compiled() -> None:
+def test_warning_during_compilation() -> None:
     def backend(graph: Any, inputs: Any) -> Any:
         namespace = {"__name__": "torch.somewhere", "warn": warn}
         exec(compile("def lower():\n    warn('a warning')\n", "<eval_with_key>.7", "exec"), namespace)
@@ -108,7 +108,7 @@ def test_while_a_graph_is_compiled() -> None:
     assert files(lambda: compiled(torch.ones(3))) == [__file__]
 
 
-def test_no_other_way_to_warn() -> None:
+def test_all_warnings_use_the_helper() -> None:
     found = []
     for path in sorted(ROOT.glob("packages/*/src/**/*.py")):
         if path.name not in OF_IMPORTS:
