@@ -70,8 +70,11 @@ def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_se
 @pytest.mark.parametrize("interpolation", ["linear", "gaussian"])
 @pytest.mark.long(all_but=["linear-True"])
 def test_layers_with_delays_in_one_launch(
-    interpolation: str, yes: bool, exchanged: Choose, launched: list[str]
-) -> None:  # noqa: F811
+    interpolation: str,
+    yes: bool,
+    exchanged: Choose,  # noqa: F811
+    launched: list[str],  # noqa: F811
+) -> None:
     exchanged(yes)
     torch.manual_seed(0)
     delay = Delay(torch.rand(20) * 5, max_delay=5, learn=True, interpolation=interpolation)
