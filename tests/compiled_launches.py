@@ -121,15 +121,15 @@ def rests(*lengths: int) -> list[bool]:
     chunk.
     """
     problems = [problem(CASES[1], steps, (4, 6)) for steps in lengths]
-    given = [(*p.inputs, *p.states) for p in problems]
+    arguments = [(*p.inputs, *p.states) for p in problems]
 
     def together(*flat: Tensor) -> list[Tensor]:
         tensors = iter(flat)
-        parts = (network(p, *(next(tensors) for _ in own)) for p, own in zip(problems, given, strict=True))
+        parts = (network(p, *(next(tensors) for _ in own)) for p, own in zip(problems, arguments, strict=True))
         return [result for part in parts for result in part]
 
     run = torch.compile(together, fullgraph=True, dynamic=False)
-    return has_rests(train(run, [leaf for p in problems for leaf in p.leaves], *(t for own in given for t in own)))
+    return has_rests(train(run, [leaf for p in problems for leaf in p.leaves], *(t for own in arguments for t in own)))
 
 
 def has_rests(codes: Sequence[str]) -> list[bool]:
@@ -218,7 +218,7 @@ def main() -> None:
         mock.patch.object(triton_compat, "GPUTarget", return_value=TARGET),
         torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1),
     ):
-        found = {
+        report = {
             "direct": direct(),
             "dynamic": dynamic(),
             "rests": rests(4, 16),
@@ -226,7 +226,7 @@ def main() -> None:
             "channels_last": channels_last(),
             "inexact": inexact(),
         }
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -564,9 +564,9 @@ def random_core(seed: int) -> Core:
 def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) -> Tensor:
     """Draws random numbers. Some are zero, where some derivatives are infinite."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    values = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     zeros = torch.rand(tuple(shape), generator=generator) < 0.1
-    return torch.where(zeros, 0.0, drawn).to(device=device, dtype=dtype)
+    return torch.where(zeros, 0.0, values).to(device=device, dtype=dtype)
 
 
 @dataclass
@@ -672,18 +672,18 @@ def _compare(core: Core, dtype: torch.dtype, device: str, residuals: str, on_cpu
         if isinstance(expected, Exception):
             outcome.no_core += 1
             continue
-        got = _run(core, call, function, parameters, program, dtype, device)
-        named = isinstance(got, UnsupportedOpError) and got.location is not None
+        actual = _run(core, call, function, parameters, program, dtype, device)
+        named = isinstance(actual, UnsupportedOpError) and actual.location is not None
         # In a sequence without steps, the loop does not reach the operations that torch refuses in every step.
-        if named or (isinstance(got, TorchError) and call.steps == 0 and " at <core" in str(got)):
-            outcome.refused.append(f"call {number}: {type(got).__name__}: {got}")
-        elif isinstance(got, Exception):
-            outcome.broken.append(f"call {number}: {type(got).__name__}: {got}")
+        if named or (isinstance(actual, TorchError) and call.steps == 0 and " at <core" in str(actual)):
+            outcome.refused.append(f"call {number}: {type(actual).__name__}: {actual}")
+        elif isinstance(actual, Exception):
+            outcome.broken.append(f"call {number}: {type(actual).__name__}: {actual}")
         else:
-            found = list(_differences(got, expected, dtype))
-            if found:
-                outcome.different.append(f"call {number} {call}: {'; '.join(found)}")
-            outcome.same += not found
+            differences = list(_differences(actual, expected, dtype))
+            if differences:
+                outcome.different.append(f"call {number} {call}: {'; '.join(differences)}")
+            outcome.same += not differences
     return outcome
 
 
@@ -707,7 +707,7 @@ def _run(
         for t, requires_grad in zip(raw, call.leaves, strict=True):
             t.requires_grad_(requires_grad)
         # The computation before the scan has an infinite derivative at 0.
-        given = [t.relu().sqrt() + t.clamp(max=0.0) if i == 0 else t * 1.0 for i, t in enumerate(raw)]
+        arguments = [t.relu().sqrt() + t.clamp(max=0.0) if i == 0 else t * 1.0 for i, t in enumerate(raw)]
         leaves = {f"argument {i}": t for i, t in enumerate(raw)} | parameters
         modes = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
         try:
@@ -715,49 +715,53 @@ def _run(
                 if program is None:
                     run = eager_scan if call.state_seqs else eager_scan_final_state
                     specs = [(STEP, dtype)] * num_outputs
-                    results = run(function, *core.counts, *given, output_template_specs=specs)
+                    results = run(function, *core.counts, *arguments, output_template_specs=specs)
                 else:
-                    results = scan(*prepare(program, given), state_seqs=call.state_seqs)
-            wanted = {name: t for name, t in leaves.items() if t.requires_grad}
+                    results = scan(*prepare(program, arguments), state_seqs=call.state_seqs)
+            required = {name: t for name, t in leaves.items() if t.requires_grad}
             in_loss = [i for i, there in enumerate(call.in_loss) if there and results[i].requires_grad]
             roots = [results[i] for i in in_loss]
-            grads: dict[str, Tensor | None] = dict.fromkeys(wanted)
-            if roots and wanted:
+            grads: dict[str, Tensor | None] = dict.fromkeys(required)
+            if roots and required:
                 weights = [numbers(results[i].shape, 70 + i, dtype, device) for i in in_loss]
-                found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True, retain_graph=True)
-                grads = dict(zip(wanted, found, strict=True))
+                gradients = torch.autograd.grad(
+                    roots, list(required.values()), weights, allow_unused=True, retain_graph=True
+                )
+                grads = dict(zip(required, gradients, strict=True))
             return [r.detach() for r in results], grads
         except Exception as error:
             return error
 
 
-def _differences(got: Values, expected: Values, dtype: torch.dtype) -> Iterator[str]:
+def _differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterator[str]:
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}[dtype]
-    for i, (a, b) in enumerate(zip(got[0], expected[0], strict=True)):
+    for i, (a, b) in enumerate(zip(actual[0], expected[0], strict=True)):
         if a.dtype != b.dtype or a.shape != b.shape:
             yield f"result {i} is {a.dtype} {list(a.shape)}, in the loop {b.dtype} {list(b.shape)}"
         elif not torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):
             yield f"result {i} is off by {float((a - b).abs().max())}"
-    for name, wanted in expected[1].items():
-        found = got[1][name]
-        if found is None and wanted is None:
+    for name, expected_gradient in expected[1].items():
+        gradient = actual[1][name]
+        if gradient is None and expected_gradient is None:
             continue
-        if found is None or wanted is None:
-            present = found if wanted is None else wanted
+        if gradient is None or expected_gradient is None:
+            present = gradient if expected_gradient is None else expected_gradient
             assert present is not None
             if bool((present != 0).any()):
-                yield f"the gradient of {name} is {'absent' if found is None else 'there'}, not so in the loop"
+                yield f"the gradient of {name} is {'absent' if gradient is None else 'there'}, not so in the loop"
             continue
         # Kernels multiply by an infinite derivative of a parameter before the sum over elements, and the loop
         # multiplies after it. So an infinite gradient in the loop may be NaN in kernels. The test compares neither
         # infinite nor NaN gradients.
-        numbers_there = wanted.isfinite()
-        scale = tolerance * max(1.0, float(wanted[numbers_there].abs().max()) if numbers_there.any() else 1.0)
-        same = torch.equal(found.isfinite(), numbers_there) and torch.allclose(
-            found[numbers_there], wanted[numbers_there], rtol=tolerance, atol=scale
+        numbers_there = expected_gradient.isfinite()
+        scale = tolerance * max(
+            1.0, float(expected_gradient[numbers_there].abs().max()) if numbers_there.any() else 1.0
         )
-        if found.dtype != wanted.dtype or not same:
-            texts = [t.flatten()[:6].tolist() for t in (found, wanted)]
+        same = torch.equal(gradient.isfinite(), numbers_there) and torch.allclose(
+            gradient[numbers_there], expected_gradient[numbers_there], rtol=tolerance, atol=scale
+        )
+        if gradient.dtype != expected_gradient.dtype or not same:
+            texts = [t.flatten()[:6].tolist() for t in (gradient, expected_gradient)]
             yield f"the gradient of {name} is {texts[0]}, in the loop {texts[1]}"
 
 

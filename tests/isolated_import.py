@@ -44,10 +44,10 @@ def import_everything(name: str) -> list[str]:
     """Imports a package and all modules below it, except those that run a program when imported."""
     package = importlib.import_module(name)
     names = [name]
-    for found in pkgutil.walk_packages(package.__path__, prefix=f"{name}."):
-        if not found.name.endswith(".__main__"):
-            importlib.import_module(found.name)
-            names.append(found.name)
+    for module in pkgutil.walk_packages(package.__path__, prefix=f"{name}."):
+        if not module.name.endswith(".__main__"):
+            importlib.import_module(module.name)
+            names.append(module.name)
     return names
 
 

@@ -117,9 +117,9 @@ class Outcome:
 
 def variants() -> list[Any]:
     """Lists all variants of elementwise ops, sorted by name."""
-    found = [o for o in op_db if isinstance(o, UnaryUfuncInfo | BinaryUfuncInfo) or o.name in OTHERS]
+    infos = [o for o in op_db if isinstance(o, UnaryUfuncInfo | BinaryUfuncInfo) or o.name in OTHERS]
     # Jiterator takes CUDA source code, so its ops are left out.
-    return sorted((o for o in found if o.name not in EXCLUDED and "jiterator" not in o.name), key=variant_name)
+    return sorted((o for o in infos if o.name not in EXCLUDED and "jiterator" not in o.name), key=variant_name)
 
 
 def variant_name(info: Any) -> str:
@@ -143,10 +143,10 @@ class Sample:
         return tuple(torch.broadcast_shapes(*(t.shape for t in self.tensors)))
 
     def call(self, *values: Tensor) -> Any:
-        given = iter(values)
+        replacements = iter(values)
 
         def fill(a: Any) -> Any:
-            return next(given) if isinstance(a, Tensor) else a
+            return next(replacements) if isinstance(a, Tensor) else a
 
         positional = [fill(a) for a in self.arguments]  # positional arguments come first
         return self.info.op(*positional, **{k: fill(v) for k, v in self.keywords.items()})
@@ -170,11 +170,11 @@ def check(
         return outcome
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = list(itertools.islice(_samples(info, dtype, requires_grad=gradient), first + samples))
-        given = found[first:] or found[-1:]
+        drawn_samples = list(itertools.islice(_samples(info, dtype, requires_grad=gradient), first + samples))
+        chosen = drawn_samples[first:] or drawn_samples[-1:]
         if special:
-            given += list(_special_samples(dtype, found))
-        for sample in given:
+            chosen += list(_special_samples(dtype, drawn_samples))
+        for sample in chosen:
             if sample.tensors and (not gradient or any(t.requires_grad for t in sample.tensors)):
                 _compare(sample, _gradients if gradient else _values, outcome)
     return outcome
@@ -188,10 +188,10 @@ def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[
     """Yields `info.sample_inputs`, without the search for the current test case in the stack, which takes as long as a
     kernel.
     """
-    given = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
+    samples = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
     while True:
         set_rng_seed(SEED)
-        sample = next(given, None)
+        sample = next(samples, None)
         if sample is None:
             return
         if info.name in LOSSES:
@@ -199,8 +199,8 @@ def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[
         yield Sample(info, (sample.input, *sample.args), sample.kwargs)
 
 
-def _special_samples(dtype: torch.dtype, given: Sequence[Sample]) -> Iterator[Sample]:
-    for sample in given[:1]:
+def _special_samples(dtype: torch.dtype, samples: Sequence[Sample]) -> Iterator[Sample]:
+    for sample in samples[:1]:
         if "polynomial" in sample.info.name:
             return  # in eager mode, the number of steps is the largest degree
         tensors = [a for a in sample.arguments if isinstance(a, Tensor)]
@@ -251,16 +251,19 @@ def _values(sample: Sample, function: Function, *, wide: bool = False) -> list[T
 
 
 def _gradients(sample: Sample, function: Function, *, wide: bool = False) -> list[Tensor]:
-    wanted = [t.requires_grad for t in sample.tensors]
-    leaves = [_copy(t, wide=wide).requires_grad_(want) for t, want in zip(sample.tensors, wanted, strict=True)]
-    asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+    required = [t.requires_grad for t in sample.tensors]
+    leaves = [
+        _copy(t, wide=wide).requires_grad_(requires_grad)
+        for t, requires_grad in zip(sample.tensors, required, strict=True)
+    ]
+    required_leaves = [leaf for leaf, requires_grad in zip(leaves, required, strict=True) if requires_grad]
     results = [r.expand(sample.shape) for r in _as_tuple(function(*leaves))]
     roots = [r for r in results if r.requires_grad]
     if not roots:
         return []
     weights = [torch.linspace(-1, 2, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype) for r in roots]
-    found = torch.autograd.grad(roots, asked, weights, allow_unused=True)
-    gradients = [torch.zeros_like(a) if g is None else g for g, a in zip(found, asked, strict=True)]
+    partial = torch.autograd.grad(roots, required_leaves, weights, allow_unused=True)
+    gradients = [torch.zeros_like(a) if g is None else g for g, a in zip(partial, required_leaves, strict=True)]
     return [*(r.detach() for r in results), *gradients]
 
 
@@ -270,17 +273,17 @@ def _compare(sample: Sample, compute: Callable[..., list[Tensor]], outcome: Outc
         expected = compute(sample, sample.call)
     except (RuntimeError, NotImplementedError, ZeroDivisionError):
         return  # eager mode refuses the sample
-    found: list[list[Tensor] | Exception] = []
+    runs: list[list[Tensor] | Exception] = []
     for way in (_pointwise, _flexsn):
         try:
-            found.append(compute(sample, way(sample)))
+            runs.append(compute(sample, way(sample)))
         except Exception as error:
-            found.append(error)
-    refusals = [f for f in found if isinstance(f, UnsupportedOpError)]
-    errors = [f for f in found if isinstance(f, Exception) and not isinstance(f, UnsupportedOpError)]
-    results = [f for f in found if not isinstance(f, Exception)]
+            runs.append(error)
+    refusals = [f for f in runs if isinstance(f, UnsupportedOpError)]
+    errors = [f for f in runs if isinstance(f, Exception) and not isinstance(f, UnsupportedOpError)]
+    results = [f for f in runs if not isinstance(f, Exception)]
     if len(refusals) == 1 or (len(results) == 2 and not _agree(*results)):
-        outcome.apart.append(f"{variant_name(sample.info)}, {sample}: {found}")
+        outcome.apart.append(f"{variant_name(sample.info)}, {sample}: {runs}")
     if errors:
         outcome.crashed.append(f"{type(errors[0]).__name__}: {errors[0]} for {sample}")
         return

@@ -61,12 +61,12 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 def places(source: str) -> Iterator[Place]:
     """Yields every occurrence of a forbidden phrase in a source."""
-    found = list(docstrings(ast.parse(source)))
-    for line, text in found:
+    texts = list(docstrings(ast.parse(source)))
+    for line, text in texts:
         for rule, pattern in BEGINNINGS.items():
             if pattern.match(text):
                 yield rule, line, text.splitlines()[0]
-    for line, text in (*found, *comments(source)):
+    for line, text in (*texts, *comments(source)):
         for rule, pattern in WORDS.items():
             for match in pattern.finditer(text):
                 yield rule, line, text[max(match.start() - 30, 0) : match.end() + 30].replace("\n", " ")
@@ -85,10 +85,10 @@ def sources() -> Iterator[tuple[str, Path]]:
 @cache
 def counts() -> dict[str, dict[str, int]]:
     """Returns the number of occurrences by package or folder, and by rule."""
-    found: dict[str, Counter[str]] = {}
+    counters: dict[str, Counter[str]] = {}
     for name, path in sources():
-        found.setdefault(name, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))
-    return {name: {rule: every[rule] for rule in (*BEGINNINGS, *WORDS)} for name, every in found.items()}
+        counters.setdefault(name, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))
+    return {name: {rule: every[rule] for rule in (*BEGINNINGS, *WORDS)} for name, every in counters.items()}
 
 
 def main() -> None:

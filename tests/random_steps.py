@@ -343,8 +343,8 @@ def _results_and_gradients(run: Callable[..., Any], program: Program) -> tuple[l
         if is_weighed:
             weight = torch.arange(1, leaf.numel() + 1, dtype=torch.float64, device="cpu").cos().reshape(leaf.shape)
             total = total + (leaf * weight.to(leaf.device)).sum().cpu()
-    wanted = [tensor for tensor in program.tensors() if tensor.requires_grad]
-    gradients = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
+    trained = [tensor for tensor in program.tensors() if tensor.requires_grad]
+    gradients = torch.autograd.grad(total, trained, allow_unused=True, materialize_grads=True)
     return [leaf.detach() for leaf in leaves], list(gradients)
 
 
@@ -391,11 +391,11 @@ def compare(program: Program, lowerings: Sequence[str] = LOWERINGS) -> Outcome:
         with _lowered_to(lowering):
             try:
                 run = _compiled(program, lowering)
-                found = [_results_and_gradients(run, program) for _ in range(CALLS)]
+                runs = [_results_and_gradients(run, program) for _ in range(CALLS)]
             except Exception as error:
                 outcome.failed.append(f"{lowering}: {type(error).__name__}: {error}")
                 continue
-        wrong = [_difference(actual, expected) for actual in found]
+        wrong = [_difference(actual, expected) for actual in runs]
         wrong.append(_difference(([t.detach() for t in program.tensors()], []), (before, [])))
         places = [f"call {call}" for call in range(CALLS)] + ["arguments afterwards"]
         messages = [f"{place}: {text}" for place, text in zip(places, wrong, strict=True) if text]

@@ -235,9 +235,9 @@ class SLSTM(Cell):
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         i, f, z, o = (gate + x for gate in F.linear(h, self.v).chunk(4, -1))
-        kept = F.logsigmoid(f) + m
-        m = torch.maximum(kept, i)
-        i, f = torch.exp(i - m), torch.exp(kept - m)
+        log_forget = F.logsigmoid(f) + m
+        m = torch.maximum(log_forget, i)
+        i, f = torch.exp(i - m), torch.exp(log_forget - m)
         c, n = f * c + i * torch.tanh(z), f * n + i
         h = torch.sigmoid(o) * c / (n.abs() + 0.5)
         return h, h, c, n, m
@@ -449,8 +449,8 @@ class Powers:
         generator = torch.Generator().manual_seed(self.seed + rows + 31 * columns)
         places = torch.randperm(max(rows, columns), generator=generator)
         scales = 2.0 ** torch.randint(-2, 1, (max(rows, columns),), generator=generator)
-        found: Tensor = torch.diag(scales)[places][:rows, :columns].clone()
-        return found
+        matrix: Tensor = torch.diag(scales)[places][:rows, :columns].clone()
+        return matrix
 
 
 @dataclass(frozen=True)

@@ -131,12 +131,12 @@ def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic
     leaves = [leaf for own, weights in zip(arguments, parameters, strict=True) for leaf in (*own, *weights)]
     gradients = [torch.autograd.grad(loss, leaves, allow_unused=True) for loss in losses]
     position = 0
-    for one, got, wanted, own in zip(combinations, actual, expected, arguments, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, msg=_naming(one))
-        assert [r.requires_grad for r in got] == [r.requires_grad for r in wanted], one
+    for one, actual_results, expected_results, own in zip(combinations, actual, expected, arguments, strict=True):
+        torch.testing.assert_close(actual_results, expected_results, rtol=1e-4, atol=1e-5, msg=_naming(one))
+        assert [r.requires_grad for r in actual_results] == [r.requires_grad for r in expected_results], one
         count = len(own) + 3
         for i in range(position, position + count):
-            found, gradient = gradients[0][i], gradients[1][i]
-            assert (found is None) == (gradient is None), (one, i - position, found, gradient)
-            torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-5, msg=_naming(one))
+            gradient_pair, gradient = gradients[0][i], gradients[1][i]
+            assert (gradient_pair is None) == (gradient is None), (one, i - position, gradient_pair, gradient)
+            torch.testing.assert_close(gradient_pair, gradient, rtol=1e-4, atol=1e-5, msg=_naming(one))
         position += count

@@ -170,8 +170,8 @@ def problem(
     generator = torch.Generator().manual_seed(seed)
 
     def random(shape: tuple[int, ...], shift: float = 0.0) -> Tensor:
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) + shift
-        return drawn.to(device=device, dtype=dtype).requires_grad_()
+        values = torch.randn(shape, generator=generator, dtype=torch.float64) + shift
+        return values.to(device=device, dtype=dtype).requires_grad_()
 
     inputs = [random((steps, *step), 0.6) for _ in range(case.num_inputs)]
     states = [random(step) for _ in range(case.num_states)]

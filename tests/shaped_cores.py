@@ -183,8 +183,8 @@ class Random(Core):
         neuron, many = [x, soma], [branches + x.unsqueeze(-1) * self.weight]
         for line, number in self.lines:
             a, b = neuron[int(number * len(neuron))], many[int(number * len(many))]
-            found = torch.tanh(line(self, a, b))
-            (many if found.dim() > a.dim() else neuron).append(found)
+            value = torch.tanh(line(self, a, b))
+            (many if value.dim() > a.dim() else neuron).append(value)
         return neuron[-1] * many[-1].sum(-1), neuron[-1], many[-1]
 
 

@@ -336,8 +336,8 @@ def _refractory(spike: Spike) -> Core:
 def surrogates() -> list[Surrogate]:
     """Makes one surrogate of each class, with its defaults."""
     classes = {getattr(surrogate, name) for name in surrogate.__all__}
-    found = [c for c in classes if isinstance(c, type) and issubclass(c, Surrogate) and c is not Surrogate]
-    return [c() for c in sorted(found, key=lambda c: c.__name__)]
+    kinds = [c for c in classes if isinstance(c, type) and issubclass(c, Surrogate) and c is not Surrogate]
+    return [c() for c in sorted(kinds, key=lambda c: c.__name__)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,8 +374,8 @@ def compare(
     generator = torch.Generator().manual_seed(0)
 
     def leaf(shape: Sequence[int], low: float, high: float) -> Tensor:
-        drawn = torch.rand(tuple(shape), generator=generator, dtype=torch.float64) * (high - low) + low
-        return drawn.to(device, dtype).requires_grad_()
+        values = torch.rand(tuple(shape), generator=generator, dtype=torch.float64) * (high - low) + low
+        return values.to(device, dtype).requires_grad_()
 
     parameters = [leaf(SHAPE[-1:] if wide else (), 0.3, 1.2) for wide in step.parameters]
     core = step.make(spike, *parameters)

@@ -83,7 +83,7 @@ def package(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(ThreeStates(), (inputs(STEPS), *initial()), folder / "network.pt2", dynamic=True)
 
 
-def wanted(num_steps: int) -> list[Tensor]:
+def expected_results(num_steps: int) -> list[Tensor]:
     network = ThreeStates()
     network.first.backend = network.second.backend = "torch"
     with torch.no_grad():
@@ -131,16 +131,16 @@ def test_torch_loader_runs_the_program(results: Path) -> None:
     """Runs two successive pieces of a sequence and hands the state on. The lengths of the pieces differ from the length
     at compilation.
     """
-    for got, want in zip(torch.load(results / "of_sequence.pt"), wanted(11), strict=True):
-        assert torch.equal(got, want)
+    for actual, expected in zip(torch.load(results / "of_sequence.pt"), expected_results(11), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_program_runs_frame_by_frame(results: Path) -> None:
     """Checks that a single step consists of torch's operators. So the program needs neither kernels nor this
     project.
     """
-    for got, want in zip(torch.load(results / "of_frames.pt"), wanted(5), strict=True):
-        assert torch.equal(got, want)
+    for actual, expected in zip(torch.load(results / "of_frames.pt"), expected_results(5), strict=True):
+        assert torch.equal(actual, expected)
 
 
 RECURRENT_ALONE = """
@@ -181,8 +181,8 @@ def test_recurrent_layers_export_with_torch_scan(
     torch.save([x, start], tmp_path / "sequence.pt")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", RECURRENT_ALONE], cwd=tmp_path, env=alone, check=True)
-    for got, want in zip(torch.load(tmp_path / "of_sequence.pt"), [output, *states], strict=True):
-        torch.testing.assert_close(got, want)
+    for actual, expected in zip(torch.load(tmp_path / "of_sequence.pt"), [output, *states], strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.long
@@ -238,4 +238,4 @@ def test_cpp_program_runs_the_package(package: Path, tmp_path: Path) -> None:
     ran = subprocess.run([str(program), *arguments], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     results = (tmp_path / "results").read_bytes()
-    assert results == b"".join(want.numpy().tobytes() for want in wanted(9))
+    assert results == b"".join(expected.numpy().tobytes() for expected in expected_results(9))

@@ -74,17 +74,17 @@ def assert_equal_training(
     after: Callable[[CapturedStep], object] = lambda step: None,
 ) -> None:
     """Trains with both steps, one after the other, from equal random states."""
-    found = []
+    results = []
     for trained in (captured, plain):
         torch.manual_seed(3)
         losses: list[Tensor] = []
         for x, y in batches:
             losses.append(captured(x, y) if trained is captured else plain.step.run(x, (y,)))
             after(trained)
-        found.append(torch.stack(losses))
-        found.append(torch.rand(3, device="cuda"))  # both generators have to end at the same position
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[3])
+        results.append(torch.stack(losses))
+        results.append(torch.rand(3, device="cuda"))  # both generators have to end at the same position
+    assert torch.equal(results[0], results[2])
+    assert torch.equal(results[1], results[3])
     for a, b in zip(
         (*captured.step.net.parameters(), *captured.step.net.buffers()),
         (*plain.step.net.parameters(), *plain.step.net.buffers()),

@@ -53,32 +53,32 @@ SEVERAL_OWNERS: Mapping[str, str] = {
 
 def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
     """Returns the classes that are defined in several places: for each name, the places."""
-    found: dict[str, list[str]] = defaultdict(list)
+    classes: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.ClassDef):
-                found[node.name].append(f"{path}:{node.lineno}")
-    return {name: places for name, places in found.items() if len(places) > 1}
+                classes[node.name].append(f"{path}:{node.lineno}")
+    return {name: places for name, places in classes.items() if len(places) > 1}
 
 
 @functools.cache
-def found_here() -> dict[str, list[str]]:
+def duplicated_names() -> dict[str, list[str]]:
     return owners({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES})
 
 
 def test_class_names_are_unique() -> None:
-    found = found_here()
-    unlisted = {name: places for name, places in found.items() if name not in SEVERAL_OWNERS}
+    duplicates = duplicated_names()
+    unlisted = {name: places for name, places in duplicates.items() if name not in SEVERAL_OWNERS}
     assert not unlisted, "give one of each another name, or list it with the reason"
-    assert not SEVERAL_OWNERS.keys() - found.keys(), "these have one owner: take them off the list"
+    assert not SEVERAL_OWNERS.keys() - duplicates.keys(), "these have one owner: take them off the list"
 
 
 def test_duplicated_files_are_equal() -> None:
     twice = [name for name, reason in SEVERAL_OWNERS.items() if reason == _SAME_FILE]
-    files = {place.rpartition("/")[2].partition(":")[0] for name in twice for place in found_here()[name]}
+    files = {place.rpartition("/")[2].partition(":")[0] for name in twice for place in duplicated_names()[name]}
     assert files == {"versions.py"}
     for name in twice:
-        assert len(found_here()[name]) == 2
+        assert len(duplicated_names()[name]) == 2
 
 
 @pytest.mark.parametrize("second", ["class A: ...", "def f():\n    class A: ..."])

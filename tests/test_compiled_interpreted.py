@@ -61,14 +61,14 @@ def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | BackwardLayout]]:
     """Runs kernels instead of the operator's loops, and records the layouts of the kernels."""
     lowering: ScanLowering = Here()
-    seen: list[ScanLayout | BackwardLayout] = []
+    layouts: list[ScanLayout | BackwardLayout] = []
 
     def forward(core: Any, layout: ScanLayout, args: Sequence[Any]) -> tuple[Tensor, ...]:
-        seen.append(layout)
+        layouts.append(layout)
         return tuple(lowering.forward(core, layout, unwritten(args, layout)))
 
     def backward(core: Any, vjp: Any, layout: BackwardLayout, args: Sequence[Any]) -> tuple[Tensor, ...]:
-        seen.append(layout)
+        layouts.append(layout)
         return tuple(lowering.backward(core, vjp, layout, args))
 
     monkeypatch.setattr(operator, "forward_loop", forward)
@@ -76,15 +76,15 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | Backw
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     register_scan_lowering(lowering)
     torch._dynamo.reset()
-    yield seen
+    yield layouts
     torch._dynamo.reset()
 
 
-def values_and_gradients(run: Run, arguments: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[Any, Any]:
+def values_and_gradients(run: Run, arguments: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[Any, Any]:
     results = run(*arguments)
     generator = torch.Generator().manual_seed(1)
     loss = torch.stack([(r * torch.randn(r.shape, generator=generator)).sum() for r in results]).sum()
-    return [r.detach() for r in results], torch.autograd.grad(loss, wanted, materialize_grads=True)
+    return [r.detach() for r in results], torch.autograd.grad(loss, leaves, materialize_grads=True)
 
 
 @pytest.mark.long(all_but=["two_in_two_out-sequence", "alif-final"])
@@ -108,17 +108,17 @@ def test_zero_states_are_not_read(case: Case, kind: str, kernels: list[ScanLayou
     scan, reference = PAIRS[kind]
     p = problem(case, 10, (3, 5))
     arguments = (*p.inputs, *(torch.zeros(()).expand(3, 5) for _ in p.states))
-    wanted = [leaf for leaf in p.leaves if not any(leaf is state for state in p.states)]
+    leaves = [leaf for leaf in p.leaves if not any(leaf is state for state in p.states)]
     zeros = (True,) * len(p.states)
     run = torch.compile(
         partial(scan, p.core, *p.counts, zero_states=zeros), fullgraph=True, backend="aot_eager", dynamic=False
     )
-    actual = values_and_gradients(run, arguments, wanted)
+    actual = values_and_gradients(run, arguments, leaves)
     forward, backward = kernels
     assert isinstance(forward, ScanLayout)
     assert isinstance(backward, BackwardLayout)
     assert forward.zero_states == backward.scan.zero_states == zeros
-    expected = values_and_gradients(partial(reference, p.core, *p.counts), arguments, wanted)
+    expected = values_and_gradients(partial(reference, p.core, *p.counts), arguments, leaves)
     torch.testing.assert_close(actual, expected)
 
 
@@ -134,12 +134,12 @@ def test_equal_layers_are_traced_once(
         spikes, _ = scan(first_core, 1, 1, 1, x, states[0])
         return scan(second_core, 1, 1, 1, 1.5 * spikes, states[1])
 
-    def check(layers: list[Any], wanted: list[Tensor], traced: int) -> None:
+    def check(layers: list[Any], required: list[Tensor], traced: int) -> None:
         torch._dynamo.reset()
         arguments = (first.inputs[0], first.states[0], second.states[0])
         run = torch.compile(partial(network, flex_sn_scan, *layers), fullgraph=True, backend="aot_eager")
-        actual = values_and_gradients(run, arguments, wanted)
-        expected = values_and_gradients(partial(network, eager_scan, *layers), arguments, wanted)
+        actual = values_and_gradients(run, arguments, required)
+        expected = values_and_gradients(partial(network, eager_scan, *layers), arguments, required)
         torch.testing.assert_close(actual, expected)
         assert len(made) == traced
 
@@ -182,10 +182,10 @@ def test_inputs_in_another_memory_order(order: tuple[int, ...], kernels: list[Sc
     assert x.shape == shape
     assert not x.is_contiguous()
     run = torch.compile(partial(flex_sn_scan_final_state, core, 2, 1, 1), fullgraph=True, backend="aot_eager")
-    wanted = (x, bias, v, weight)
-    actual = values_and_gradients(run, (x, bias, v), wanted)
+    leaves = (x, bias, v, weight)
+    actual = values_and_gradients(run, (x, bias, v), leaves)
     assert len(kernels) == 2
-    expected = values_and_gradients(partial(eager_scan_final_state, core, 2, 1, 1), (x, bias, v), wanted)
+    expected = values_and_gradients(partial(eager_scan_final_state, core, 2, 1, 1), (x, bias, v), leaves)
     torch.testing.assert_close(actual, expected)
 
 

@@ -70,8 +70,8 @@ NEURONS: dict[str, Callable[[Any], tuple[FlexSN, int]]] = {
 def _step(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Returns outputs, final states and gradients of a training step after a reset."""
     neuron.reset()
-    found = neuron(*inputs)
-    outputs = [found] if isinstance(found, Tensor) else list(found)
+    results = neuron(*inputs)
+    outputs = [results] if isinstance(results, Tensor) else list(results)
     outputs += neuron.states
     learned = [*inputs, *neuron.parameters()]
     weighed = [(o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype, device=o.device).view_as(o)).sum() for o in outputs]
@@ -114,8 +114,8 @@ def _compare(
     assert not native_runs
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
     for _ in range(4):
-        found = _step(neuron, inputs)
-        assert all(map(torch.equal, found, expected))
+        results = _step(neuron, inputs)
+        assert all(map(torch.equal, results, expected))
     assert len(native_runs) >= 2
 
 
@@ -130,17 +130,17 @@ def test_streams_and_memory_on_the_gpu(native_runs: list[NativeScan]) -> None:
         with torch.cuda.stream(stream):
             for _ in range(3):
                 neuron.reset()
-                (found,) = torch.autograd.grad(neuron(x), x, weight)
+                (gradient,) = torch.autograd.grad(neuron(x), x, weight)
         torch.cuda.synchronize()
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradient, expected)
     assert native_runs
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         neuron.reset()
-        (found,) = torch.autograd.grad(neuron(x), x, weight)
-    found.zero_()
+        (gradient,) = torch.autograd.grad(neuron(x), x, weight)
+    gradient.zero_()
     graph.replay()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradient, expected)
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2**20) / total))
     try:
@@ -161,19 +161,19 @@ def test_thread_without_a_gpu_context(in_caller: bool, native_runs: list[NativeS
         torch.autograd.grad(neuron(x), x, weight)
     expected = _gradient(x, weight)
     torch.cuda.synchronize()
-    found: list[Tensor] = []
+    results: list[Tensor] = []
 
     def work() -> None:
         y, _ = neuron.step(x)
         with torch.autograd.set_multithreading_enabled(not in_caller):
-            found.extend(torch.autograd.grad(y, x, weight))
+            results.extend(torch.autograd.grad(y, x, weight))
 
     native_runs.clear()
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert native_runs
-    torch.testing.assert_close(found, [expected])
+    torch.testing.assert_close(results, [expected])
 
 
 def test_states_are_carried(native_runs: list[NativeScan]) -> None:
@@ -219,8 +219,8 @@ def test_gradients_in_other_layouts(
     several = [dense, dense.transpose(0, 2).contiguous().transpose(0, 2), torch.ones(()).expand(5, 3, 19)]
     for gradient in [*several, *several]:
         neuron.reset()
-        (found,) = torch.autograd.grad(neuron(x), x, gradient)
-        torch.testing.assert_close(found, _gradient(x, gradient))
+        (actual,) = torch.autograd.grad(neuron(x), x, gradient)
+        torch.testing.assert_close(actual, _gradient(x, gradient))
     assert len(native_runs) == 6
     assert python_gradients  # Python runs backwards whose gradients have other layouts
     python_gradients.clear()
@@ -235,12 +235,12 @@ def test_gradients_of_only_states(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     loop = LIF(backend="torch")
     for _ in range(3):
-        found = []
+        results = []
         for one in (neuron, loop):
             one.reset()
             one(x)
-            found.append(torch.autograd.grad(one.states[0].sum(), x)[0])
-        torch.testing.assert_close(*found)
+            results.append(torch.autograd.grad(one.states[0].sum(), x)[0])
+        torch.testing.assert_close(*results)
 
 
 class Rectangle(torch.autograd.Function):
@@ -364,8 +364,8 @@ def test_launcher_under_checkpointing(ready: tuple[LIF, Tensor], native_runs: li
         return neuron(x)
 
     y = checkpoint(run, x, use_reentrant=False)
-    (found,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(found, _gradient(x, torch.ones(5, 3, 19)))
+    (actual,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(actual, _gradient(x, torch.ones(5, 3, 19)))
     assert len(native_runs) == 2
 
 
@@ -401,11 +401,11 @@ def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
         neuron(x).sum().backward()
     neuron.reset()
     y = neuron(x)
-    gone = weakref.ref(neuron)
+    reference = weakref.ref(neuron)
     del neuron  # until now, its state keeps the graph alive
     native_runs.clear()
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     torch.testing.assert_close(
         torch.autograd.grad(y.sum(), x, retain_graph=True)[0], _gradient(x, torch.ones(5, 41), tau=3.0)
     )
@@ -433,8 +433,8 @@ def test_alternating_layouts_are_distinguished(
     for turn in range(3):
         for gradient in layouts:
             neuron.reset()
-            (found,) = torch.autograd.grad(neuron(x), x, gradient)
-            torch.testing.assert_close(found, _gradient(x, gradient))
+            (actual,) = torch.autograd.grad(neuron(x), x, gradient)
+            torch.testing.assert_close(actual, _gradient(x, gradient))
         assert len(python_gradients) <= 2, turn
 
 
@@ -451,7 +451,7 @@ class _Counting(TorchDispatchMode):
 
 
 def test_dispatch_modes_record_the_same_operations() -> None:
-    seen = []
+    operations = []
     for choice in ("python", "compiled"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FLEXSN_LAUNCHER", choice)
@@ -461,8 +461,8 @@ def test_dispatch_modes_record_the_same_operations() -> None:
                 y = neuron(x)
                 with _Counting() as mode:
                     torch.autograd.grad(y, x, torch.ones(5, 3, 27))
-                seen.append(mode.seen)
-    assert seen[:3] == seen[3:]
+                operations.append(mode.seen)
+    assert operations[:3] == operations[3:]
 
 
 def test_graphs_and_tensors_are_freed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
@@ -524,7 +524,7 @@ def test_norms_and_packed_spikes(native_runs: list[NativeScan]) -> None:
 
     x = _data(7, 4, 6, 9)
     for fused in (False, True):
-        found = []
+        results = []
         for choice in ("python", "compiled"):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("FLEXSN_LAUNCHER", choice)
@@ -535,9 +535,9 @@ def test_norms_and_packed_spikes(native_runs: list[NativeScan]) -> None:
                         y = net(x)
                     gradients = torch.autograd.grad(y.sum(), [x, *net.parameters()])
                     functional.reset_net(net)
-                found.append([y, *gradients])
+                results.append([y, *gradients])
                 assert bool(native_runs) == (choice == "compiled")
-        assert all(map(torch.equal, *found))
+        assert all(map(torch.equal, *results))
 
 
 def test_launch_hooks_see_launches(
@@ -558,13 +558,13 @@ def test_tensor_passed_twice_may_differ_in_the_next_call(native_runs: list[Nativ
     neuron, loop = (FlexSN(step, 2, 1, 2, backend=backend) for backend in ("cpp", "torch"))
     tensors = [_data(4, 33) for _ in range(2)]
     for first, second in ((0, 0), (0, 0), (0, 0), (0, 1), (1, 0)):
-        found = []
+        results = []
         for one in (neuron, loop):
             one.reset()
             outputs = one(tensors[first], tensors[second])
             weights = [tensors[first].detach(), tensors[second].detach()]
-            found.append([*outputs, *torch.autograd.grad(outputs, [tensors[first]], weights)])
-        torch.testing.assert_close(*found)
+            results.append([*outputs, *torch.autograd.grad(outputs, [tensors[first]], weights)])
+        torch.testing.assert_close(*results)
     assert len(native_runs) >= 3
 
 
@@ -583,13 +583,13 @@ def test_large_results_keep_their_memory(native_runs: list[NativeScan]) -> None:
 class _Extension:
     """A stand-in for the compiled extension."""
 
-    def __init__(self, *, there: bool = False, error: Exception | None = None) -> None:
-        self.there, self.error = there, error
+    def __init__(self, *, available: bool = False, error: Exception | None = None) -> None:
+        self.available, self.error = available, error
         self.builds: list[str] = []
         self.may_end = threading.Event()
 
     def kept(self) -> str | None:
-        return "file" if self.there else None
+        return "file" if self.available else None
 
     def build(self) -> str:
         self.builds.append("file")
@@ -625,7 +625,7 @@ def test_launcher_compiles_in_the_background_after_many_calls() -> None:
 
 
 def test_compiled_launcher_is_loaded_immediately() -> None:
-    assert _launcher_of(_Extension(there=True)).get("auto", 1).__name__ == "loaded"
+    assert _launcher_of(_Extension(available=True)).get("auto", 1).__name__ == "loaded"
 
 
 def test_python_launches_without_a_compiler() -> None:
@@ -684,12 +684,12 @@ def test_program_without_a_neuron() -> None:
     x, v = _data(6, 13, dtype=torch.float64), _data(13, dtype=torch.float64)
 
     def run(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        found = repeated_scan(program, (x,), (v,))
-        if found is None:
+        results = repeated_scan(program, (x,), (v,))
+        if results is None:
             step, arguments = prepare(program, (x, v))
-            found = scan(step, arguments, state_seqs=False)
+            results = scan(step, arguments, state_seqs=False)
             remember(program, (x,), (v,), step, arguments)
-        return tuple(found)
+        return tuple(results)
 
     for _ in range(3):
         torch.stack([t.sum() for t in run(x, v)]).sum().backward()

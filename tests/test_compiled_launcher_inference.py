@@ -37,14 +37,14 @@ def data(seed: int, device: str) -> Tensor:
 
 def pair(name: str, device: str, **settings: Any) -> tuple[FlexSN, FlexSN]:
     """Makes a neuron that runs kernels, and an equal neuron that runs the loop."""
-    found = []
+    neurons = []
     for backend in ("triton" if device == "cuda" else "cpp", "torch"):
         neuron = NEURONS[name]("auto").to(device)
         for attribute, value in settings.items():
             setattr(neuron, attribute, value)
         neuron.backend = "auto" if device == "cuda" and backend == "triton" else backend
-        found.append(neuron)
-    return found[0], found[1]
+        neurons.append(neuron)
+    return neurons[0], neurons[1]
 
 
 def assert_equal(neuron: FlexSN, loop: FlexSN, x: Tensor) -> None:
@@ -64,15 +64,15 @@ def test_inference_equals_the_loop_without_python(
 ) -> None:
     neuron, loop = pair(name, device, **settings)
 
-    def given(seed: int) -> Tensor:
+    def input_of(seed: int) -> Tensor:
         return data(seed, device)[0] if "step_mode" in settings else data(seed, device)
 
     with torch.no_grad():
         for seed in range(4):
-            assert_equal(neuron, loop, given(seed))
+            assert_equal(neuron, loop, input_of(seed))
         monkeypatch.setattr(Plan, "run", None)  # the executor in Python is not called
         for seed in range(4, 7):
-            assert_equal(neuron, loop, given(seed))
+            assert_equal(neuron, loop, input_of(seed))
 
 
 def test_results_are_inference_tensors() -> None:
@@ -91,7 +91,7 @@ def test_large_results_are_launched_by_python(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("flexsn_runtime.launches._large_memory.LARGE", 64)
     runs: list[object] = []
     run = Plan.run
-    monkeypatch.setattr(Plan, "run", lambda plan, given: (runs.append(plan), run(plan, given))[1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(Plan, "run", lambda plan, arguments: (runs.append(plan), run(plan, arguments))[1])  # type: ignore[func-returns-value]
     neuron, loop = pair("lif", "cpu")
     with torch.no_grad():
         for seed in range(4):
@@ -103,11 +103,11 @@ def test_tensors_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[RepeatedFunction]] = []
     make = RepeatedFunction.__init__
 
-    def noted(scan: RepeatedFunction, *given: Any, **options: Any) -> None:
+    def record(scan: RepeatedFunction, *arguments: Any, **options: Any) -> None:
         made.append(weakref.ref(scan))
-        make(scan, *given, **options)
+        make(scan, *arguments, **options)
 
-    monkeypatch.setattr(RepeatedFunction, "__init__", noted)
+    monkeypatch.setattr(RepeatedFunction, "__init__", record)
     neuron, _ = pair("lif", "cpu")
     with torch.no_grad():
         for seed in range(3):

@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("compiled_launches.py")
 
 
 @pytest.fixture(scope="module")
-def found() -> Any:
+def results() -> Any:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     # The child process needs the folders that pytest has added to the path.
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -28,9 +28,9 @@ def found() -> Any:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_each_scan_is_one_launch_per_direction(found: Any) -> None:
+def test_each_scan_is_one_launch_per_direction(results: Any) -> None:
     # Inductor compiles each kernel once more, to determine which memory the kernel writes to.
-    assert {key: found["direct"][key] for key in ("launches", "loops", "warnings", "analyses")} == {
+    assert {key: results["direct"][key] for key in ("launches", "loops", "warnings", "analyses")} == {
         "launches": [1, 1],
         "loops": 0,
         "warnings": 0,
@@ -38,18 +38,18 @@ def test_each_scan_is_one_launch_per_direction(found: Any) -> None:
     }
 
 
-def test_new_lengths_and_batches_are_not_compiled_again(found: Any) -> None:
-    assert found["dynamic"] == [1, 1, 1, 1, 1]
+def test_new_lengths_and_batches_are_not_compiled_again(results: Any) -> None:
+    assert results["dynamic"] == [1, 1, 1, 1, 1]
 
 
-def test_graph_for_one_length_compiles_only_needed_code(found: Any) -> None:
+def test_graph_for_one_length_compiles_only_needed_code(results: Any) -> None:
     # Four steps are one chunk. In longer sequences, a chunk has eight steps.
-    assert found["rests"] == [False, False]  # for 4 steps and for 16
-    assert found["direct"]["rests"] == [True, True]  # for 20
+    assert results["rests"] == [False, False]  # for 4 steps and for 16
+    assert results["direct"]["rests"] == [True, True]  # for 20
 
 
-def test_large_steps_are_processed_by_rows(found: Any) -> None:
-    (forward, _), (backward, arguments) = found["rows"]
+def test_large_steps_are_processed_by_rows(results: Any) -> None:
+    (forward, _), (backward, arguments) = results["rows"]
     assert (forward, backward) == ("scan_forward", "scan_backward")
     steps, elements, _, channels, _, rows, row, *grid = (each for each in arguments if not isinstance(each, list))
     assert (steps, elements, channels) == (2, 16384 * 64, 64)
@@ -58,8 +58,8 @@ def test_large_steps_are_processed_by_rows(found: Any) -> None:
     assert grid == [row // 512, 1, 1]
 
 
-def test_channels_last_needs_no_layout_copies(found: Any) -> None:
-    launches = found["channels_last"]["launches"]
+def test_channels_last_needs_no_layout_copies(results: Any) -> None:
+    launches = results["channels_last"]["launches"]
     assert [name for name, _ in launches] == ["scan_forward"] * 2 + ["scan_backward"] * 2
     # strides of a tensor [5, 2, 4, 6, 8]: in channels-last order, and contiguous
     dense, contiguous = [384, 192, 1, 32, 4], [384, 192, 48, 8, 1]
@@ -74,10 +74,10 @@ def test_channels_last_needs_no_layout_copies(found: Any) -> None:
         assert all(stride in allowed for stride in strides)
         assert numbers[:2] == [5, 384]
         assert len(numbers) == 5 or contiguous in strides  # T, elements, and the grid
-    assert found["channels_last"]["copies"] == [[], []]
+    assert results["channels_last"]["copies"] == [[], []]
 
 
-def test_products_are_rounded_and_keep_subnormals(found: Any) -> None:
-    counts = found["inexact"]
+def test_products_are_rounded_and_keep_subnormals(results: Any) -> None:
+    counts = results["inexact"]
     assert counts["fused"] > 0  # by default, Triton fuses
     assert counts["strict"] == counts["standalone"] == 0

@@ -46,8 +46,8 @@ def test_every_core_in_one_network(backend: str, dynamic: bool) -> None:
     def network(final: Any, sequence: Any, *flat: Tensor) -> list[Tensor]:
         arguments, results = iter(flat), []
         for i, p in enumerate(problems):
-            given = [next(arguments) for _ in (*p.inputs, *p.states)]
-            results += (final if i % 2 else sequence)(p.core, *p.counts, *given)
+            values = [next(arguments) for _ in (*p.inputs, *p.states)]
+            results += (final if i % 2 else sequence)(p.core, *p.counts, *values)
         return results
 
     operator = partial(network, flex_sn_scan_final_state, flex_sn_scan)

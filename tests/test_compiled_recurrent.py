@@ -62,10 +62,10 @@ def in_eager_mode(core: Cell, tensors: Sequence[Tensor], target: TargetName, *, 
     return scan(step, arguments, state_seqs=state_seqs)
 
 
-def with_gradients(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def with_gradients(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     weighted = [r * (torch.arange(r.numel(), device=r.device) % 5 - 2).reshape(r.shape) for r in results]
     loss = torch.stack([w.sum() for w in weighted]).sum()
-    return [r.detach() for r in results], list(torch.autograd.grad(loss, wanted, materialize_grads=True))
+    return [r.detach() for r in results], list(torch.autograd.grad(loss, leaves, materialize_grads=True))
 
 
 def assert_equal_bits(actual: Any, expected: Any) -> None:
@@ -78,12 +78,12 @@ def assert_equal_bits(actual: Any, expected: Any) -> None:
 def test_cells_equal_eager_mode(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_in_the_place_of_loops(monkeypatch, "cpp")
     core, tensors = problem(cell, 7)
-    wanted = [*tensors, *core.parameters()]
+    leaves = [*tensors, *core.parameters()]
     run = torch.compile(
         partial(RUNS[state_seqs], core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager", dynamic=False
     )
-    results, gradients = with_gradients(run(*tensors), wanted)
-    expected, of_eager = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=state_seqs), wanted)
+    results, gradients = with_gradients(run(*tensors), leaves)
+    expected, of_eager = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=state_seqs), leaves)
     if bool(((expected[0] == 0) | (expected[0] == 1)).all()):  # the outputs of this cell are spikes
         assert_equal_bits(results[0], expected[0])
     # In one of the graphs, the product adds the bias. In the other graph, a later operation adds it.
@@ -99,12 +99,12 @@ def test_loop_continues_from_its_checkpoints(monkeypatch: pytest.MonkeyPatch) ->
     kernels_in_the_place_of_loops(monkeypatch, "cpp")
     monkeypatch.setattr(operator, "backward_loop", loop)
     core, tensors = problem(RLIF, 8)
-    wanted = [*tensors, *core.parameters()]
+    leaves = [*tensors, *core.parameters()]
     run = torch.compile(
         partial(flex_sn_scan_final_state, core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager"
     )
-    actual = with_gradients(run(*tensors), wanted)
-    expected = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=False), wanted)
+    actual = with_gradients(run(*tensors), leaves)
+    expected = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=False), leaves)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -112,7 +112,7 @@ def test_loop_continues_from_its_checkpoints(monkeypatch: pytest.MonkeyPatch) ->
 def test_autocast_reaches_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_in_the_place_of_loops(monkeypatch, "cpp")
     core, tensors = problem(RLIF, 6)
-    wanted = [*tensors, *core.parameters()]
+    leaves = [*tensors, *core.parameters()]
     run = torch.compile(partial(flex_sn_scan, core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager")
     with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         results = run(*tensors)
@@ -120,7 +120,7 @@ def test_autocast_reaches_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     full = in_eager_mode(core, tensors, "cpp", state_seqs=True)
     assert_equal_bits([r.detach() for r in results], [r.detach() for r in expected])
     assert not torch.equal(expected[-1], full[-1])
-    actual, of_eager = with_gradients(results, wanted)[1], with_gradients(expected, wanted)[1]
+    actual, of_eager = with_gradients(results, leaves)[1], with_gradients(expected, leaves)[1]
     torch.testing.assert_close(actual, of_eager, rtol=1e-2, atol=1e-2)
 
 
@@ -129,12 +129,12 @@ def test_autocast_reaches_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cells_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_in_the_place_of_loops(monkeypatch, "triton")
     core, tensors = problem(RLIF, 3)
-    wanted = [*tensors, *core.parameters()]
+    leaves = [*tensors, *core.parameters()]
     run = torch.compile(
         partial(flex_sn_scan, core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager", dynamic=False
     )
-    actual = with_gradients(run(*tensors), wanted)
-    assert_equal_bits(actual, with_gradients(in_eager_mode(core, tensors, "triton", state_seqs=True), wanted))
+    actual = with_gradients(run(*tensors), leaves)
+    assert_equal_bits(actual, with_gradients(in_eager_mode(core, tensors, "triton", state_seqs=True), leaves))
 
 
 def train(
@@ -186,12 +186,12 @@ def test_recurrent_layer_in_a_cuda_graph(padded: bool, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch._inductor.config, "force_shape_pad", padded)
     layer = Recurrent(LIF(), 64).cuda()
     x = (3 * torch.randn(20, 6, 64, generator=torch.Generator().manual_seed(3))).cuda().requires_grad_()
-    wanted = [x, *layer.parameters()]
+    leaves = [x, *layer.parameters()]
 
     def run(run: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         layer.reset()
         torch.compiler.cudagraph_mark_step_begin()
-        results, gradients = with_gradients([run(x)], wanted)
+        results, gradients = with_gradients([run(x)], leaves)
         return [r.clone() for r in results], [g.clone() for g in gradients]
 
     compiled = torch.compile(layer, fullgraph=True, dynamic=False, mode="reduce-overhead")

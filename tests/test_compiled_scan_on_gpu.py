@@ -50,10 +50,10 @@ def values_and_gradients(run: Run, p: Problem) -> tuple[list[Tensor], tuple[Tens
 
 def assert_same(run: Run, expected: Run, p: Problem) -> None:
     values, gradients = values_and_gradients(run, p)
-    wanted_values, wanted = values_and_gradients(expected, p)
-    for value, other in zip(values, wanted_values, strict=True):
+    expected_values, expected_gradients = values_and_gradients(expected, p)
+    for value, other in zip(values, expected_values, strict=True):
         assert torch.equal(value, other)
-    for gradient, other in zip(gradients, wanted, strict=True):
+    for gradient, other in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
 
 
@@ -158,11 +158,11 @@ def test_module_in_one_graph(backend: str, layout: torch.memory_format) -> None:
         block.conv.weight.data = block.conv.weight.data.to(memory_format=layout)
     x = torch.randn(4, 2, 3, 12, 12, device="cuda")
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        result, found = gradients(torch.compile(module, fullgraph=True), x, list(module.parameters()))
-        expected, wanted = gradients(eager, x, list(eager.parameters()))
+        result, actual_gradients = gradients(torch.compile(module, fullgraph=True), x, list(module.parameters()))
+        expected, expected_gradients = gradients(eager, x, list(eager.parameters()))
     # The last bits of the convolution differ, and so a few spikes differ.
     assert (result != expected).float().mean() < 1e-3
-    for gradient, other in zip(found, wanted, strict=True):
+    for gradient, other in zip(actual_gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
     assert "hop inside torch.compile" in module.neuron.explain()
 
@@ -178,11 +178,11 @@ def test_kernels_under_cuda_graphs() -> None:
     )
     for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()
-        values, found = values_and_gradients(run, p)
-        values, found = [v.clone() for v in values], tuple(g.clone() for g in found)
-    wanted_values, wanted = values_and_gradients(partial(eager_scan_final_state, p.core, *p.counts), p)
-    torch.testing.assert_close(values, wanted_values, rtol=0, atol=0)
-    torch.testing.assert_close(found, wanted)
+        values, actual_gradients = values_and_gradients(run, p)
+        values, actual_gradients = [v.clone() for v in values], tuple(g.clone() for g in actual_gradients)
+    expected_values, expected_gradients = values_and_gradients(partial(eager_scan_final_state, p.core, *p.counts), p)
+    torch.testing.assert_close(values, expected_values, rtol=0, atol=0)
+    torch.testing.assert_close(actual_gradients, expected_gradients)
 
 
 def test_core_without_kernels_runs_as_a_loop() -> None:

@@ -53,13 +53,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TargetName:
     """Language of the kernels. The kernels replace the operator's loops, as Inductor would do."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
-    found: TargetName = request.param
-    lowering = KernelLowering(on_cpu=found)
+    target: TargetName = request.param
+    lowering = KernelLowering(on_cpu=target)
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     register_scan_lowering(lowering)
     monkeypatch.setattr(operator, "forward_loop", lambda *args: tuple(lowering.forward(*args)))
     monkeypatch.setattr(operator, "backward_loop", lambda *args: tuple(lowering.backward(*args)))
-    return found
+    return target
 
 
 def kernels_of(steps: Recent[GraphSpecialization]) -> str:
@@ -78,10 +78,10 @@ def serially(p: Problem, language: TargetName, *, state_seqs: bool) -> tuple[lis
         return with_gradients(scan(step, arguments, state_seqs=state_seqs), p.leaves)
 
 
-def check(found: tuple[list[Tensor], list[Tensor]], wanted: tuple[list[Tensor], list[Tensor]]) -> None:
-    for one, other in zip(found[0], wanted[0], strict=True):
+def check(actual: tuple[list[Tensor], list[Tensor]], expected: tuple[list[Tensor], list[Tensor]]) -> None:
+    for one, other in zip(actual[0], expected[0], strict=True):
         assert torch.equal(one, other)
-    for one, other in zip(found[1], wanted[1], strict=True):
+    for one, other in zip(actual[1], expected[1], strict=True):
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12 * float(other.abs().max()) + 1e-300)
 
 
@@ -94,10 +94,10 @@ def test_results_equal_serial_kernels(
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     run = torch.compile(partial(RUNS[state_seqs], p.core, *p.counts), fullgraph=True, backend="aot_eager")
     with using_segments(RULE):
-        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
+        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
     assert "_forward_guess" in kernels_of(steps)
     assert "_backward_maps" in kernels_of(steps)
-    check(found, serially(p, language, state_seqs=state_seqs))
+    check(results, serially(p, language, state_seqs=state_seqs))
 
 
 @pytest.mark.long(all_but=["cpp-23"])
@@ -114,10 +114,10 @@ def test_checkpoint_distance_of_another_lowering(
     p.inputs[0] = p.inputs[0].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     run = torch.compile(partial(flex_sn_scan, p.core, *p.counts), fullgraph=True, backend="aot_eager")
     with using_segments(RULE):
-        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
+        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
     assert "_forward_guess" in kernels_of(steps)
     assert "_backward_maps" in kernels_of(steps)
-    check(found, serially(p, language, state_seqs=True))
+    check(results, serially(p, language, state_seqs=True))
 
 
 def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,11 +132,11 @@ def test_warm_up_is_learned_across_calls(language: TargetName, steps: Recent[Gra
     x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
     run = torch.compile(partial(flex_sn_scan_final_state, forgetting, 1, 1, 1), fullgraph=True, backend="aot_eager")
     with using_segments(None):
-        wanted = scan(*prepare(PointwiseProgram(forgetting, 1, 1, 1, on_cpu=language), (x, v)), state_seqs=False)
+        expected = scan(*prepare(PointwiseProgram(forgetting, 1, 1, 1, on_cpu=language), (x, v)), state_seqs=False)
     repaired = []
     with using_segments(replace(RULE, warm_up=4)), torch.no_grad():
         for _ in range(3):
-            assert all(torch.equal(a, b) for a, b in zip(run(x, v), wanted, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(run(x, v), expected, strict=True))
             ((speculation,),) = [step.speculations.values() for step in steps.values()]
             repaired.append(speculation.last.elements)
     assert repaired[0] > 0
@@ -156,11 +156,11 @@ def test_ahead_of_time_program_needs_no_operator(
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     run = torch.compile(partial(flex_sn_scan_final_state, p.core, *p.counts), fullgraph=True, backend="aot_eager")
     with using_segments(replace(RULE, longest=2 * warm_up)):
-        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
+        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
     assert not list(steps.values())
     assert "_forward_guess" in kernels_of(made)
     assert "_backward_maps" not in kernels_of(made)
-    check(found, serially(p, language, state_seqs=False))
+    check(results, serially(p, language, state_seqs=False))
 
 
 @pytest.mark.long(all_but=["cpp"])
@@ -171,14 +171,14 @@ def test_lengths_are_serial_in_the_forward(language: TargetName, steps: Recent[G
     run = torch.compile(lambda x: neuron.step(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with using_segments(RULE):
-        found = train(run, x)
+        results = train(run, x)
     assert "_forward_guess" not in kernels_of(steps)
     assert "_backward_maps" in kernels_of(steps)
     with using_segments(None):
         serial = LIF(backend=language)
-        wanted = train(lambda x: serial(x, lengths=lengths), x)
-    assert torch.equal(found[0][0], wanted[0][0])
-    torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6)
+        expected = train(lambda x: serial(x, lengths=lengths), x)
+    assert torch.equal(results[0][0], expected[0][0])
+    torch.testing.assert_close(results[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
 def train(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -203,19 +203,19 @@ def test_inductor_calls_one_operator_per_direction(dynamic: bool, steps: Recent[
         x = torch.randn(length, *STEP, generator=torch.Generator().manual_seed(length)).requires_grad_()
         with using_segments(RULE):
             if length == STEPS:
-                found, codes = run_and_get_code(train, run, x)
+                results, codes = run_and_get_code(train, run, x)
                 assert [code.count("run_scan.default(") for code in codes] == [2, 1]
             else:
-                found = train(run, x)
+                results = train(run, x)
         assert counter.frame_count == 1
         with using_segments(None):
-            wanted = train(network, x)
-        assert torch.equal(found[0][0], wanted[0][0])
-        torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6)
+            expected = train(network, x)
+        assert torch.equal(results[0][0], expected[0][0])
+        torch.testing.assert_close(results[1], expected[1], rtol=1e-5, atol=1e-6)
     assert kernels_of(steps).count("_forward_guess") == 2
     assert kernels_of(steps).count("_backward_maps") == 1  # the loss does not depend on the first result
     with using_segments(RULE), torch.no_grad():
-        assert torch.equal(run(x), wanted[0][0])
+        assert torch.equal(run(x), expected[0][0])
 
 
 @pytest.mark.gpu
@@ -231,13 +231,13 @@ def test_segments_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecializa
         dynamic=False,
         mode=mode,
     )
-    wanted = serially(p, "triton", state_seqs=False)
+    expected = serially(p, "triton", state_seqs=False)
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()
-        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
-        for one, other in zip(found[0], wanted[0], strict=True):
+        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
+        for one, other in zip(results[0], expected[0], strict=True):
             assert torch.equal(one, other)
-        for one, other in zip(found[1], wanted[1], strict=True):
+        for one, other in zip(results[1], expected[1], strict=True):
             torch.testing.assert_close(one, other, rtol=0.0, atol=2e-5 * float(other.abs().max()))
     assert "_forward_guess" in kernels_of(steps)
     assert "_backward_maps" in kernels_of(steps)
@@ -291,15 +291,15 @@ def test_package_runs_in_segments(device: str, dynamic: bool, request: pytest.Fi
         source = "".join(files.read(name).decode() for name in files.namelist() if name.endswith(".cpp"))
     assert "repair" in source
     lengths = (200, 1000, 9, 2) if dynamic else (200,)
-    found, why = run_alone(tmp_path, [(sequence(length), v) for length in lengths])
-    if found is None and device == "cuda":
+    actual, why = run_alone(tmp_path, [(sequence(length), v) for length in lengths])
+    if actual is None and device == "cuda":
         plain = torch.export.export(nn.ReLU(), (v,))
         torch._inductor.aoti_compile_and_package(plain, package_path=str(tmp_path / "network.pt2"))
         if run_alone(tmp_path, [(v,)])[0] is None:
             pytest.skip("this torch loads no package here, not even that of a ReLU")
-    assert found is not None, why
+    assert actual is not None, why
     with torch.no_grad(), using_segments(None):
-        for length, results in zip(lengths, found, strict=True):
+        for length, results in zip(lengths, actual, strict=True):
             for one, other in zip(results, network(sequence(length), v), strict=True):
                 assert torch.equal(one, other)
 

@@ -145,23 +145,23 @@ def differentiated(core: Core, tensors: Sequence[Tensor], target: TargetName | N
     for i, result in enumerate(results):
         weights = (torch.arange(result.numel(), device=DEVICE) % (5 + i) - 2).reshape(result.shape) / 4
         loss = loss + (result * weights).double().sum()
-    wanted = [*tensors, *core.parameters()]
-    return results, list(torch.autograd.grad(loss, wanted, allow_unused=True))
+    leaves = [*tensors, *core.parameters()]
+    return results, list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
 
 def check(core: Core, tensors: Sequence[Tensor], target: TargetName, *, state_seqs: bool = False) -> None:
-    expected, wanted = differentiated(core, tensors, None, state_seqs=state_seqs)
-    got, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
+    expected, expected_gradients = differentiated(core, tensors, None, state_seqs=state_seqs)
+    actual, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
     half = tensors[0].dtype in (torch.bfloat16, torch.float16)
     near: dict[str, Any] = {"rtol": 2e-2, "atol": 5e-2} if half else {"rtol": 1e-4, "atol": 1e-4}
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, **near)
-    for found, exact in zip(gradients, wanted, strict=True):
-        assert (found is None) == (exact is None)
-        if found is not None and exact is not None:
+    for gradient, exact in zip(gradients, expected_gradients, strict=True):
+        assert (gradient is None) == (exact is None)
+        if gradient is not None and exact is not None:
             scale = exact.abs().max().clamp(min=1)
-            torch.testing.assert_close(found / scale, exact / scale, **near)
+            torch.testing.assert_close(gradient / scale, exact / scale, **near)
 
 
 @pytest.mark.long(all_but=["Spiking-triton", f"OfInputToo-{TARGETS[-1]}", f"Outside-{TARGETS[-1]}"])
@@ -311,11 +311,11 @@ def test_autocast() -> None:
     module = layer(ConvLSTM(4)).to(DEVICE)
     x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
     with torch.autocast(DEVICE.type, torch.bfloat16):
-        found = trained(module, module, x)
+        results = trained(module, module, x)
         module.backend = "torch"
         expected = trained(module, module, x)
-    assert torch.allclose(found[0], expected[0], atol=1e-5)
-    for a, b in zip(found[1:], expected[1:], strict=True):
+    assert torch.allclose(results[0], expected[0], atol=1e-5)
+    for a, b in zip(results[1:], expected[1:], strict=True):
         assert a.dtype == b.dtype
         assert (a - b).abs().max() <= 2e-2 * b.abs().max()
 
@@ -327,18 +327,18 @@ def test_convolutions_in_a_compiled_graph(core: type[Core]) -> None:
     module = layer(core(4, soft=True)).to(DEVICE)
     x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
     expected = trained(module, module, x)
-    found = trained(torch.compile(module, fullgraph=True), module, x)
-    for a, b in zip(found, expected, strict=True):
+    results = trained(torch.compile(module, fullgraph=True), module, x)
+    for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_explain_lists_convolutions() -> None:
     module = layer(ConvLSTM(3)).to(DEVICE)
     module(torch.randn(4, 2, 3, 6, 5, device=DEVICE))
-    told = str(module.explain())
-    assert "a library's convolutions" in told
-    assert "[2, 3, 6, 5] x [12, 3, 3, 3]: at every step" in told
-    assert "one convolution for all steps, before the loop" in told
+    text = str(module.explain())
+    assert "a library's convolutions" in text
+    assert "[2, 3, 6, 5] x [12, 3, 3, 3]: at every step" in text
+    assert "one convolution for all steps, before the loop" in text
 
 
 class MovingWeight(Core):
@@ -381,9 +381,9 @@ def test_convolutions_in_a_cuda_graph(core: type[Core]) -> None:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = trained(module, module, x)
-    for one in found:
+        results = trained(module, module, x)
+    for one in results:
         one.detach().zero_()
     graph.replay()
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -56,11 +56,11 @@ def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_se
     with torch.no_grad():
         for ours, theirs in zip(run(core, tensors, target), run(core, tensors, None), strict=True):
             assert torch.equal(ours, theirs)
-    expected, wanted = differentiated(core, tensors, None, state_seqs=state_seqs)
-    got, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    expected, expected_gradients = differentiated(core, tensors, None, state_seqs=state_seqs)
+    actual, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert 0 < float(expected[0].detach().mean()) < 1
-    for a, b in zip(gradients, wanted, strict=True):
+    for a, b in zip(gradients, expected_gradients, strict=True):
         assert a is not None
         assert b is not None
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
@@ -80,15 +80,15 @@ def test_layers_with_delays_in_one_launch(
     delay = Delay(torch.rand(20) * 5, max_delay=5, learn=True, interpolation=interpolation)
     layer = Recurrent(LIF(), 20, delay=delay).to(DEVICE)
     x = (3 * torch.rand(9, 17, 20)).to(DEVICE)
-    found = []
+    results = []
     for backend in ("torch", "triton"):
         layer.backend = backend
         layer.reset()
         output = layer(x)
-        found.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
+        results.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
     # Sums in products have another order.
-    assert (found[0][0] != found[1][0]).float().mean() < 0.01
-    for a, b in zip(found[0][1:], found[1][1:], strict=True):
+    assert (results[0][0] != results[1][0]).float().mean() < 0.01
+    for a, b in zip(results[0][1:], results[1][1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
     assert launched == ["one launch"] * 2
 
@@ -111,15 +111,15 @@ def test_gradients_of_delayed_outputs_are_not_carried(
     layer = Recurrent(LIF(), 20, delay=delay).to(DEVICE)
     x = (3 * torch.rand(13, 17, 20)).to(DEVICE)
     initial = [torch.rand(17, 20).to(DEVICE).requires_grad_(needed) for _ in range(count + 2)]
-    found = []
+    results = []
     for backend in ("torch", "triton"):
         layer.backend = backend
         layer.states = list(initial)
         output = layer(x)
-        wanted = [*layer.parameters(), *(initial if needed else ())]
-        found.append([output.detach(), *torch.autograd.grad(output.square().sum(), wanted)])
-    assert (found[0][0] != found[1][0]).float().mean() < 0.01
-    for a, b in zip(found[0][1:], found[1][1:], strict=True):
+        leaves = [*layer.parameters(), *(initial if needed else ())]
+        results.append([output.detach(), *torch.autograd.grad(output.square().sum(), leaves)])
+    assert (results[0][0] != results[1][0]).float().mean() < 0.01
+    for a, b in zip(results[0][1:], results[1][1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
     assert launched == ["one launch"] * 2
     (step,) = layer._get_program().specializations
@@ -147,16 +147,16 @@ def test_delays_in_clusters(shape: tuple[int, int, int], interpolation: str) -> 
         layer.V.copy_((torch.randn(layer.V.shape) * 8).round() / 64)
     x = ((torch.randn(shape) + 0.5) * 8).round().div(8).to("cuda")
     weights = torch.randn(shape, device="cuda")
-    found = []
+    results = []
     for backend in ("torch", "triton"):
         layer.backend = backend
         layer.reset()
         leaf = x.clone().requires_grad_()
         output = layer(leaf)
-        found.append([output.detach(), *torch.autograd.grad(output, [leaf, *layer.parameters()], weights)])
+        results.append([output.detach(), *torch.autograd.grad(output, [leaf, *layer.parameters()], weights)])
     assert layer.explain().count("of 4 blocks") + layer.explain().count("of 8 blocks") == 2, layer.explain()
-    assert torch.equal(found[0][0], found[1][0])
-    for a, b in zip(found[0][1:], found[1][1:], strict=True):
+    assert torch.equal(results[0][0], results[1][0])
+    for a, b in zip(results[0][1:], results[1][1:], strict=True):
         assert (a - b).abs().max() < 1e-4 * a.abs().max()
 
 
@@ -179,13 +179,13 @@ def test_delays_with_many_states(target: TargetName, interpolation: str, max_del
     )
     layer = Recurrent(LIF(), 5, delay=delay).to(DEVICE, torch.float64)
     x = (3 * torch.rand(25, 3, 5)).to(DEVICE, torch.float64)
-    found = []
+    results = []
     for backend in ("torch", target):
         layer.backend = backend
         layer.reset()
         output = layer(x)
-        found.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
-    for a, b in zip(*found, strict=True):
+        results.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     (step,) = layer._get_program().specializations
     assert isinstance(step, RecurrentSpecialization)

@@ -33,9 +33,9 @@ def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def accuracy(output: str) -> float:
-    found = re.search(r"^held-out accuracy ([0-9.]+)% after", output, re.MULTILINE)
-    assert found is not None, output
-    return float(found[1])
+    match = re.search(r"^held-out accuracy ([0-9.]+)% after", output, re.MULTILINE)
+    assert match is not None, output
+    return float(match[1])
 
 
 def test_demo_learns_draws_and_names_the_backend(tmp_path: Path) -> None:
@@ -58,13 +58,13 @@ def test_seed_determines_the_result(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_backends_agree(tmp_path: Path, compiler: None) -> None:
-    found = {}
-    for backend, told in (("cpp", "cpp: asked for"), ("torch", "torch: asked for"), ("hop", "hop: asked for")):
+    accuracies = {}
+    for backend, description in (("cpp", "cpp: asked for"), ("torch", "torch: asked for"), ("hop", "hop: asked for")):
         done = run("--device", "cpu", "--epochs", "3", "--backend", backend, folder=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert f"backend {told}" in done.stdout
-        found[backend] = accuracy(done.stdout)
-    assert max(found.values()) - min(found.values()) < 1.0
+        assert f"backend {description}" in done.stdout
+        accuracies[backend] = accuracy(done.stdout)
+    assert max(accuracies.values()) - min(accuracies.values()) < 1.0
 
 
 @pytest.mark.gpu

@@ -15,10 +15,10 @@ def test_script_draws_all_neurons(tmp_path: Path, capsys: pytest.CaptureFixture[
     script = load("docs/plot_neurons.py")
     assert script.main(["--out", str(tmp_path / "drawn.svg")]) == 0
     assert capsys.readouterr().out.startswith(f"{len(script.neurons())} neurons in ")
-    drawn, kept = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
+    figure, stored = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
     for title in map(script.title, script.neurons()):
-        assert f">{title}<" in drawn, title
-        assert f">{title}<" in kept, f"{title} is not in {IMAGE.name}: run python docs/plot_neurons.py"
+        assert f">{title}<" in figure, title
+        assert f">{title}<" in stored, f"{title} is not in {IMAGE.name}: run python docs/plot_neurons.py"
 
 
 def test_drawn_neurons_fire() -> None:

@@ -25,10 +25,10 @@ def test_script_draws_all_surrogates(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.startswith(f"{len(names_of_surrogates())} surrogates in ")
     titles = [script.title(g) for g in script.surrogates()]
     assert {title.split("(")[0] for title in titles} == names_of_surrogates()
-    drawn, kept = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
+    figure, stored = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
     for title in titles:
-        assert f">{title}<" in drawn, title
-        assert f">{title}<" in kept, f"{title} is not in {IMAGE.name}: run python docs/plot_surrogates.py"
+        assert f">{title}<" in figure, title
+        assert f">{title}<" in stored, f"{title} is not in {IMAGE.name}: run python docs/plot_surrogates.py"
 
 
 def test_page_lists_all_surrogates() -> None:

@@ -89,15 +89,15 @@ def test_resumed_run_equals_an_uninterrupted_run(
         assert main(["--data", "data", "--checkpoint", folder, "--epochs", str(epochs), "--batch", "30"]) == 0
         return capsys.readouterr().out
 
-    def kept(folder: str) -> dict[str, Any]:
-        found: dict[str, Any] = torch.load(tmp_path / folder / "last.pt", weights_only=True)
-        return found
+    def checkpoint_in(folder: str) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = torch.load(tmp_path / folder / "last.pt", weights_only=True)
+        return checkpoint
 
     assert "no --data" not in run(2, "straight")
     run(1, "broken")
-    stopped = kept("broken")
+    stopped = checkpoint_in("broken")
     assert "resumed after 1 epochs" in run(2, "broken")
-    straight, broken = kept("straight"), kept("broken")
+    straight, broken = checkpoint_in("straight"), checkpoint_in("broken")
     assert len(straight["history"]["losses"]) == 2
     assert broken["history"] == straight["history"]
     for key, weights in straight["network"].items():
@@ -161,18 +161,23 @@ def test_tonic_reads_the_written_recordings(tmp_path: Path) -> None:
     assert sorted(recordings.targets) == sorted(list(range(11)) * 10)
     lengths = set()
     for number in range(0, 110, 9):
-        found, target = recordings[number]
+        events_of_recording, target = recordings[number]
         stored = np.load(recordings.data[number])
         assert target == int(Path(recordings.data[number]).stem)
-        assert found["t"].tolist() == (stored[:, 3] * 1000).tolist()  # times are in microseconds
-        assert (np.diff(found["t"]) >= 0).all()
-        assert set(found["p"]) == {False, True}
+        assert events_of_recording["t"].tolist() == (stored[:, 3] * 1000).tolist()  # times are in microseconds
+        assert (np.diff(events_of_recording["t"]) >= 0).all()
+        assert set(events_of_recording["p"]) == {False, True}
         frames, _ = framed[number]
         assert frames.shape[1:] == (2, events.SIDE, events.SIDE)
         # Each event is in exactly one frame, at its pixel on the smaller sensor.
         counted = np.zeros(frames.shape, dtype=int)
-        begun = found["t"] - found["t"][0]
-        places = (begun // events.WINDOW, found["p"].astype(int), found["y"] // 4, found["x"] // 4)
+        elapsed = events_of_recording["t"] - events_of_recording["t"][0]
+        places = (
+            elapsed // events.WINDOW,
+            events_of_recording["p"].astype(int),
+            events_of_recording["y"] // 4,
+            events_of_recording["x"] // 4,
+        )
         np.add.at(counted, places, 1)
         assert (frames == counted).all()
         lengths.add(len(frames))
@@ -190,9 +195,9 @@ def test_tonic_reads_the_written_words(tmp_path: Path) -> None:
     lengths = set()
     for number in range(40):
         seconds, channels = audio.synthetic_word(number % 20, random)
-        found, _ = words[number]
-        assert found["t"] == pytest.approx(1e6 * seconds, rel=1e-3, abs=10)  # times are float16, as in the real files
-        assert found["x"].tolist() == channels.astype(int).tolist()
+        spikes, _ = words[number]
+        assert spikes["t"] == pytest.approx(1e6 * seconds, rel=1e-3, abs=10)  # times are float16, as in the real files
+        assert spikes["x"].tolist() == channels.astype(int).tolist()
         counts, _ = counted[number]
         assert counts.shape[1:] == (1, audio.CHANNELS)
         assert counts.sum() == len(seconds)
@@ -206,11 +211,11 @@ def test_tonic_reads_the_written_words(tmp_path: Path) -> None:
 def test_drawn_rates_exclude_padding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compares the mean rate of a batch with the mean of the rates of its samples, each run separately."""
     module = example(name)
-    drawn: list[dict[str, float]] = []
+    drawings: list[dict[str, float]] = []
     real = plot.firing_rates
 
     def watched(rates: dict[str, float], ax: Any) -> Any:
-        drawn.append(rates)
+        drawings.append(rates)
         return real(rates, ax=ax)
 
     monkeypatch.setattr(plot, "firing_rates", watched)
@@ -225,7 +230,7 @@ def test_drawn_rates_exclude_padding(name: str, tmp_path: Path, monkeypatch: pyt
     assert len(batches[0][1].unique()) > 1
     for batch in batches:
         draw(network, History([1.0], [0.5]), batch, chosen)
-    together, *alone = drawn
+    together, *alone = drawings
     assert together
     for layer, rate in together.items():
         assert rate == pytest.approx(sum(rates[layer] for rates in alone) / 4, rel=1e-5)

@@ -35,8 +35,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in told.items():
+    variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
 
 
@@ -46,9 +46,9 @@ def test_training_resumes_with_another_number_of_processes(
     strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], launched: None
 ) -> None:
     options = ("--strategy", strategy, "--checkpoint", str(tmp_path / "kept"), "--epochs", "2")
-    said = run_two(*options, folder=tmp_path)
-    reached = re.search(r"held-out accuracy ([0-9.]+%) on 2 processes", said)
-    assert reached is not None, said
+    output = run_two(*options, folder=tmp_path)
+    reached = re.search(r"held-out accuracy ([0-9.]+%) on 2 processes", output)
+    assert reached is not None, output
     assert float(reached[1].rstrip("%")) > 80
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["epoch_1", "epoch_2"]
     with one_thread():

@@ -15,11 +15,11 @@ def test_kernels_equal_the_loop(kind: str) -> None:
     torch.manual_seed(0)
     layer = shapes.layers("torch")[kind].double()
     x = 2 * torch.rand(12, 3, shapes.NEURONS, dtype=torch.float64)
-    wanted = [layer(x), *layer.states]
+    reference = [layer(x), *layer.states]
     layer.reset()
     layer.backend = "cpp"
-    for got, expected in zip([layer(x), *layer.states], wanted, strict=True):
-        torch.testing.assert_close(got, expected)
+    for actual, expected in zip([layer(x), *layer.states], reference, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_one_neuron_of_a_row_wins() -> None:

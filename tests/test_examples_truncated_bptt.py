@@ -30,13 +30,13 @@ def test_network_learns_along_the_sequence() -> None:
 @one_thread()
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_chunks_bound_the_memory(backend: str, interpreted: None) -> None:
-    kept, by_all = [], []
+    bytes_of_chunks, by_all = [], []
     for steps in (4 * CHUNK, 8 * CHUNK):
         net, x, y = made(steps, backend)
-        kept.append(tbptt.train(net, x, y, CHUNK, passes=1)[1])
+        bytes_of_chunks.append(tbptt.train(net, x, y, CHUNK, passes=1)[1])
         by_all.append(tbptt.kept_by_all(net, x, y))
-    assert kept[0] == kept[1]
-    assert by_all[1] > 1.8 * by_all[0] > 1.8 * 3 * kept[0]
+    assert bytes_of_chunks[0] == bytes_of_chunks[1]
+    assert by_all[1] > 1.8 * by_all[0] > 1.8 * 3 * bytes_of_chunks[0]
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop"])

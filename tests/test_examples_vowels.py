@@ -29,9 +29,9 @@ def test_streams_equal_padded_recordings(backend: str, interpreted: None) -> Non
     torch.manual_seed(0)
     recordings = vowels.made(count=18).train
     net = vowels.Network(4, 4, backend)
-    found = vowels.streamed(net, recordings, CPU)
-    assert torch.allclose(found, vowels.padded(net, recordings, CPU), atol=1e-6)
-    assert found.std() > 0.01
+    scores = vowels.streamed(net, recordings, CPU)
+    assert torch.allclose(scores, vowels.padded(net, recordings, CPU), atol=1e-6)
+    assert scores.std() > 0.01
 
 
 @one_thread()

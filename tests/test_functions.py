@@ -28,8 +28,8 @@ def test_there_are_functions_of_all_kinds() -> None:
 @pytest.mark.parametrize("row", [row for row in rows() if row.name not in REFUSED], ids=lambda row: row.name)
 def test_function_works_in_all_dtypes(row: Row) -> None:
     computations = [functions.values, *([functions.gradients] if row.gradient else [])]
-    found = {(c.__name__, d): functions.check(row, d, c) for c in computations for d in functions.DTYPES}
-    assert {place: outcome for place, outcome in found.items() if not outcome.works} == {}
+    outcomes = {(c.__name__, d): functions.check(row, d, c) for c in computations for d in functions.DTYPES}
+    assert {place: outcome for place, outcome in outcomes.items() if not outcome.works} == {}
 
 
 @pytest.mark.parametrize("name", REFUSED)

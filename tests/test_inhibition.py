@@ -19,8 +19,8 @@ cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 
 def check(core: Cell, tensors: list[Tensor], target: TargetName, *, rtol: float = 1e-10, atol: float = 1e-10) -> None:
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, target)
-    for a, b in zip([*got, *gradients], [*expected, *expected_gradients], strict=True):
+    actual, gradients = differentiated(core, tensors, target)
+    for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
@@ -67,8 +67,8 @@ def test_ties_equal_torch(cell: type[Cell]) -> None:
     with torch.no_grad():
         tensors[0][:, :, :4] += 1
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, TARGETS[-1])
-    for a, b in zip([*got, *gradients], [*expected, *expected_gradients], strict=True):
+    actual, gradients = differentiated(core, tensors, TARGETS[-1])
+    for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
@@ -117,29 +117,29 @@ def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> lis
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
     step, arguments = prepare(program, tensors)
     assert isinstance(step, RecurrentSpecialization)
-    found = []
+    actual = []
     for results in (scan(step, arguments, state_seqs=False), run(core, tensors, None, state_seqs=False)):
-        wanted = [tensors[0], *core.parameters()]
-        found.append([*results, *torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), wanted)])
-    for got, expected in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected, rtol=bound, atol=bound)
+        leaves = [tensors[0], *core.parameters()]
+        actual.append([*results, *torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), leaves)])
+    for result, expected in zip(*actual, strict=True):
+        torch.testing.assert_close(result, expected, rtol=bound, atol=bound)
     return [step.loops.told[direction] for direction in ("forward", "backward")]
 
 
 @pytest.mark.parametrize("cell", [Winner, ExciteInhibit], ids=lambda cell: cell.__name__)
 def test_one_launch_with_whole_rows_per_program(cell: type[Cell]) -> None:
-    told = in_one_launch(made(cell, 9, Dense(), soft=True), sequences(made(cell, 9, Dense()), 3, 11, 9))
-    assert tuple(how.split(",")[0] for how in told) == ONE
-    assert all(how.endswith("exchange nothing") for how in told)
+    descriptions = in_one_launch(made(cell, 9, Dense(), soft=True), sequences(made(cell, 9, Dense()), 3, 11, 9))
+    assert tuple(how.split(",")[0] for how in descriptions) == ONE
+    assert all(how.endswith("exchange nothing") for how in descriptions)
 
 
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
 def test_one_launch_with_shared_rows(cell: type[Cell]) -> None:
     """Tests matrices that are too large for one program."""
     core = made(cell, 210, Dense(), soft=True)
-    told = in_one_launch(core, sequences(core, 3, 19, 210), 1e-4)
-    assert tuple(how.split(",")[0] for how in told) == ONE
-    assert all("values a step" in how for how in told)
+    messages = in_one_launch(core, sequences(core, 3, 19, 210), 1e-4)
+    assert tuple(how.split(",")[0] for how in messages) == ONE
+    assert all("values a step" in how for how in messages)
 
 
 @pytest.mark.gpu
@@ -147,9 +147,9 @@ def test_one_launch_with_shared_rows(cell: type[Cell]) -> None:
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
 def test_one_launch_with_shared_rows_on_a_gpu(cell: type[Cell], neurons: int) -> None:
     core = made(cell, neurons, Dense(), soft=True)
-    told = in_one_launch(core, sequences(core, 7, 131, neurons), 1e-3)
-    assert tuple(how.split(",")[0] for how in told) == ONE
-    assert all("values a step" in how for how in told)
+    messages = in_one_launch(core, sequences(core, 7, 131, neurons), 1e-3)
+    assert tuple(how.split(",")[0] for how in messages) == ONE
+    assert all("values a step" in how for how in messages)
 
 
 class _Inhibited(torch.nn.Module):

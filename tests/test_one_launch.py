@@ -39,29 +39,29 @@ gpu = pytest.mark.gpu
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Records, for each loop over several steps, ``"one launch"`` or the obstacle to it."""
-    found: list[str] = []
+    descriptions: list[str] = []
     original = _one_launch.run_in_one_launch
 
-    def noted(step: RecurrentSpecialization, over: OverTime) -> str:
+    def record(step: RecurrentSpecialization, over: OverTime) -> str:
         try:
             return original(step, over)
         except NotOneLaunchError as error:
             if str(error) != "there is one step":
-                found.append(str(error))
+                descriptions.append(str(error))
             raise
 
     def counted(launch: Any) -> Any:  # repeated calls do nothing but launch
-        def run(*given: Any) -> None:
-            launch(*given)
-            found.append("one launch")
+        def run(*arguments: Any) -> None:
+            launch(*arguments)
+            descriptions.append("one launch")
 
         return run
 
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
-    monkeypatch.setattr(_staged, "run_in_one_launch", noted)
+    monkeypatch.setattr(_staged, "run_in_one_launch", record)
     for kind in (CooperativeLaunch, LaunchedClusters):
         monkeypatch.setattr(kind, "__call__", counted(kind.__call__))
-    return found
+    return descriptions
 
 
 Choose = Callable[[bool], None]
@@ -89,10 +89,10 @@ def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.
     """Checks that results, and gradients of inputs and initial states, equal those of the loop."""
     core = made(cell, size, Powers(), dtype)
     tensors = sequences(core, num_steps, batch, size, dtype=dtype)
-    expected, wanted = differentiated(core, tensors, None, state_seqs=False)
-    got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
+    expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
+    actual, gradients = differentiated(core, tensors, "triton", state_seqs=False)
     count = len(tensors)
-    for a, b in zip([*got, *gradients[:count]], [*expected, *wanted[:count]], strict=True):
+    for a, b in zip([*actual, *gradients[:count]], [*expected, *expected_gradients[:count]], strict=True):
         assert a is not None
         assert b is not None
         # The last bits of such small float32 numbers lie in parts below the smallest bfloat16 number.
@@ -153,13 +153,13 @@ _FIRST = (LSTM, GatedGRU, Sliced)
 )
 def test_exchange_does_not_change_results(cell: type[Cell], exchanged: Choose) -> None:
     """Compares cells with gates, with pieces of a value, and with products of products, in sums with only one term."""
-    found = []
+    actual = []
     for yes in (True, False):
         exchanged(yes)
         core = made(cell, 9, Powers())
         results, gradients = differentiated(core, sequences(core, 3, 11, 9), "triton", state_seqs=False)
-        found.append([*results, *gradients])
-    for a, b in zip(*found, strict=True):
+        actual.append([*results, *gradients])
+    for a, b in zip(*actual, strict=True):
         assert a is not None
         assert b is not None
         assert torch.equal(a, b)
@@ -180,8 +180,8 @@ def test_nan_in_padding_does_not_spread(yes: bool, exchanged: Choose, launched: 
     core = made(Ratio, 9, Powers())
     x, v = (torch.full_like(t, 2.0) for t in sequences(core, 4, 5, 9))
     with torch.no_grad():
-        got, expected = (run(core, (x, v), target) for target in ("triton", None))
-    for a, b in zip(got, expected, strict=True):
+        actual, expected = (run(core, (x, v), target) for target in ("triton", None))
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
     assert launched == ["one launch"]
 
@@ -201,17 +201,17 @@ def test_matrices_that_fit_into_registers_are_held(
     size: int, batch: int, dtype: torch.dtype, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tests the division into rows and warps on a device with two multiprocessors."""
-    found: list[Tiles | None] = []
+    choices: list[Tiles | None] = []
 
-    def noted(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
-        found.append(_tiles.held_tiles(loop, 2, from_zero=from_zero))
+    def record(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
+        choices.append(_tiles.held_tiles(loop, 2, from_zero=from_zero))
         return iter([Tiles(16, 1, 32, 4, ahead=2)])
 
-    monkeypatch.setattr(_one_launch, "tiles_for", noted)
+    monkeypatch.setattr(_one_launch, "tiles_for", record)
     core = made(RLIF, size, Powers(), dtype)
     with torch.no_grad():
         run(core, sequences(core, 2, batch, size, dtype=dtype), "triton", state_seqs=False)
-    (tiles,) = found
+    (tiles,) = choices
     assert (tiles and (tiles.rows, tiles.num_warps)) == expected
 
 
@@ -234,10 +234,10 @@ def test_explain_describes_programs_with_all_columns(exchanged: Choose) -> None:
 @pytest.mark.long(all_but=["LearnedDecay"])
 @pytest.mark.parametrize("cell", [RLIF, OfMembrane, LearnedDecay, Hidden], ids=lambda cell: cell.__name__)
 def test_last_step_without_gradients_of_states(cell: type[Cell], launched: list[str]) -> None:
-    found = of_outputs(made(cell, 20, Powers()), 4, 5, 20)
-    for a, b in zip(*found, strict=True):
+    results = of_outputs(made(cell, 20, Powers()), 4, 5, 20)
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
-    for a, b in zip(*(gradients[: 1 + cell.num_states] for gradients in found), strict=True):
+    for a, b in zip(*(gradients[: 1 + cell.num_states] for gradients in results), strict=True):
         assert torch.equal(a, b)
     assert launched == ["one launch"] * 2
 
@@ -251,8 +251,8 @@ def test_product_of_absent_gradients_is_absent(launched: list[str]) -> None:
         def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
             return v, x + v @ self.v
 
-    found = of_outputs(made(Late, 20, Powers()), 4, 5, 20, last=float("inf"))
-    for a, b in zip(*found, strict=True):
+    results = of_outputs(made(Late, 20, Powers()), 4, 5, 20, last=float("inf"))
+    for a, b in zip(*results, strict=True):
         assert a.isfinite().all()
         torch.testing.assert_close(a, b)
     assert launched == ["one launch"] * 2
@@ -267,12 +267,12 @@ def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> lis
     tensors = sequences(core, num_steps, *step)
     with torch.no_grad():
         tensors[0][-2] += last
-    found = []
+    results = []
     for target in BOTH:
         output = run(core, tensors, target, state_seqs=False)[0]
         weights = (torch.arange(output.numel(), device=DEVICE) % 5 - 2.0).reshape(output.shape) / 4
-        found.append(torch.autograd.grad(output, [*tensors, *core.parameters()], weights))
-    return found
+        results.append(torch.autograd.grad(output, [*tensors, *core.parameters()], weights))
+    return results
 
 
 def test_float32_products_are_exact_to_24_bits(launched: list[str]) -> None:
@@ -283,11 +283,11 @@ def test_float32_products_are_exact_to_24_bits(launched: list[str]) -> None:
     x, h = sequences(core, 3, 6, 21, bits=20)
     with torch.no_grad():
         core.v.mul_(torch.logspace(-3, 1, core.v.numel(), device=DEVICE).reshape(core.v.shape))
-        got = run(core, (x, h), "triton")
+        actual = run(core, (x, h), "triton")
         loop = run(core, (x, h), None)
         exact = run(core.double(), (x.double(), h.double()), None)
     assert launched == ["one launch"]
-    for a, b, c in zip(got, loop, exact, strict=True):
+    for a, b, c in zip(actual, loop, exact, strict=True):
         assert (a - c).abs().max() <= 2 * (b - c).abs().max() + 1e-6
 
 
@@ -305,11 +305,11 @@ def check_bits(size: int, precision: str, bits: int) -> None:
     torch.set_float32_matmul_precision(precision)
     try:
         with torch.no_grad():
-            got = run(core, tensors, "triton", state_seqs=False)
+            actual = run(core, tensors, "triton", state_seqs=False)
             exact = run(core.double(), [t.double() for t in tensors], None, state_seqs=False)
     finally:
         torch.set_float32_matmul_precision(before)
-    error = max(float((a - c).abs().max() / c.abs().max()) for a, c in zip(got, exact, strict=True))
+    error = max(float((a - c).abs().max() / c.abs().max()) for a, c in zip(actual, exact, strict=True))
     assert 2.0 ** -(bits + 7) < error < 2.0**-bits
 
 

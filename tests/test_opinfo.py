@@ -16,24 +16,24 @@ Outcomes = dict[str, dict[str, Outcome]]
 
 @pytest.fixture(scope="module", params=range(PARTS))
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    found: Outcomes = {}
+    results: Outcomes = {}
     for i, info in enumerate(variants()):
         if i // 12 % PARTS != request.param:  # each group of twelve variants has all of the kinds below
             continue
         here = [dtype for dtype in DTYPES if dtype in info.dtypes]
         smooth = [dtype for dtype in DIFFERENTIABLE if is_differentiable(info, dtype)]
-        of_variant = found[variant_name(info)] = {}
+        of_variant = results[variant_name(info)] = {}
         if here:
             dtype = here[i % len(here)]
             of_variant["values"] = check(info, dtype, samples=1, special=i % 4 == 0, first=i % 5)
         if smooth and i % 3 == 0:
             dtype = smooth[i % len(smooth)]
             of_variant["gradients"] = check(info, dtype, samples=1, special=i % 8 == 0, first=i % 5, gradient=True)
-    return found
+    return results
 
 
 def everything(outcomes: Outcomes) -> list[Outcome]:
-    return [outcome for found in outcomes.values() for outcome in found.values()]
+    return [outcome for by_dtype in outcomes.values() for outcome in by_dtype.values()]
 
 
 def test_no_wrong_results_and_no_crashes(outcomes: Outcomes) -> None:
@@ -46,12 +46,12 @@ def test_both_ways_agree(outcomes: Outcomes) -> None:
 
 def test_nearly_all_runs_pass(outcomes: Outcomes) -> None:
     passed = sum(o.equal + o.close for o in everything(outcomes))
-    refused = {name: o.why for name, found in outcomes.items() for o in found.values() if o.refused}
+    refused = {name: o.why for name, by_dtype in outcomes.items() for o in by_dtype.values() if o.refused}
     # 95 % pass in the whole table. A part of it may have a larger share of refusals.
     assert passed >= 0.9 * sum(o.runs for o in everything(outcomes)), refused
 
 
 def test_every_variant_ran(outcomes: Outcomes) -> None:
     only_complex = {"nn.functional.silu.complex"}
-    without = {name for name, found in outcomes.items() if not any(o.runs for o in found.values())}
+    without = {name for name, by_dtype in outcomes.items() if not any(o.runs for o in by_dtype.values())}
     assert without == only_complex & outcomes.keys()

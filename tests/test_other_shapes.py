@@ -65,15 +65,15 @@ def called(layer: Layer, **options: Any) -> Callable[..., list[Tensor]]:
         layer.reset()
         if states:
             layer.states = list(states)
-        found = layer(x, **options)
-        return [*(found if isinstance(found, list) else [found]), *layer.states, *layer.state_seqs]
+        outputs = layer(x, **options)
+        return [*(outputs if isinstance(outputs, list) else [outputs]), *layer.states, *layer.state_seqs]
 
     return call
 
 
-def close(got: Sequence[Tensor | None], wanted: Sequence[Tensor | None], tolerance: float = 1e-9) -> None:
-    assert len(got) == len(wanted)
-    for a, b in zip(got, wanted, strict=True):
+def close(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None], tolerance: float = 1e-9) -> None:
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
@@ -86,10 +86,10 @@ def test_results_and_gradients_equal_the_loop(make: type[Core], backend: str, in
     core = made(make)
     tensors = [sequence(core), *(0.1 * torch.ones(B, *shape, dtype=torch.float64) for shape in core.shapes()[1])]
     tensors = [t.detach().requires_grad_() for t in tensors]
-    wanted = trained(called(Layer(core, store_state_seqs=True)), core, tensors)
+    expected = trained(called(Layer(core, store_state_seqs=True)), core, tensors)
     layer = Layer(core, backend, store_state_seqs=True)
     for _ in range(2):
-        close(trained(called(layer), core, tensors), wanted)
+        close(trained(called(layer), core, tensors), expected)
     assert layer.kernel_names()
 
 
@@ -102,8 +102,8 @@ def test_states_are_carried_and_batch_sizes_change(make: type[Core], interpreted
     parts = []
     layer.reset()
     for part in sequence(core).split(2):
-        found = layer(part)
-        parts.append(found[0] if isinstance(found, list) else found)
+        output = layer(part)
+        parts.append(output[0] if isinstance(output, list) else output)
     close([torch.cat(parts), *layer.states], [whole[0], *whole[core.num_outputs :]])
     x = sequence(core, batch=B + 2)
     close(called(layer)(x), called(Layer(core))(x))
@@ -129,8 +129,8 @@ def test_gradcheck() -> None:
 def test_half_precision(make: type[Core], dtype: torch.dtype) -> None:
     core = made(make, dtype)
     x = sequence(core, dtype, steps=2)
-    wanted, got = (trained(called(Layer(core, backend)), core, [x]) for backend in ("torch", "cpp"))
-    close(got, wanted, 4e-2)
+    expected, actual = (trained(called(Layer(core, backend)), core, [x]) for backend in ("torch", "cpp"))
+    close(actual, expected, 4e-2)
 
 
 class Exact(Core):
@@ -161,21 +161,21 @@ def test_calls_with_transforms(make: type[Core], change: str) -> None:
         options["lengths"] = torch.tensor([2, T, 0])
     if change == "resets":
         options["resets"] = torch.arange(T * B).reshape(T, B) % 4 == 1
-    found = []
+    results = []
     for backend in ("torch", "cpp"):
         layer = Layer(core, backend, precision="float32" if change == "float32" else "eager")
         layer.count_spikes = change == "counts"
-        found.append(trained(called(layer, **options), core, [x]))
-        found[-1].append(layer.spike_counts)
-    close(found[1], found[0])
+        results.append(trained(called(layer, **options), core, [x]))
+        results[-1].append(layer.spike_counts)
+    close(results[1], results[0])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_cores(seed: int, interpreted: None) -> None:
     core = made(Random, torch.float64, seed)
     x = sequence(core)
-    wanted = trained(called(Layer(core)), core, [x])
-    close(trained(called(Layer(core, "triton")), core, [x]), wanted)
+    expected = trained(called(Layer(core)), core, [x])
+    close(trained(called(Layer(core, "triton")), core, [x]), expected)
 
 
 @pytest.mark.long
@@ -183,9 +183,9 @@ def test_random_cores(seed: int, interpreted: None) -> None:
 def test_more_random_cores(seed: int, interpreted: None) -> None:
     core = made(Random, torch.float64, seed)
     x = sequence(core)
-    wanted = trained(called(Layer(core)), core, [x])
+    expected = trained(called(Layer(core)), core, [x])
     for backend in ("cpp", "triton"):
-        close(trained(called(Layer(core, backend)), core, [x]), wanted)
+        close(trained(called(Layer(core, backend)), core, [x]), expected)
 
 
 class Network(nn.Module):
@@ -196,8 +196,8 @@ class Network(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        found, states = self.layer.step(x)
-        return *(found if isinstance(found, list) else [found]), *states
+        outputs, states = self.layer.step(x)
+        return *(outputs if isinstance(outputs, list) else [outputs]), *states
 
 
 @pytest.mark.long(all_but=["Apart", "Populations"])
@@ -206,10 +206,10 @@ def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCapt
     """Checks that a compiled graph launches kernels. If it ran a loop, this would be logged."""
     core = made(make)
     x = sequence(core)
-    wanted = trained(Network(Layer(core)), core, [x])
+    expected = trained(Network(Layer(core)), core, [x])
     with caplog.at_level("WARNING", "flexsn_hop"):
         compiled = torch.compile(Network(Layer(core, "auto")), fullgraph=True)
-        close(trained(compiled, core, [x]), wanted)
+        close(trained(compiled, core, [x]), expected)
     assert "runs as a loop" not in caplog.text
 
 
@@ -237,9 +237,9 @@ class Best(Core):
 def test_positions_of_branches_in_kernels_and_compiled_graphs() -> None:
     core = made(Best)
     x = (4 * sequence(core)).round().detach().requires_grad_()
-    wanted = trained(Network(Layer(core)), core, [x])
+    expected = trained(Network(Layer(core)), core, [x])
     for network in (Network(Layer(core, "cpp")), torch.compile(Network(Layer(core, "auto")), fullgraph=True)):
-        close(trained(network, core, [x]), wanted)
+        close(trained(network, core, [x]), expected)
 
 
 class Noisy(Core):
@@ -257,15 +257,15 @@ class Noisy(Core):
 def test_random_numbers_of_branches(interpreted: None) -> None:
     """Checks that one draw for all branches gives the same numbers as separate draws."""
     core, x = made(Noisy, torch.float32), torch.zeros(T, B, 5)
-    found = []
+    results = []
     for backend, whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
         vars(core)["whole"] = whole
         torch.manual_seed(0)
-        found.append(called(Layer(core, backend))(x))
-    assert all(map(torch.equal, found[0], found[1]))
-    for other in found[2:]:
-        close(other, found[0], 1e-5)
-    assert found[0][2].std() > 0.5
+        results.append(called(Layer(core, backend))(x))
+    assert all(map(torch.equal, results[0], results[1]))
+    for other in results[2:]:
+        close(other, results[0], 1e-5)
+    assert results[0][2].std() > 0.5
     assert "state 1 as 4 pieces" in Layer(core, "cpp").explain(x)
 
 
@@ -278,12 +278,12 @@ class NoisyPopulations(Populations):
 
 def test_random_numbers_of_a_smaller_population(interpreted: None) -> None:
     core, x = made(NoisyPopulations, torch.float32), torch.zeros(T, B, 5)
-    found = []
+    results = []
     for backend in ("torch", "cpp", "triton"):
         torch.manual_seed(0)
-        found.append(called(Layer(core, backend))(x))
-    close(found[1], found[0], 1e-5)
-    close(found[2], found[0], 1e-5)
+        results.append(called(Layer(core, backend))(x))
+    close(results[1], results[0], 1e-5)
+    close(results[2], results[0], 1e-5)
 
 
 class NoisySoma(InTheMiddle):
@@ -297,13 +297,13 @@ def test_random_numbers_of_a_soma_and_in_compiled_graphs() -> None:
     for make in (NoisySoma, Noisy):
         core = made(make, torch.float32)
         x = torch.zeros(T, B, *core.shapes()[0])
-        found = []
+        results = []
         for network in (Network(Layer(core)), Network(Layer(core, "auto"))):
             configure(network, seed=3)
             call = network if network.layer.backend == "torch" else torch.compile(network, fullgraph=True)
-            found.append(list(call(x)))
-        close(found[1], found[0], 1e-5)
-        assert found[0][-1].std() > 0.1
+            results.append(list(call(x)))
+        close(results[1], results[0], 1e-5)
+        assert results[0][-1].std() > 0.1
 
 
 def test_assigned_parameters_are_read() -> None:
@@ -386,12 +386,12 @@ def test_kernels_receive_pieces(make: type[Core]) -> None:
 def test_results_and_gradients_on_a_gpu(make: type[Core]) -> None:
     core = made(make, torch.float64, 37, 4).cuda()
     x = sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
-    found = []
+    actual = []
     for backend in ("torch", "triton"):
         results = called(Layer(core, backend))(x)
         loss = torch.stack([(result * (i + 1)).sum() for i, result in enumerate(results)]).sum()
-        found.append([*results, *torch.autograd.grad(loss, [x, *core.parameters()], allow_unused=True)])
-    close(found[1], found[0], 1e-8)
+        actual.append([*results, *torch.autograd.grad(loss, [x, *core.parameters()], allow_unused=True)])
+    close(actual[1], actual[0], 1e-8)
 
 
 @pytest.mark.gpu
@@ -399,16 +399,16 @@ def test_results_and_gradients_on_a_gpu(make: type[Core]) -> None:
 def test_two_populations_are_one_launch_on_a_gpu(neurons: int) -> None:
     core = made(Populations, torch.float32, neurons).cuda()
     x = torch.randn(9, 130, neurons, generator=torch.Generator().manual_seed(3)).cuda().requires_grad_()
-    found = []
+    actual = []
     for backend in ("torch", "triton"):
         layer = Layer(core, backend)
         results = called(layer)(x)
-        found.append([*results, *torch.autograd.grad(results[0].sum() + results[3].sum(), [x, *core.parameters()])])
-    spikes, expected = found[1][0], found[0][0]
+        actual.append([*results, *torch.autograd.grad(results[0].sum() + results[3].sum(), [x, *core.parameters()])])
+    spikes, expected = actual[1][0], actual[0][0]
     assert (spikes != expected).double().mean() < 1e-3
-    told = [line for line in layer.explain().splitlines() if "the last " in line]
-    assert len(told) == 2
-    assert all("one launch for all steps" in line for line in told)
+    lines = [line for line in layer.explain().splitlines() if "the last " in line]
+    assert len(lines) == 2
+    assert all("one launch for all steps" in line for line in lines)
 
 
 @pytest.mark.gpu
@@ -416,8 +416,8 @@ def test_two_populations_are_one_launch_on_a_gpu(neurons: int) -> None:
 def test_compiled_graphs_on_a_gpu(make: type[Core]) -> None:
     core = made(make).cuda()
     x = sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
-    found = []
+    actual = []
     for network in (Network(Layer(core)), torch.compile(Network(Layer(core, "auto")), fullgraph=True)):
         results = network(x)
-        found.append([*results, *torch.autograd.grad(results[0].sum() + results[-1].sum(), [x, *core.parameters()])])
-    close(found[1], found[0], 1e-8)
+        actual.append([*results, *torch.autograd.grad(results[0].sum() + results[-1].sum(), [x, *core.parameters()])])
+    close(actual[1], actual[0], 1e-8)

@@ -21,8 +21,8 @@ NAMES = tuple(distribution.name for distribution in distributions())
 
 def commands_in(document: Path) -> list[str]:
     """Returns the commands that install FlexSN. Commands that install tools, such as hatch, are left out."""
-    found = [alone or within for alone, within in COMMAND.findall(document.read_text(encoding="utf-8"))]
-    return [command for command in found if "packages/" in command or "dist/" in command]
+    commands = [alone or within for alone, within in COMMAND.findall(document.read_text(encoding="utf-8"))]
+    return [command for command in commands if "packages/" in command or "dist/" in command]
 
 
 COMMANDS: dict[str, list[str]] = defaultdict(list)
@@ -110,8 +110,8 @@ def test_command_installs_the_named_packages(command: str, where_wheels_are: Pat
     pip = 'pip() { python -m pip "$@" --quiet --no-index --no-build-isolation; }'
     cwd = where_wheels_are if "dist/" in command else ROOT
     environment.run("bash", "-c", f"{pip}; {command}", cwd=cwd)
-    found = {distribution.name: is_here(environment, distribution.module) for distribution in distributions()}
-    assert found == {name: True if name in named(command) else None for name in NAMES}
+    installed = {distribution.name: is_here(environment, distribution.module) for distribution in distributions()}
+    assert installed == {name: True if name in named(command) else None for name in NAMES}
 
 
 @pytest.mark.wheels

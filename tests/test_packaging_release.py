@@ -134,10 +134,10 @@ def test_documented_wheel_commands_match_the_script(document: Path, monkeypatch:
     """Compares the commands in documents with the arguments of the script: one wheel by its name, one wheel after an
     option, or all wheels.
     """
-    asked: list[tuple[str, list[str]]] = []
+    calls: list[tuple[str, list[str]]] = []
 
     def run_tests(distribution: Distribution, folder: Path, options: Sequence[str] = ()) -> wheels.Outcome:
-        asked.append((distribution.name, list(options)))
+        calls.append((distribution.name, list(options)))
         return wheels.Outcome(distribution, 1, 0, 0, 1.0, "")
 
     monkeypatch.setattr(wheels, "run_tests", run_tests)
@@ -147,4 +147,4 @@ def test_documented_wheel_commands_match_the_script(document: Path, monkeypatch:
     for command in commands:
         assert wheels.main(shlex.split(command.replace("$NAME", "flexsn-hop"))) == 0
         names = ["flexsn-hop"] if "$NAME" in command else [distribution.name for distribution in in_order()]
-        assert asked == [(name, ["--long"]) for name in names]
+        assert calls == [(name, ["--long"]) for name in names]

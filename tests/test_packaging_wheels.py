@@ -81,11 +81,11 @@ def wheels(dist: Path) -> dict[str, Wheel]:
 
 def with_siblings(name: str, wheels: dict[str, Wheel]) -> list[str]:
     """Returns `name` and the siblings that it requires, directly or indirectly."""
-    found = [name]
-    for member in found:
+    members = [name]
+    for member in members:
         names = [requirement.name for requirement in wheels[member].requirements]
-        found += [other for other in names if other in wheels and other not in found]
-    return found
+        members += [other for other in names if other in wheels and other not in members]
+    return members
 
 
 def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[str, Any]:

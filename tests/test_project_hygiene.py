@@ -46,8 +46,8 @@ def traces_in(content: bytes) -> list[str]:
 def test_no_file_names_a_machine_or_a_registry() -> None:
     files = project_files()
     assert ROOT / "LICENSE" in files, "git listed no project files"
-    found = {str(path.relative_to(ROOT)): traces for path in files if (traces := traces_in(path.read_bytes()))}
-    assert found == {}
+    results = {str(path.relative_to(ROOT)): traces for path in files if (traces := traces_in(path.read_bytes()))}
+    assert results == {}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ CLOCKS = re.compile(
 def test_tests_do_not_depend_on_speed() -> None:
     """Checks that tests read no clocks. The time limit in pyproject.toml only serves to end processes that hang."""
     files = [ROOT / "conftest.py", *ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
-    found = {str(path.relative_to(ROOT)): clocks for path in files if (clocks := CLOCKS.findall(path.read_text()))}
-    assert found == {}
+    results = {str(path.relative_to(ROOT)): clocks for path in files if (clocks := CLOCKS.findall(path.read_text()))}
+    assert results == {}
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)

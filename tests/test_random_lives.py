@@ -112,12 +112,12 @@ def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> 
 _CALL: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": False, "batch": None, "learned": True}
 _UNDER_CHECKPOINT: dict[str, Any] = {"how": "reentrant", "inside": False, "steps": 8, "seed": 0}
 # Programs with which the state machine has found faults.
-FOUND: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
+EARLIER: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
     "a road that forgot sequences": (
         Plan("vector", ("lif",), "cpp"),
         [
             ("store_state_seqs", {"which": 0, "on": True}),
-            ("step", {"which": 0, "steps": 8, "seed": 0, "given": "none"}),
+            ("step", {"which": 0, "steps": 8, "seed": 0, "initial": "none"}),
             ("forward", _CALL),
         ],
     ),
@@ -145,9 +145,9 @@ FOUND: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
 }
 
 
-@pytest.mark.parametrize("found", FOUND)
-def test_earlier_programs_stay_equal(found: str, compiler: None) -> None:
-    live(*FOUND[found])
+@pytest.mark.parametrize("name", EARLIER)
+def test_earlier_programs_stay_equal(name: str, compiler: None) -> None:
+    live(*EARLIER[name])
 
 
 def test_program_is_printed_as_python() -> None:

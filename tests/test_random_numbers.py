@@ -58,9 +58,9 @@ class Cell(nn.Module):
 
 def numbers(shape: tuple[int, ...], backend: str, seed: int = 1, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     torch.manual_seed(seed)
-    found = FlexSN(drawn, 1, 1, 4, backend=backend)(torch.rand(0, dtype=dtype).new_ones(shape))
-    assert isinstance(found, list)
-    return found
+    outputs = FlexSN(drawn, 1, 1, 4, backend=backend)(torch.rand(0, dtype=dtype).new_ones(shape))
+    assert isinstance(outputs, list)
+    return outputs
 
 
 # -- the numbers -------------------------------------------------------------------------------------------
@@ -87,8 +87,8 @@ def test_philox_gives_the_published_words(
     rounds.
     """
     words, keys = ([torch.tensor([word]) for word in values] for values in (counter, key))
-    found = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))  # type: ignore[arg-type]
-    assert [int(word) for word in found] == list(expected)
+    actual = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))  # type: ignore[arg-type]
+    assert [int(word) for word in actual] == list(expected)
 
 
 def _words(key: tuple[int, int], rows: int, columns: int) -> list[Tensor]:
@@ -144,9 +144,9 @@ def test_normal_numbers_match_the_formula(step: int) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_numbers_are_bitwise_equal_on_all_backends(backend: str, dtype: torch.dtype) -> None:
     for shape in ((3, 5, 37), (2, 3, 2, 3, 5)):
-        expected, found = (numbers(shape, name, dtype=dtype) for name in ("torch", backend))
-        assert all(value.dtype == dtype for value in found)
-        assert all(map(torch.equal, expected, found))
+        expected, actual = (numbers(shape, name, dtype=dtype) for name in ("torch", backend))
+        assert all(value.dtype == dtype for value in actual)
+        assert all(map(torch.equal, expected, actual))
         assert 0 <= expected[1].min() <= expected[1].max() < 1
 
 
@@ -164,8 +164,8 @@ def test_memory_format_does_not_change_numbers(backend: str) -> None:
     expected = numbers((4, 3, 6, 5, 7), "torch")
     torch.manual_seed(1)
     last = x.to(memory_format=torch.channels_last).unflatten(0, (4, 3))
-    found = FlexSN(drawn, 1, 1, 4, backend=backend)(last)
-    assert all(map(torch.equal, expected, found))
+    actual = FlexSN(drawn, 1, 1, 4, backend=backend)(last)
+    assert all(map(torch.equal, expected, actual))
 
 
 def trained(
@@ -195,10 +195,10 @@ def test_training_in_chunks_equals_the_loop(backend: str, options: dict[str, Any
     if backend == "triton" and options.get("single"):
         pytest.skip("Triton runs no single steps by name")
     x = torch.rand(13, 5, 37, generator=torch.Generator().manual_seed(0)) * 1.5
-    expected, found = trained(noisy, 1, x, "torch"), trained(noisy, 1, x, backend, **options)
-    assert torch.equal(expected[0], found[0])
+    expected, actual = trained(noisy, 1, x, "torch"), trained(noisy, 1, x, backend, **options)
+    assert torch.equal(expected[0], actual[0])
     assert 0.05 < expected[0].mean() < 0.95
-    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.long(all_but=["cpp-3"])
@@ -208,9 +208,9 @@ def test_recurrent_steps(backend: str, chunks: int) -> None:
     x = torch.rand(7, 5, 32, generator=torch.Generator().manual_seed(0)) * 1.5
     core = Cell(32)
     expected = trained(copy.deepcopy(core), 2, x, "torch")
-    found = trained(copy.deepcopy(core), 2, x, backend, chunks=chunks)
-    assert torch.equal(expected[0], found[0])
-    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-4, atol=1e-5)
+    actual = trained(copy.deepcopy(core), 2, x, backend, chunks=chunks)
+    assert torch.equal(expected[0], actual[0])
+    torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.long(all_but=["torch"])
@@ -256,12 +256,12 @@ def test_reset_draws_a_new_key(backend: str) -> None:
     assert not torch.equal(neuron(x)[0], first)
     configure(neuron, seed=7)
     neuron.reset()
-    known = neuron(x)[0]
+    seeded = neuron(x)[0]
     neuron.reset()
-    assert torch.equal(neuron(x)[0], known)
+    assert torch.equal(neuron(x)[0], seeded)
     configure(neuron, seed=-1)
     neuron.reset()
-    assert not torch.equal(neuron(x)[0], known)
+    assert not torch.equal(neuron(x)[0], seeded)
 
 
 @pytest.mark.long(all_but=["cpp"])
@@ -318,8 +318,8 @@ def test_compiled_calls_have_the_same_numbers(core: Callable[..., Any]) -> None:
     expected = [neuron(x), neuron(x)]
     neuron.reset()
     compiled = torch.compile(neuron, fullgraph=True, backend="aot_eager")
-    found = [compiled(x), compiled(x)]
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    results = [compiled(x), compiled(x)]
+    torch.testing.assert_close(results, expected, rtol=0, atol=0)
 
 
 @pytest.mark.long
@@ -339,9 +339,9 @@ def test_compiled_training() -> None:
         neuron = FlexSN(noisy, 1, 1, 1)
         configure(neuron, seed=3)
         run = neuron if compiler is None else torch.compile(neuron, fullgraph=True, backend=compiler)
-        given = x.clone().requires_grad_()
-        (run(given) * torch.linspace(0, 1, x.numel()).view_as(x)).sum().backward()
-        gradients.append(given.grad)
+        leaf = x.clone().requires_grad_()
+        (run(leaf) * torch.linspace(0, 1, x.numel()).view_as(x)).sum().backward()
+        gradients.append(leaf.grad)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
 
 
@@ -353,8 +353,8 @@ def test_compiled_calls_draw_keys() -> None:
     def call(seed: int) -> Tensor:
         torch.manual_seed(seed)
         neuron.reset()
-        found: Tensor = compiled(x)[0]
-        return found
+        output: Tensor = compiled(x)[0]
+        return output
 
     assert torch.equal(call(0), call(0))
     assert not torch.equal(call(0), call(1))
@@ -377,17 +377,17 @@ def test_checkpoints_recompute_the_same_numbers(backend: str) -> None:
     neuron = FlexSN(noisy, 1, 1, 1, backend=backend)
 
     def run(x: Tensor) -> Tensor:
-        found = neuron.step(x)[0]
-        assert isinstance(found, Tensor)
-        return found
+        output = neuron.step(x)[0]
+        assert isinstance(output, Tensor)
+        return output
 
     x = torch.rand(9, 5, 11) * 1.5
     gradients = []
     for call in (run, partial(checkpoint, run, use_reentrant=False)):
-        given = x.clone().requires_grad_()
+        leaf = x.clone().requires_grad_()
         torch.manual_seed(5)
-        (call(given) * torch.linspace(0, 1, x.numel()).view_as(x)).sum().backward()
-        gradients.append(given.grad)
+        (call(leaf) * torch.linspace(0, 1, x.numel()).view_as(x)).sum().backward()
+        gradients.append(leaf.grad)
     assert torch.equal(*gradients)  # type: ignore[arg-type]
 
 
@@ -395,14 +395,14 @@ def test_checkpoints_recompute_the_same_numbers(backend: str) -> None:
 @pytest.mark.parametrize("noise", ["logistic", "gaussian"])
 def test_noise_of_stochastic_lif_is_drawn_in_the_step(noise: str) -> None:
     x = torch.rand(12, 4, 33) * 2
-    found = []
+    results = []
     for backend in ("torch", *BACKENDS):
         torch.manual_seed(0)
-        found.append(StochasticLIF(noise=noise, backend=backend)(x))
-    assert all(torch.equal(found[0], other) for other in found[1:])
+        results.append(StochasticLIF(noise=noise, backend=backend)(x))
+    assert all(torch.equal(results[0], other) for other in results[1:])
     layer = Recurrent(StochasticLIF(noise=noise), 33, init=nn.init.zeros_)
     torch.manual_seed(0)
-    assert torch.equal(layer(x), found[0])
+    assert torch.equal(layer(x), results[0])
 
 
 def test_shared_dropout_follows_the_seed() -> None:

@@ -37,16 +37,16 @@ def run(neuron: FlexSN, x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """Returns the output and the gradient of the input, for the random numbers of one seed."""
     configure(neuron, seed=3)
     neuron.reset()
-    given = x.clone().requires_grad_()
-    y = neuron(given, **options)
+    leaf = x.clone().requires_grad_()
+    y = neuron(leaf, **options)
     (y * torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)).sum().backward()
-    assert given.grad is not None
-    return y.detach(), given.grad
+    assert leaf.grad is not None
+    return y.detach(), leaf.grad
 
 
-def assert_alike(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
-    assert torch.equal(found[0], expected[0])
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+def assert_alike(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    assert torch.equal(actual[0], expected[0])
+    torch.testing.assert_close(actual[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
 class NoisyInput(Transform):
@@ -106,7 +106,7 @@ def test_transform_draws(backend: str) -> None:
 def test_repeated_call_draws_a_new_key() -> None:
     neuron, x = FlexSN(noisy, 1, 1, 1, backend="cpp"), sequences(6, 3, 50)
     loop = FlexSN(noisy, 1, 1, 1, backend="torch")
-    found: list[Tensor] = []
+    results: list[Tensor] = []
     for calls in (neuron, loop):
         torch.manual_seed(4)
         outputs = []
@@ -114,8 +114,8 @@ def test_repeated_call_draws_a_new_key() -> None:
             calls.reset()
             outputs += [calls(x), calls(x)]
         assert len({tuple(y.flatten().tolist()) for y in outputs}) == 6
-        found.append(torch.stack(outputs))
-    assert torch.equal(*found)
+        results.append(torch.stack(outputs))
+    assert torch.equal(*results)
 
 
 def test_batches_of_many_sizes() -> None:
@@ -191,9 +191,9 @@ def test_vmap_shares_one_key() -> None:
     with pytest.raises(RuntimeError, match="random"):
         torch.vmap(lambda x: neuron.step(x)[0], in_dims=1)(x)
     configure(neuron, seed=1)
-    found = torch.vmap(lambda x: neuron.step(x)[0], in_dims=1)(x)
+    actual = torch.vmap(lambda x: neuron.step(x)[0], in_dims=1)(x)
     for i in range(4):
-        torch.testing.assert_close(found[i], neuron.step(x[:, i])[0])
+        torch.testing.assert_close(actual[i], neuron.step(x[:, i])[0])
 
 
 def test_clusters_refuse_draws() -> None:
@@ -243,21 +243,21 @@ def everything(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_gpu_numbers_equal_the_cpu(backend: str, dtype: torch.dtype) -> None:
     for shape in ((5, 7, 1000), (32, 3, 4, 9, 11), (1, 300, 513)):
-        found = []
+        results = []
         for device, name in (("cpu", "torch"), ("cuda", backend)):
             neuron = FlexSN(everything, 1, 1, 4, backend=name)
             configure(neuron, seed=2)
-            found.append(neuron(torch.ones(shape, dtype=dtype, device=device)))
-        assert all(torch.equal(a, b.cpu()) for a, b in zip(*found, strict=True))
+            results.append(neuron(torch.ones(shape, dtype=dtype, device=device)))
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.gpu
 def test_training_on_a_gpu_equals_the_loop() -> None:
     x = sequences(37, 9, 515).cuda()
     expected = run(FlexSN(noisy, 1, 1, 1, backend="torch"), x)
-    found = run(FlexSN(noisy, 1, 1, 1, backend="triton"), x)
-    assert torch.equal(found[0], expected[0])
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    actual = run(FlexSN(noisy, 1, 1, 1, backend="triton"), x)
+    assert torch.equal(actual[0], expected[0])
+    torch.testing.assert_close(actual[1], expected[1], rtol=1e-5, atol=1e-6)
     last = x.view(37, 9, 5, 103, 1).contiguous(memory_format=torch.channels_last_3d)
     assert torch.equal(run(FlexSN(noisy, 1, 1, 1, backend="triton"), last)[0].reshape(x.shape), expected[0])
 
@@ -266,11 +266,11 @@ def test_training_on_a_gpu_equals_the_loop() -> None:
 def test_recurrent_layer_on_a_gpu_equals_the_loop() -> None:
     x = sequences(12, 6, 64).cuda() * 2
     torch.manual_seed(0)
-    found = []
+    results = []
     for backend in ("torch", "auto"):
         layer = Recurrent(StochasticLIF(backend=backend), 64, init=nn.init.zeros_).cuda()
-        found.append(run(layer, x))
-    assert_alike(found[1], found[0])
+        results.append(run(layer, x))
+    assert_alike(results[1], results[0])
 
 
 @pytest.mark.gpu
@@ -291,14 +291,14 @@ def test_replays_of_a_captured_step_draw_new_numbers() -> None:
 
         torch.manual_seed(1)
         step = graphs.capture(net, loss) if capture else None
-        found = []
+        results = []
         for _ in range(6):
             if step is not None:
-                found.append(float(step(x, labels)))
+                results.append(float(step(x, labels)))
                 continue
             reset_net(net)
-            found.append(float(loss(net(x), labels).detach()))
-        return found
+            results.append(float(loss(net(x), labels).detach()))
+        return results
 
     captured, eager = losses(True), losses(False)
     assert len(set(captured)) == 6

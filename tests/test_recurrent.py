@@ -94,8 +94,8 @@ def differentiated(
     for i, result in enumerate(results):
         weights = (torch.arange(result.numel(), device=DEVICE) % (5 + i) - 2).reshape(result.shape) / 4
         loss = loss + (result * weights).double().sum()
-    wanted = [*tensors, *core.parameters()]
-    return results, list(torch.autograd.grad(loss, wanted, allow_unused=True))
+    leaves = [*tensors, *core.parameters()]
+    return results, list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
 
 # Cells with functions whose last bits differ in eager mode on the CPU.
@@ -131,20 +131,20 @@ def check_equal(cell: type[Cell], target: TargetName) -> None:
     tensors = sequences(core, 5, 61, 9)
     # Without state sequences, because their gradients would be additional terms.
     expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
-    got, gradients = differentiated(core, tensors, target, state_seqs=False)
+    actual, gradients = differentiated(core, tensors, target, state_seqs=False)
     exact = DEVICE.type == "cuda" or cell not in _ROUNDED
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         assert a.stride() == b.stride()
         assert torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-5, atol=1e-6)
-    for i, (grad, wanted) in enumerate(zip(gradients, expected_gradients, strict=True)):
+    for i, (grad, expected_gradient) in enumerate(zip(gradients, expected_gradients, strict=True)):
         assert grad is not None
-        assert wanted is not None
-        assert grad.dtype == wanted.dtype
+        assert expected_gradient is not None
+        assert grad.dtype == expected_gradient.dtype
         if i < len(tensors) and exact and cell not in (*_THREE_TERMS, *_GATED):
-            assert torch.equal(grad, wanted), i
+            assert torch.equal(grad, expected_gradient), i
         else:
-            torch.testing.assert_close(grad, wanted, rtol=2e-5, atol=2e-5)
+            torch.testing.assert_close(grad, expected_gradient, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.long(all_but=["*RLIF*"])
@@ -167,13 +167,13 @@ def test_gradients_in_float64(cell: type[Cell]) -> None:
     core = made(cell, 6, Dense(), torch.float64, soft=True)
     tensors = sequences(core, 3, 5, 6, dtype=torch.float64)
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, "triton")
-    for a, b in zip(got, expected, strict=True):
+    actual, gradients = differentiated(core, tensors, "triton")
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    for grad, wanted in zip(gradients, expected_gradients, strict=True):
+    for grad, expected_gradient in zip(gradients, expected_gradients, strict=True):
         assert grad is not None
-        assert wanted is not None
-        torch.testing.assert_close(grad, wanted, rtol=1e-10, atol=1e-10)
+        assert expected_gradient is not None
+        torch.testing.assert_close(grad, expected_gradient, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("cell", [Adaptive, pytest.param(GatedGRU, marks=pytest.mark.long)], ids=str)
@@ -200,14 +200,14 @@ def test_gradients_in_any_combination() -> None:
             continue
         for i, tensor in enumerate(everything):
             tensor.requires_grad_(bool(number >> i & 1))
-        wanted = [t for t in everything if t.requires_grad]
-        found = []
+        leaves = [t for t in everything if t.requires_grad]
+        results = []
         for target in BOTH:
             outputs = run(core, tensors, target)
             loss = sum((r * (i + 1)).sum() for i, r in enumerate(outputs) if r.requires_grad)
             assert isinstance(loss, Tensor)
-            found.append(torch.autograd.grad(loss, wanted, allow_unused=True))
-        for a, b in zip(*found, strict=True):
+            results.append(torch.autograd.grad(loss, leaves, allow_unused=True))
+        for a, b in zip(*results, strict=True):
             assert a is not None
             assert b is not None
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -219,15 +219,15 @@ def test_half_precision(dtype: torch.dtype) -> None:
     core = made(Biased, 9, Powers(), dtype)
     tensors = sequences(core, 4, 11, 9, dtype=dtype, bits=2)
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, "triton")
-    for a, b in zip(got, expected, strict=True):
+    actual, gradients = differentiated(core, tensors, "triton")
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == dtype
         assert torch.equal(a, b)
-    for grad, wanted in zip(gradients, expected_gradients, strict=True):
+    for grad, expected_gradient in zip(gradients, expected_gradients, strict=True):
         assert grad is not None
-        assert wanted is not None
+        assert expected_gradient is not None
         assert grad.dtype == dtype
-        torch.testing.assert_close(grad.float(), wanted.float(), rtol=0.05, atol=0.05)
+        torch.testing.assert_close(grad.float(), expected_gradient.float(), rtol=0.05, atol=0.05)
 
 
 def test_autocast_reaches_the_products() -> None:
@@ -235,15 +235,15 @@ def test_autocast_reaches_the_products() -> None:
     tensors = sequences(core, 4, 11, 9)
     with torch.autocast(DEVICE.type, torch.bfloat16):
         expected, expected_gradients = differentiated(core, tensors, None)
-        got, gradients = differentiated(core, tensors, "triton")
-    for a, b in zip(got, expected, strict=True):
+        actual, gradients = differentiated(core, tensors, "triton")
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
-    for grad, wanted in zip(gradients, expected_gradients, strict=True):
+    for grad, expected_gradient in zip(gradients, expected_gradients, strict=True):
         assert grad is not None
-        assert wanted is not None
-        assert grad.dtype == wanted.dtype
-        torch.testing.assert_close(grad, wanted, rtol=0.03, atol=0.03)
+        assert expected_gradient is not None
+        assert grad.dtype == expected_gradient.dtype
+        torch.testing.assert_close(grad, expected_gradient, rtol=0.03, atol=0.03)
 
 
 @pytest.mark.long(all_but=["step2"])
@@ -252,8 +252,8 @@ def test_steps_of_other_shapes(step: tuple[int, ...]) -> None:
     core = made(Biased, step[-1], Powers())
     tensors = sequences(core, 3, *step)
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, "triton")
-    for a, b in zip([*got, *gradients], [*expected, *expected_gradients], strict=True):
+    actual, gradients = differentiated(core, tensors, "triton")
+    for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         assert a is not None
         assert b is not None
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -288,16 +288,16 @@ def test_inputs_in_any_memory_format() -> None:
     x, s, v = (t.detach() for t in sequences(core, 4, 6, 9))
     batch_first = x.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
     one_for_all = x[:, :1].clone().requires_grad_()
-    for given in (batch_first, one_for_all, x[:1].expand(4, 6, 9).requires_grad_()):
-        expected, expected_gradients = differentiated(core, [given, s.requires_grad_(), v.requires_grad_()], None)
-        got, gradients = differentiated(core, [given, s, v], "triton")
-        for a, b in zip(got, expected, strict=True):
+    for sequence in (batch_first, one_for_all, x[:1].expand(4, 6, 9).requires_grad_()):
+        expected, expected_gradients = differentiated(core, [sequence, s.requires_grad_(), v.requires_grad_()], None)
+        actual, gradients = differentiated(core, [sequence, s, v], "triton")
+        for a, b in zip(actual, expected, strict=True):
             assert torch.equal(a, b)
-        for grad, wanted in zip(gradients, expected_gradients, strict=True):
+        for grad, expected_gradient in zip(gradients, expected_gradients, strict=True):
             assert grad is not None
-            assert wanted is not None
-            assert grad.shape == wanted.shape
-            torch.testing.assert_close(grad, wanted, rtol=1e-5, atol=1e-5)
+            assert expected_gradient is not None
+            assert grad.shape == expected_gradient.shape
+            torch.testing.assert_close(grad, expected_gradient, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.long
@@ -342,12 +342,12 @@ def test_gradients_flow_to_replaced_parameters(cell: type[Cell]) -> None:
         for parameter in core.parameters():
             parameter.requires_grad_(bool(number & 2))
         tensors[1].requires_grad_(bool(number & 4))
-        wanted = [t for t in (*tensors[:2], *core.parameters()) if t.requires_grad]
+        leaves = [t for t in (*tensors[:2], *core.parameters()) if t.requires_grad]
         step, arguments = prepare(program, tensors)
         both = scan(step, arguments, state_seqs=True)[0], run(core, tensors, None)[0]
         torch.testing.assert_close(*both)
-        found = [torch.autograd.grad(outputs.square().sum(), wanted, allow_unused=True) for outputs in both]
-        for a, b in zip(*found, strict=True):
+        gradients = [torch.autograd.grad(outputs.square().sum(), leaves, allow_unused=True) for outputs in both]
+        for a, b in zip(*gradients, strict=True):
             torch.testing.assert_close(a, b)
 
 
@@ -355,15 +355,15 @@ def test_results_can_be_changed_in_place() -> None:
     """Checks that in-place changes of the results do not affect the backward."""
     core = made(RLIF, 5, Powers())
     tensors = sequences(core, 3, 4, 5)
-    found = []
+    results = []
     for target in BOTH:
         outputs = run(core, tensors, target)
         loss = outputs[0].sum()
         with torch.no_grad():
             for result in outputs:
                 result.zero_()
-        found.append(torch.autograd.grad(loss, tensors))
-    for a, b in zip(*found, strict=True):
+        results.append(torch.autograd.grad(loss, tensors))
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -387,12 +387,12 @@ def test_last_state_gets_no_gradient() -> None:
         for one in x[:-1]:
             v = core(one, v)[1]
         x[-1] = -F.linear(v, core.v)
-    given = [x.requires_grad_(), torch.ones(2, 4, device=DEVICE, requires_grad=True)]
-    found = []
+    arguments = [x.requires_grad_(), torch.ones(2, 4, device=DEVICE, requires_grad=True)]
+    results = []
     for target in BOTH:
-        spikes, _ = run(core, given, target, state_seqs=False)
-        found.append(torch.autograd.grad(spikes.sum(), [*given, core.v]))
-    for a, b in zip(*found, strict=True):
+        spikes, _ = run(core, arguments, target, state_seqs=False)
+        results.append(torch.autograd.grad(spikes.sum(), [*arguments, core.v]))
+    for a, b in zip(*results, strict=True):
         assert torch.isfinite(a).all()
         torch.testing.assert_close(a, b)
 
@@ -427,8 +427,8 @@ def test_random_cores(seed: int) -> None:
     core = RandomCell(5, Dense(), soft=True, seed=seed).to(DEVICE, torch.float64)
     tensors = sequences(core, 3, 4, 5, dtype=torch.float64)
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, "triton")
-    for a, b in zip([*got, *gradients], [*expected, *expected_gradients], strict=True):
+    actual, gradients = differentiated(core, tensors, "triton")
+    for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
@@ -445,8 +445,8 @@ def test_a_thousand_steps() -> None:
     core = made(RLIF, 7, Powers())
     tensors = sequences(core, 1000, 3, 7)
     expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
-    got, gradients = differentiated(core, tensors, TARGETS[-1], state_seqs=False)
-    for a, b in zip([*got, *gradients[:3]], [*expected, *expected_gradients[:3]], strict=True):
+    actual, gradients = differentiated(core, tensors, TARGETS[-1], state_seqs=False)
+    for a, b in zip([*actual, *gradients[:3]], [*expected, *expected_gradients[:3]], strict=True):
         assert a is not None
         assert b is not None
         assert torch.equal(a, b)

@@ -41,19 +41,19 @@ class Compiled(list[tuple[str, threading.Thread]]):
 @pytest.fixture
 def compiled() -> Iterator[Compiled]:
     """Counts each kernel as compiled, although the interpreter compiles nothing."""
-    found = Compiled()
+    names = Compiled()
 
     def room(self: CooperativeKernel, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
-        found.note(self._function.__name__)
+        names.note(self._function.__name__)
         return 1
 
     called = Launch.__call__
-    known: set[Launch] = set()
+    launches: set[Launch] = set()
 
     def compile(self: Launch, tensors: Sequence[Tensor]) -> None:
-        if self not in known:
-            found.note(self._function.__name__)
-            known.add(self)
+        if self not in launches:
+            names.note(self._function.__name__)
+            launches.add(self)
 
     def launch(self: Launch, tensors: Sequence[Tensor]) -> None:
         self.compile(tensors)
@@ -66,7 +66,7 @@ def compiled() -> Iterator[Compiled]:
         mock.patch.object(Launch, "__call__", launch),
         mock.patch.object(_twins, "_steps", Recent()),  # otherwise, kernels would be shared with earlier tests
     ):
-        yield found
+        yield names
 
 
 def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:

@@ -16,16 +16,16 @@ Exact = list[tuple[bool, bool]]
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
     """Records which factors of each sum over time are exact, and chooses products in parts even if they are slower."""
-    found: Exact = []
+    factors: Exact = []
     original = _weights.summed_product
 
-    def noted(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Tensor:
-        found.append(exact)
+    def record(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Tensor:
+        factors.append(exact)
         return original(left, right, exact)
 
-    monkeypatch.setattr(_staged, "summed_product", noted)
+    monkeypatch.setattr(_staged, "summed_product", record)
     monkeypatch.setattr(_weights, "_pays", lambda value, multiplications: value.dtype == torch.float32)
-    return found
+    return factors
 
 
 def check(cell: type[Cell], initial: float) -> None:
@@ -33,8 +33,8 @@ def check(cell: type[Cell], initial: float) -> None:
     x, *states = sequences(core, 5, 70, 24)
     states = [(state.detach() * 0 + initial).requires_grad_() for state in states]
     _, expected = differentiated(core, [x, *states], None)
-    _, found = differentiated(core, [x, *states], "triton")
-    for a, b in zip(found[1 + len(states) :], expected[1 + len(states) :], strict=True):
+    _, actual = differentiated(core, [x, *states], "triton")
+    for a, b in zip(actual[1 + len(states) :], expected[1 + len(states) :], strict=True):
         assert a is not None
         assert b is not None
         assert a.stride() == b.stride()

@@ -63,17 +63,17 @@ def test_results_require_grad_as_in_the_loop(core: str, keep: bool) -> None:
         results[backend], gradients[backend] = [], []
         for _ in range(2):  # the second call repeats the first one
             for (mask, _), values in zip(cases, data, strict=True):
-                given = [value.clone().requires_grad_(want) for value, want in zip(values, mask, strict=True)]
-                neuron.states = given[2:]
-                outputs = [*neuron(*given[:2]), *neuron.states, *neuron.state_seqs]
+                leaves = [value.clone().requires_grad_(required) for value, required in zip(values, mask, strict=True)]
+                neuron.states = leaves[2:]
+                outputs = [*neuron(*leaves[:2]), *neuron.states, *neuron.state_seqs]
                 results[backend].append(tuple(t.requires_grad for t in outputs))
                 total = sum((t.sum() for t in outputs if t.requires_grad), torch.zeros(()))
                 if total.requires_grad:
                     total.backward()
-                gradients[backend] += [t.grad for t in given]
+                gradients[backend] += [t.grad for t in leaves]
     assert results["cpp"] == results["torch"]
     assert {one for case in results["torch"] for one in case} == {False, True}
-    for found, wanted in zip(gradients["cpp"], gradients["torch"], strict=True):
-        assert (found is None) == (wanted is None)
-        if found is not None:
-            torch.testing.assert_close(found, wanted)
+    for actual, expected in zip(gradients["cpp"], gradients["torch"], strict=True):
+        assert (actual is None) == (expected is None)
+        if actual is not None:
+            torch.testing.assert_close(actual, expected)

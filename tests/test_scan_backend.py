@@ -124,16 +124,16 @@ def test_backend_names_are_unique() -> None:
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 def test_scan_and_its_gradient(case: Any) -> None:
-    given = problem(case, STEPS, STEP, dtype=torch.float64)
-    program = ScanProgram(given.core, *given.counts, on_cpu=ON_CPU)
-    expected = eager_scan_final_state(given.core, *given.counts, *given.inputs, *given.states)
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
+    program = ScanProgram(p.core, *p.counts, on_cpu=ON_CPU)
+    expected = eager_scan_final_state(p.core, *p.counts, *p.inputs, *p.states)
     weights = [torch.randn_like(result) for result in expected]
-    wanted = torch.autograd.grad(expected, given.leaves, weights)
+    expected_gradients = torch.autograd.grad(expected, p.leaves, weights)
     for call in (partial(_prepared, program), partial(scan_again, program), partial(scan_again, program)):
-        results = call(given.inputs, given.states)
+        results = call(p.inputs, p.states)
         torch.testing.assert_close(list(results), list(expected))
-        found = torch.autograd.grad(results, given.leaves, weights)
-        torch.testing.assert_close(found, wanted)
+        gradients = torch.autograd.grad(results, p.leaves, weights)
+        torch.testing.assert_close(gradients, expected_gradients)
 
 
 def _prepared(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -151,19 +151,19 @@ def test_step_with_products() -> None:
     x = torch.randn(STEPS, *STEP, dtype=torch.float64, requires_grad=True)
     v = torch.randn(STEP, dtype=torch.float64)
     expected = eager_scan_final_state(core, 1, 1, 1, x, v)
-    found = _prepared(ScanProgram(core, 1, 1, 1, on_cpu=ON_CPU), (x,), (v,))
-    torch.testing.assert_close(list(found), list(expected))
-    gradients = [torch.autograd.grad(_total(results), (x, weight)) for results in (found, expected)]
+    actual = _prepared(ScanProgram(core, 1, 1, 1, on_cpu=ON_CPU), (x,), (v,))
+    torch.testing.assert_close(list(actual), list(expected))
+    gradients = [torch.autograd.grad(_total(results), (x, weight)) for results in (actual, expected)]
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
 def test_compiled_graph_launches_the_backend() -> None:
     case = next(case for case in CHOSEN if case.name == "lif_soft")
-    given = problem(case, STEPS, STEP, dtype=torch.float64)
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
     release = register_scan_lowering(KernelLowering(on_cpu=ON_CPU))
 
     def run_scan(*tensors: Tensor) -> tuple[Tensor, ...]:
-        results = flex_sn_scan_final_state(given.core, *given.counts, *tensors, lowering="kernel")
+        results = flex_sn_scan_final_state(p.core, *p.counts, *tensors, lowering="kernel")
         return tuple(results)
 
     try:
@@ -172,14 +172,14 @@ def test_compiled_graph_launches_the_backend() -> None:
         # A cached graph of another process names a function that does not exist in this process.
         off = torch._functorch.config.patch(enable_autograd_cache=False)
         with torch._inductor.config.patch(fx_graph_cache=False), off:
-            found = torch.compile(run_scan, fullgraph=True)(*given.inputs, *given.states)
-            gradients = torch.autograd.grad(_total(found), given.leaves)
+            actual = torch.compile(run_scan, fullgraph=True)(*p.inputs, *p.states)
+            gradients = torch.autograd.grad(_total(actual), p.leaves)
     finally:
         release()
-    expected = eager_scan_final_state(given.core, *given.counts, *given.inputs, *given.states)
-    wanted = torch.autograd.grad(_total(expected), given.leaves)
-    torch.testing.assert_close(list(found), list(expected))
-    torch.testing.assert_close(gradients, wanted)
+    expected = eager_scan_final_state(p.core, *p.counts, *p.inputs, *p.states)
+    expected_gradients = torch.autograd.grad(_total(expected), p.leaves)
+    torch.testing.assert_close(list(actual), list(expected))
+    torch.testing.assert_close(gradients, expected_gradients)
     assert {"forward", "backward"} == {name.split("_")[1] for name in _functions}
 
 

@@ -60,8 +60,8 @@ def results(neuron: FlexSN, device: str) -> tuple[Tensor, Tensor]:
 
 def assert_alike(core: Any, compiled: FlexSN, device: str = "cpu") -> tuple[Tensor, Tensor]:
     expected = results(FlexSN(core, 1, 1, 1, backend="torch"), device)
-    got = results(compiled, device)
-    for a, b in zip(got, expected, strict=True):
+    actual = results(compiled, device)
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     return expected
@@ -118,13 +118,13 @@ def family() -> list[Any]:
     """
     others = [name for name in CHANGES if name != "number"]
     anything = [name for name in PLACES if name not in NUMBERS_ONLY]
-    found = {(name, "number"): name not in ALIKE for name in PLACES}
+    cases = {(name, "number"): name not in ALIKE for name in PLACES}
     for i, name in enumerate(anything):
         change = others[i % len(others)]
-        found[name, change] = (name, change) in OTHER_CHANGES
+        cases[name, change] = (name, change) in OTHER_CHANGES
     assert PLACES.keys() >= ALIKE
-    assert found.keys() >= OTHER_CHANGES
-    return [pytest.param(*key, marks=() if short else pytest.mark.long) for key, short in found.items()]
+    assert cases.keys() >= OTHER_CHANGES
+    return [pytest.param(*key, marks=() if short else pytest.mark.long) for key, short in cases.items()]
 
 
 # Places that a backward reads. On a GPU, the backward runs in a thread of autograd.

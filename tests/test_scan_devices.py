@@ -41,9 +41,9 @@ def by_the_loop(neuron: FlexSN, x: Tensor) -> tuple[Tensor, ...]:
     return results
 
 
-def assert_close(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    assert torch.equal(got[0], expected[0])
-    for a, b in zip(got[1:], expected[1:], strict=True):
+def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    assert torch.equal(actual[0], expected[0])
+    for a, b in zip(actual[1:], expected[1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(b.abs().max())))
 
 
@@ -79,8 +79,8 @@ def test_captured_training_step(make: Callable[[], FlexSN]) -> None:
     for seed in (1, 2):
         static.copy_(data(seed))
         graph.replay()
-        for got, expected in zip(results, train(neuron, data(seed)), strict=True):
-            assert torch.equal(got, expected)
+        for actual, expected in zip(results, train(neuron, data(seed)), strict=True):
+            assert torch.equal(actual, expected)
 
 
 def test_captured_inference_carries_the_state() -> None:
@@ -93,13 +93,13 @@ def test_captured_inference_carries_the_state() -> None:
         spikes, states = kernel(x, v)
         v.copy_(states[-1])
     v.zero_()
-    found = []
+    results = []
     for seed in (1, 2):
         x.copy_(data(seed))
         graph.replay()
-        found.append(spikes.clone())
+        results.append(spikes.clone())
     whole = kernel(torch.cat([data(1), data(2)]), torch.zeros(STEP, device="cuda"))[0]
-    assert torch.equal(torch.cat(found), whole)
+    assert torch.equal(torch.cat(results), whole)
 
 
 # During the capture, torch keeps the outputs of its warm-up on another stream alive.
@@ -124,10 +124,10 @@ def test_graphed_callables() -> None:
     expected = torch.autograd.grad(layer(x).square().sum(), [x, layer.linear.weight])
     graphed: Any = torch.cuda.make_graphed_callables(layer, (data(3).requires_grad_(),))
     x = data().requires_grad_()
-    for got, wanted in zip(
+    for actual, reference in zip(
         torch.autograd.grad(graphed(x).square().sum(), [x, layer.linear.weight]), expected, strict=True
     ):
-        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(actual, reference)
 
 
 # -- streams and threads -------------------------------------------------------------------------------
@@ -138,16 +138,16 @@ def test_streams_are_independent() -> None:
     neuron = per_channel()
     expected = [train(neuron, 2.0 * data(seed)) for seed in range(4)]
     torch.cuda.synchronize()
-    found: list[tuple[Tensor, ...]] = []
+    results: list[tuple[Tensor, ...]] = []
     for seed in range(4):
         x = data(seed)
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             torch.cuda._sleep(20_000_000)  # kernels are launched before the input is ready
-            found.append(train(neuron, x * 2.0))
+            results.append(train(neuron, x * 2.0))
     torch.cuda.synchronize()
-    for got, wanted in zip(found, expected, strict=True):
-        for a, b in zip(got, wanted, strict=True):
+    for actual, expected_results in zip(results, expected, strict=True):
+        for a, b in zip(actual, expected_results, strict=True):
             assert torch.equal(a, b)
 
 
@@ -244,8 +244,8 @@ def test_misaligned_memory_after_aligned(step: tuple[int, int]) -> None:
         (shifted(x), shifted(v), shifted(grad)),
         (x, v, grad),
     ):
-        for got, wanted in zip(run(*arguments), expected, strict=True):
-            assert torch.equal(got, wanted)
+        for actual, expected_tensor in zip(run(*arguments), expected, strict=True):
+            assert torch.equal(actual, expected_tensor)
 
 
 def test_misaligned_parameter() -> None:
@@ -266,8 +266,8 @@ def test_misaligned_parameter() -> None:
         again = [results[0], *torch.autograd.grad(results[0].square().sum(), [p.inputs[0], parameter])]
         if parameter.data_ptr() == w.data_ptr():
             expected = again
-        for got, wanted in zip(again, expected, strict=True):
-            assert torch.equal(got, wanted)
+        for actual, expected_tensor in zip(again, expected, strict=True):
+            assert torch.equal(actual, expected_tensor)
 
 
 def test_other_gradients_of_the_same_shapes() -> None:
@@ -291,8 +291,8 @@ def test_other_gradients_of_the_same_shapes() -> None:
                 spikes, states = kernel(x, v)
             loss = use_spikes * spikes.square().sum() + use_states * states.sin().sum()
             results.append(torch.autograd.grad(loss, [t for t in (x, v) if t.requires_grad]))
-        for got, wanted in zip(*results, strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+        for actual, expected in zip(*results, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_autocast_applies_inside_the_core() -> None:

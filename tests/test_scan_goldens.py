@@ -74,14 +74,14 @@ class Golden:
     def _run(
         self, call: Callable[..., None], *, states: bool = True, state_seqs: bool = False, **options: Any
     ) -> Iterator[str]:
-        given = problem(self.case, self.steps, ROWS if self.rows else STEP, dtype=self.dtype)
+        p = problem(self.case, self.steps, ROWS if self.rows else STEP, dtype=self.dtype)
         options.update(self.options)
-        program = ScanProgram(given.core, *given.counts, **options)
-        inputs = [x.detach().mT.contiguous().mT.requires_grad_() if self.strided else x for x in given.inputs]
-        arguments = (*inputs, *(given.states if states else ()))
+        program = ScanProgram(p.core, *p.counts, **options)
+        inputs = [x.detach().mT.contiguous().mT.requires_grad_() if self.strided else x for x in p.inputs]
+        arguments = (*inputs, *(p.states if states else ()))
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             patch.setenv("FLEXSN_CACHE_DIR", folder)
-            call(program, arguments, [*arguments, *given.parameters], state_seqs)
+            call(program, arguments, [*arguments, *p.parameters], state_seqs)
             yield from (path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("*.py")))
 
 
@@ -138,8 +138,8 @@ GOLDENS = [
 )
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_kernels_equal_the_golden_files(golden: Golden) -> None:
-    kept = (FOLDER / f"{golden.name}.txt").read_text(encoding="utf-8")
-    assert golden.text == kept, f"if you mean it, run `{COMMAND}`"
+    expected = (FOLDER / f"{golden.name}.txt").read_text(encoding="utf-8")
+    assert golden.text == expected, f"if you mean it, run `{COMMAND}`"
 
 
 def test_golden_files_have_kernels() -> None:

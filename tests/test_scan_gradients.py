@@ -257,12 +257,12 @@ def test_parameter_is_frozen_and_unfrozen() -> None:
     ]
     for trains in (False, True, False, True, True):
         w.requires_grad_(trains)
-        found = []
+        results = []
         for neuron in neurons:
             neuron.reset()
             output = neuron(x)
-            found.append(torch.autograd.grad(output.sum(), [x, *([w] if trains else [])]))
-        for a, b in zip(*found, strict=True):
+            results.append(torch.autograd.grad(output.sum(), [x, *([w] if trains else [])]))
+        for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
     assert len(neurons[0]._get_program().specializations) == 2, "one for each, however often"
 

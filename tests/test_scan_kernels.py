@@ -21,7 +21,7 @@ import flexsn_hop.lowering._lowering as lowering
 from flexsn_hop import register_scan_lowering, scan, scan_lowerings
 from flexsn_runtime import KernelLowering
 
-FOUND = """
+LIST_LOWERINGS = """
 import sys
 import torch
 from flexsn_hop import scan_lowerings
@@ -36,7 +36,9 @@ def fresh_compiler() -> None:
 
 
 def test_kernels_are_found_without_an_import() -> None:
-    done = subprocess.run([sys.executable, "-c", FOUND], capture_output=True, text=True, check=False, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", LIST_LOWERINGS], capture_output=True, text=True, check=False, env=os.environ
+    )
     assert done.stdout == "['flexsn_runtime']\n", done.stderr
 
 

@@ -42,9 +42,9 @@ def compilations() -> Iterator[list[object]]:
     """Yields a list that gets one entry for each kernel that Triton compiles or reads from its disk cache."""
     import triton
 
-    seen: list[object] = []
-    triton.knobs.runtime.jit_post_compile_hook = lambda **event: seen.append(event)
-    yield seen
+    kernels: list[object] = []
+    triton.knobs.runtime.jit_post_compile_hook = lambda **event: kernels.append(event)
+    yield kernels
     triton.knobs.runtime.jit_post_compile_hook = None
 
 
@@ -133,17 +133,17 @@ def test_more_than_two_to_the_31_elements() -> None:
 def test_gradients_do_not_depend_on_residuals(case: Case) -> None:
     """Compares gradients with saved and with recomputed values, in every size class."""
     for shape in ((301, 67), (3001, 67), (20011, 67)):
-        found = []
+        actual = []
         for residuals in ("save", "recompute"):
             p = problem(case, 21, shape, device="cuda")
             program = ScanProgram(p.core, *p.counts, residuals=residuals)
             results = compiled(program, *p.inputs, *p.states)
             flowing = [r for r in results if r.requires_grad]
             ones = [torch.ones_like(r) for r in flowing]
-            found.append((results, torch.autograd.grad(flowing, p.leaves, ones)))
-        for a, b in zip(found[0][0], found[1][0], strict=True):
+            actual.append((results, torch.autograd.grad(flowing, p.leaves, ones)))
+        for a, b in zip(actual[0][0], actual[1][0], strict=True):
             assert torch.equal(a, b)
-        for a, b in zip(found[0][1], found[1][1], strict=True):
+        for a, b in zip(actual[0][1], actual[1][1], strict=True):
             # Recomputed divisions may have errors of up to 2 ulp.
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * b.abs().max().item())
 
@@ -172,9 +172,9 @@ def test_fast_math_does_not_change_exact_kernels() -> None:
     expected = eager_scan_final_state(core, 1, 1, 1, x, v)
     fast, exact = (ScanProgram(core, 1, 1, 1, fast_math=fast_math) for fast_math in (True, False))
     for _ in range(2):
-        found = compiled(fast, x, v)
+        actual = compiled(fast, x, v)
         for a, b in zip(compiled(exact, x, v), expected, strict=True):
             assert torch.equal(a, b)
-        for a, b in zip(found, expected, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(found[0], expected[0])  # otherwise, the option would have no effect
+    assert not torch.equal(actual[0], expected[0])  # otherwise, the option would have no effect

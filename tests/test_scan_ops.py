@@ -51,8 +51,8 @@ def test_gradients_at_the_edges_equal_the_loop(function: Callable[[Tensor], Tens
     x = EDGES.unsqueeze(0)
     expected = with_gradient(neuron(function, "torch"), x)
     for kernel in (neuron(function, "triton"), pointwise(function, autograd=True)):
-        for found, wanted in zip(with_gradient(kernel, x), expected, strict=True):
-            torch.testing.assert_close(found, wanted, equal_nan=True)
+        for actual, expected_tensor in zip(with_gradient(kernel, x), expected, strict=True):
+            torch.testing.assert_close(actual, expected_tensor, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,14 @@ def test_foreign_op_needs_facts_and_a_rule(triangle: Callable[..., Tensor]) -> N
     assert torch.ops.scan_ops_test.triangle.default in supported_ops()
     assert facts_of(torch.ops.scan_ops_test.slope.default) is not None
     x = torch.linspace(-2, 4, 60).reshape(5, 12)
-    found = {}
+    results = {}
     for backend in ("triton", "torch"):
         leaf = x.clone().requires_grad_()
         result = FlexSN(core, 1, 1, 1, backend=backend)(leaf)
         # The gradient of a single number is a sum over all elements, so `slope` has to be linear in the incoming
         # gradient.
-        found[backend] = (result, *torch.autograd.grad(result.square().sum(), (leaf, weight)))
-    for ours, eagers in zip(found["triton"], found["torch"], strict=True):
+        results[backend] = (result, *torch.autograd.grad(result.square().sum(), (leaf, weight)))
+    for ours, eagers in zip(results["triton"], results["torch"], strict=True):
         torch.testing.assert_close(ours, eagers)
     kernel = pointwise(lambda x: triangle(x, 2.0) * 3.0, autograd=True)
     for ours, eagers in zip(with_gradient(kernel, x), with_gradient(lambda x: triangle(x, 2.0) * 3.0, x), strict=True):

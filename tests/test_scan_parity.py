@@ -38,9 +38,9 @@ def reference(p: Problem, *, state_seqs: bool) -> tuple[Tensor, ...]:
 def assert_parity(
     p: Problem, *, state_seqs: bool, rtol: float = 1e-5, exact: bool = True, on_cpu: TargetName = "triton"
 ) -> None:
-    got, expected = compiled(p, state_seqs=state_seqs, on_cpu=on_cpu), reference(p, state_seqs=state_seqs)
-    assert len(got) == len(expected)
-    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+    actual, expected = compiled(p, state_seqs=state_seqs, on_cpu=on_cpu), reference(p, state_seqs=state_seqs)
+    assert len(actual) == len(expected)
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         assert a.dtype == b.dtype
         if exact:
             assert torch.equal(a, b), f"result {i}: {int((a != b).sum())} of {a.numel()} differ"
@@ -48,12 +48,12 @@ def assert_parity(
             torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6)
     torch.manual_seed(1)
     weights = [torch.rand_like(t) - 0.3 for t in expected]
-    grads = torch.autograd.grad(got, p.leaves, weights)
+    grads = torch.autograd.grad(actual, p.leaves, weights)
     assert_gradients(p, grads, torch.autograd.grad(expected, p.leaves, weights), rtol)
 
 
-def assert_gradients(p: Problem, got: Sequence[Tensor], expected: Sequence[Tensor], rtol: float) -> None:
-    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+def assert_gradients(p: Problem, actual: Sequence[Tensor], expected: Sequence[Tensor], rtol: float) -> None:
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         assert a.shape == b.shape, i
         assert a.dtype == b.dtype, i
         # The gradient of a parameter is a long sum in which many terms cancel.
@@ -110,10 +110,10 @@ def test_integer_state_starts_from_zeros(
     generator = torch.Generator().manual_seed(3)
     sequence = torch.randint(0, 2 if dtype == torch.bool else 100, (9, *CPP_STEP), generator=generator).to(dtype)
     step, arguments = prepare(ScanProgram(_whole_numbers, 1, 1, 1, on_cpu=on_cpu), (sequence,))
-    got = scan(step, arguments, state_seqs=True)
+    actual = scan(step, arguments, state_seqs=True)
     expected = eager_scan(_whole_numbers, 1, 1, 1, sequence, torch.zeros(CPP_STEP, dtype=dtype))
-    assert [t.dtype for t in got] == [t.dtype for t in expected] == [torch.bool, dtype]
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert [t.dtype for t in actual] == [t.dtype for t in expected] == [torch.bool, dtype]
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.long(all_but=["lif_hard*", "alif"])
@@ -183,8 +183,8 @@ def test_no_mismatched_spike_on_the_gpu(steps: int) -> None:
     elements = 10**8 // steps + 7
     p = problem(case, steps, (elements,), device="cuda")
     with torch.no_grad():
-        got, expected = compiled(p, state_seqs=False), reference(p, state_seqs=False)
-    assert got[0].numel() >= 10**8
-    assert 0.1 < got[0].mean().item() < 0.9
-    assert int((got[0] != expected[0]).sum()) == 0
-    assert torch.equal(got[1], expected[1])
+        actual, expected = compiled(p, state_seqs=False), reference(p, state_seqs=False)
+    assert actual[0].numel() >= 10**8
+    assert 0.1 < actual[0].mean().item() < 0.9
+    assert int((actual[0] != expected[0]).sum()) == 0
+    assert torch.equal(actual[1], expected[1])

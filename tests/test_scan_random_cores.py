@@ -128,8 +128,8 @@ def recipes(draw: st.DrawFn, ops: Sequence[str]) -> Recipe:
 
 def leaf(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return drawn.to(device=device, dtype=dtype).requires_grad_()
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return values.to(device=device, dtype=dtype).requires_grad_()
 
 
 def assert_like_the_loop(
@@ -153,18 +153,18 @@ def assert_like_the_loop(
     captured = [new_leaf(shape, seed=20 + i) for i, shape in enumerate(recipe.parameters)]
     core = recipe.core(captured)
     program = ScanProgram(core, *recipe.counts, residuals=residuals, on_cpu=on_cpu)
-    got = scan(*prepare(program, (*inputs, *states)), state_seqs=True)
+    actual = scan(*prepare(program, (*inputs, *states)), state_seqs=True)
     expected = eager_scan(core, *recipe.counts, *inputs, *states)
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=forward, atol=forward)
-    pairs = [(a, b) for a, b in zip(got, expected, strict=True) if b.requires_grad]
+    pairs = [(a, b) for a, b in zip(actual, expected, strict=True) if b.requires_grad]
     if gradient is None or not pairs:
         return
     leaves = [*inputs, *states, *captured]
     weights = [leaf(tuple(b.shape), 30 + i, dtype, device).detach() for i, (_, b) in enumerate(pairs)]
-    found = torch.autograd.grad([a for a, _ in pairs], leaves, weights, allow_unused=True)
-    wanted = torch.autograd.grad([b for _, b in pairs], leaves, weights, allow_unused=True)
-    for value, a, b in zip(leaves, found, wanted, strict=True):
+    gradients = torch.autograd.grad([a for a, _ in pairs], leaves, weights, allow_unused=True)
+    expected_gradients = torch.autograd.grad([b for _, b in pairs], leaves, weights, allow_unused=True)
+    for value, a, b in zip(leaves, gradients, expected_gradients, strict=True):
         reference = torch.zeros_like(value) if b is None else b
         # Where large terms cancel, the error is relative to these terms.
         scale = max(1.0, float(reference.abs().max()))

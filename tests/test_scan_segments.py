@@ -33,8 +33,8 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def language(request: pytest.FixtureRequest) -> TargetName:
     """Returns the language of the kernels on the CPU."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
-    found: TargetName = request.param
-    return found
+    target: TargetName = request.param
+    return target
 
 
 def run(
@@ -52,9 +52,9 @@ def run(
         step, arguments = prepare(program, (*p.inputs, *p.states))
         results = scan(step, arguments, state_seqs=state_seqs)
         flow = [r.requires_grad for r in results]
-        given = [r for r, flows in zip(results, flow, strict=True) if flows]
-        drawn = (weights or random_weights)(given)
-        chosen = [(r, w) for r, w in zip(given, drawn, strict=True) if w is not None]
+        differentiable = [r for r, flows in zip(results, flow, strict=True) if flows]
+        weights_of_results = (weights or random_weights)(differentiable)
+        chosen = [(r, w) for r, w in zip(differentiable, weights_of_results, strict=True) if w is not None]
         gradients = torch.autograd.grad([r for r, _ in chosen], p.leaves, [w for _, w in chosen], allow_unused=True)
     assert isinstance(step, Specialization)
     return [r.detach() for r in results], list(gradients), step
@@ -74,8 +74,8 @@ def ran(step: Specialization, what: str) -> bool:
     return any(what in name for name in step.kernel_names)
 
 
-def same_bits(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    pairs = zip(found, wanted, strict=True)
+def same_bits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    pairs = zip(actual, expected, strict=True)
     return all(a.shape == b.shape and torch.equal(in_bytes(a), in_bytes(b)) for a, b in pairs)
 
 
@@ -83,8 +83,8 @@ def in_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)  # a 0-d tensor cannot be viewed as bytes
 
 
-def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], rtol: float) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def check_gradients(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None], rtol: float) -> None:
+    for one, other in zip(actual, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             scale = float(other.abs().max())
@@ -95,14 +95,14 @@ def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | No
 @cases
 def test_results_and_gradients_equal_serial_kernels(case: Case, language: TargetName) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
-    found, gradients, step = run(p, RULE, on_cpu=language)
+    expected, expected_gradients, _ = run(p, None, on_cpu=language)
+    actual, gradients, step = run(p, RULE, on_cpu=language)
     assert ran(step, "_forward_guess")
     assert ran(step, "_backward_maps")
-    assert same_bits(found, wanted)
-    check_gradients(gradients, wanted_gradients, 1e-13)
+    assert same_bits(actual, expected)
+    check_gradients(gradients, expected_gradients, 1e-13)
     again, gradients_again, _ = run(p, RULE, on_cpu=language)
-    assert same_bits(again, found)
+    assert same_bits(again, actual)
     assert same_bits(gradients_again, gradients)  # type: ignore[arg-type]
 
 
@@ -118,11 +118,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @cases
 def test_options(case: Case, option: str, language: TargetName) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language, **OPTIONS[option])
-    found, gradients, step = run(p, RULE, on_cpu=language, **OPTIONS[option])
+    expected, expected_gradients, _ = run(p, None, on_cpu=language, **OPTIONS[option])
+    actual, gradients, step = run(p, RULE, on_cpu=language, **OPTIONS[option])
     assert ran(step, "_backward_maps")
-    assert same_bits(found, wanted)
-    check_gradients(gradients, wanted_gradients, 1e-13)
+    assert same_bits(actual, expected)
+    check_gradients(gradients, expected_gradients, 1e-13)
 
 
 @pytest.mark.long(all_but=["triton-bfloat16"])
@@ -130,10 +130,10 @@ def test_options(case: Case, option: str, language: TargetName) -> None:
 def test_narrow_dtypes(dtype: torch.dtype, language: TargetName) -> None:
     (case,) = [case for case in CASES if case.name == "lif_soft"]
     p = problem(case, STEPS, STEP, dtype=dtype)
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
-    found, gradients, _ = run(p, RULE, on_cpu=language)
-    assert same_bits(found, wanted)
-    check_gradients(gradients, wanted_gradients, 2e-6 if dtype == torch.float32 else 2e-2)
+    expected, expected_gradients, _ = run(p, None, on_cpu=language)
+    actual, gradients, _ = run(p, RULE, on_cpu=language)
+    assert same_bits(actual, expected)
+    check_gradients(gradients, expected_gradients, 2e-6 if dtype == torch.float32 else 2e-2)
 
 
 def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,23 +158,23 @@ def test_repairs_adapt_the_warm_up(core: Callable[..., Any], language: TargetNam
     x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
     program = PointwiseProgram(core, 1, 1, 1, on_cpu=language)
     with using_segments(None), torch.no_grad():
-        wanted = scan(*prepare(program, (x, v)), state_seqs=False)
+        expected = scan(*prepare(program, (x, v)), state_seqs=False)
     rule = replace(RULE, warm_up=4)
-    told = []
+    reports = []
     with using_segments(rule), torch.no_grad():
         for _ in range(4):
             step, arguments = prepare(program, (x, v))
-            assert same_bits(scan(step, arguments, state_seqs=False), wanted)
+            assert same_bits(scan(step, arguments, state_seqs=False), expected)
             (speculation,) = step.speculations.values()
-            told.append((speculation.last, speculation.meets))
-    first = told[0][0]
+            reports.append((speculation.last, speculation.meets))
+    first = reports[0][0]
     assert first.elements == (first.segments - 1) * 600  # every segment of both blocks was repaired
     if core is forgetting:
-        assert told[-1][1]
-        assert told[-1][0].elements == 0
-        assert f"a warm-up of {told[-1][0].warm_up} steps; 0 of 2400" in speculation.in_words()
+        assert reports[-1][1]
+        assert reports[-1][0].elements == 0
+        assert f"a warm-up of {reports[-1][0].warm_up} steps; 0 of 2400" in speculation.in_words()
     else:
-        assert not told[-1][1]
+        assert not reports[-1][1]
         assert "do not meet" in speculation.in_words()
 
 
@@ -188,9 +188,9 @@ def test_only_wrong_segments_are_repaired(language: TargetName) -> None:
     x[20:24] = -1.0  # the core forgets the earlier state here, so the guess of the next segment is right
     x[STEPS // 2 - 8 :, 0, :7] = -1.0
     p = Problem(core, (1, 1, 1), [x.requires_grad_()], [torch.rand(STEP).requires_grad_()], [])
-    wanted, _, _ = run(p, None, on_cpu=language)
-    found, _, step = run(p, replace(RULE, warm_up=4), on_cpu=language)
-    assert same_bits(found, wanted)
+    expected, _, _ = run(p, None, on_cpu=language)
+    actual, _, step = run(p, replace(RULE, warm_up=4), on_cpu=language)
+    assert same_bits(actual, expected)
     (speculation,) = step.speculations.values()
     assert 0 < speculation.last.elements < speculation.last.total
 
@@ -209,11 +209,11 @@ def test_few_repairs_stay_in_each_call(language: TargetName) -> None:
     hold[22:46, 1, 7] = 1.0
     program = PointwiseProgram(holding, 2, 1, 1, on_cpu=language)
     with using_segments(None), torch.no_grad():
-        wanted = scan(*prepare(program, (x, hold, v)), state_seqs=False)
+        expected = scan(*prepare(program, (x, hold, v)), state_seqs=False)
     with using_segments(replace(RULE, elements=8 * 600)), torch.no_grad():
         for _ in range(4):
             step, arguments = prepare(program, (x, hold, v))
-            assert same_bits(scan(step, arguments, state_seqs=False), wanted)
+            assert same_bits(scan(step, arguments, state_seqs=False), expected)
     assert isinstance(step, Specialization)
     (speculation,) = step.speculations.values()
     assert speculation.meets
@@ -226,7 +226,7 @@ def test_short_sequences_in_segments_without_python(language: TargetName, monkey
     """Tests CUDA graphs, and first calls, which choose the warm-up. Both run in segments. Other calls are serial."""
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
+    expected, expected_gradients, _ = run(p, None, on_cpu=language)
     program = PointwiseProgram(p.core, *p.counts, on_cpu=language)
     launched: list[type] = []
 
@@ -240,10 +240,10 @@ def test_short_sequences_in_segments_without_python(language: TargetName, monkey
             monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda recording=n == 9: recording)
             step, arguments = prepare(program, (*p.inputs, *p.states))
             results = scan(step, arguments, state_seqs=False)
-            given = [r for r in results if r.requires_grad]
-            gradients = torch.autograd.grad(given, p.leaves, random_weights(given), allow_unused=True)
-            assert same_bits([r.detach() for r in results], wanted)
-            check_gradients(gradients, wanted_gradients, 1e-13)
+            differentiable = [r for r in results if r.requires_grad]
+            gradients = torch.autograd.grad(differentiable, p.leaves, random_weights(differentiable), allow_unused=True)
+            assert same_bits([r.detach() for r in results], expected)
+            check_gradients(gradients, expected_gradients, 1e-13)
             assert launched == ([] if n == 8 else [SegmentedForward, SegmentedBackward])
             launched.clear()
 
@@ -266,12 +266,12 @@ def test_overflowing_derivatives(language: TargetName) -> None:
         weight[30:] = 0.0
         return [weight, None]
 
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language, weights=weights)
-    assert all(g is not None and bool(g.isfinite().all()) for g in wanted_gradients)
-    found, gradients, step = run(p, RULE, on_cpu=language, weights=weights)
+    expected, expected_gradients, _ = run(p, None, on_cpu=language, weights=weights)
+    assert all(g is not None and bool(g.isfinite().all()) for g in expected_gradients)
+    actual, gradients, step = run(p, RULE, on_cpu=language, weights=weights)
     assert ran(step, "_backward_maps")
-    assert same_bits(found, wanted)
-    check_gradients(gradients, wanted_gradients, 1e-6)
+    assert same_bits(actual, expected)
+    check_gradients(gradients, expected_gradients, 1e-6)
 
 
 class Clipped(torch.autograd.Function):
@@ -294,12 +294,12 @@ def test_nonlinear_backward_stays_serial(language: TargetName) -> None:
 
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
     p = Problem(core, (1, 1, 1), [x], [torch.zeros(STEP).requires_grad_()], [])
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
-    found, gradients, step = run(p, RULE, on_cpu=language)
+    expected, expected_gradients, _ = run(p, None, on_cpu=language)
+    actual, gradients, step = run(p, RULE, on_cpu=language)
     assert ran(step, "_forward_guess")
     assert not ran(step, "_backward_maps")
-    assert same_bits(found, wanted)
-    assert same_bits(gradients, wanted_gradients)  # type: ignore[arg-type]
+    assert same_bits(actual, expected)
+    assert same_bits(gradients, expected_gradients)  # type: ignore[arg-type]
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -329,8 +329,8 @@ def test_affine_steps_with_fast_math(name: str, language: TargetName) -> None:
         program = PointwiseProgram(core, 1, num_states, 1, fast_math=True, on_cpu=language)  # type: ignore[arg-type]
         with using_segments(rule):
             step, arguments = prepare(program, (x, *states))
-            found = scan(step, arguments, state_seqs=False)
-            results.append([*found, *torch.autograd.grad(found[0].square().sum(), x)])
+            actual = scan(step, arguments, state_seqs=False)
+            results.append([*actual, *torch.autograd.grad(actual[0].square().sum(), x)])
     assert ran(step, "_forward_starts")
     assert any("maps of states are combined" in line for line in step.segments_in_words())
     for one, other in zip(*results, strict=True):
@@ -361,8 +361,8 @@ def test_input_counts_down(core: Callable[..., Any], language: TargetName) -> No
         program = PointwiseProgram(core, 2, 1, 1, fast_math=core is ending, on_cpu=language, counts_down=(False, True))
         with using_segments(rule):
             step, arguments = prepare(program, (x, left, state))
-            found = scan(step, arguments, state_seqs=True)
-            results.append([*found, *torch.autograd.grad(found[0].square().sum() + found[1].sum(), x)])
+            actual = scan(step, arguments, state_seqs=True)
+            results.append([*actual, *torch.autograd.grad(actual[0].square().sum() + actual[1].sum(), x)])
     assert step.ends == (core is ending)
     assert ran(step, "_forward_starts" if core is ending else "_forward_guess")
     assert ran(step, "_backward_maps")
@@ -400,10 +400,10 @@ def test_explain_reports_segments_warm_up_and_repairs(language: TargetName) -> N
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with using_segments(replace(RULE, longest=64)):
         neuron(x).sum().backward()
-        told = neuron.explain()
-    assert "few neurons over many steps: forward: 5 segments side by side, each after a warm-up of 12 steps; " in told
-    assert "of 3000 were computed again" in told
-    assert "backward over 75 steps: 5 segments side by side" in told
+        text = neuron.explain()
+    assert "few neurons over many steps: forward: 5 segments side by side, each after a warm-up of 12 steps; " in text
+    assert "of 3000 were computed again" in text
+    assert "backward over 75 steps: 5 segments side by side" in text
 
 
 def marked_resets() -> Tensor:
@@ -430,27 +430,27 @@ def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName)
     reset.
     """
     data = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    given = TRANSFORMED[name]
-    data[torch.arange(STEPS)[:, None] >= given.get("lengths", torch.tensor([STEPS] * 3))] = torch.nan
-    found = []
+    options = TRANSFORMED[name]
+    data[torch.arange(STEPS)[:, None] >= options.get("lengths", torch.tensor([STEPS] * 3))] = torch.nan
+    actual = []
     for rule in (None, RULE):
         neuron = ALIF(tau=2.0, tau_a=1.5, backend=language, store_state_seqs=keeps_states)
         x = data.clone().requires_grad_()
         with using_segments(rule):
-            spikes = neuron(x, lengths=given.get("lengths"), resets=given.get("resets"))
+            spikes = neuron(x, lengths=options.get("lengths"), resets=options.get("resets"))
             assert len(neuron.state_seqs) == 2 * keeps_states
             results = [spikes, *neuron.states, *neuron.state_seqs]
             weights = random_weights(results)
             loss = torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
             (gradient,) = torch.autograd.grad(loss, x)
-        found.append(([result.detach() for result in results], gradient, neuron))
-    (wanted, wanted_gradient, _), (results, gradient, neuron) = found
-    assert same_bits(results, wanted)
-    check_gradients([gradient], [wanted_gradient], 1e-12)
+        actual.append(([result.detach() for result in results], gradient, neuron))
+    (expected, expected_gradient, _), (results, gradient, neuron) = actual
+    assert same_bits(results, expected)
+    check_gradients([gradient], [expected_gradient], 1e-12)
     names = neuron.kernel_names()
     assert any("_forward_repair" in kernel for kernel in names)
     assert any("_backward_maps" in kernel for kernel in names)
-    assert any("_forward_ended" in kernel for kernel in names) == ("lengths" in given and keeps_states)
+    assert any("_forward_ended" in kernel for kernel in names) == ("lengths" in options and keeps_states)
 
 
 @pytest.mark.long(all_but=["cpp-16"])
@@ -514,15 +514,15 @@ def test_bytes_count_every_sequence(interpreted: None) -> None:
 @cases
 def test_segments_on_the_gpu(case: Case, residuals: str) -> None:
     p = problem(case, 2055, (3, 217), device="cuda")
-    wanted, wanted_gradients, _ = run(p, None, residuals=residuals)
+    expected, expected_gradients, _ = run(p, None, residuals=residuals)
     for warm_up in (4, 64):
         rule = SegmentRule(elements=2**16, largest=2**13, warm_up=warm_up)
-        found, gradients, step = run(p, rule, residuals=residuals)
+        actual, gradients, step = run(p, rule, residuals=residuals)
         assert ran(step, "_backward_maps")
-        assert same_bits(found, wanted)
-        check_gradients(gradients, wanted_gradients, 2e-5)
+        assert same_bits(actual, expected)
+        check_gradients(gradients, expected_gradients, 2e-5)
         again, gradients_again, _ = run(p, rule, residuals=residuals)
-        assert same_bits(again, found)
+        assert same_bits(again, actual)
         assert same_bits(gradients_again, gradients)  # type: ignore[arg-type]
 
 
@@ -547,7 +547,7 @@ def test_lengths_on_the_gpu(keeps_states: bool) -> None:
     lengths = torch.tensor([2055, 700, 3])
     data = torch.randn(2055, 3, 217, generator=torch.Generator().manual_seed(0)).cuda()
     data[torch.arange(2055)[:, None] >= lengths] = torch.nan
-    found = []
+    actual = []
     for rule in (
         None,
         SegmentRule(elements=2**16, largest=2**13, warm_up=4),
@@ -560,8 +560,8 @@ def test_lengths_on_the_gpu(keeps_states: bool) -> None:
             results = [spikes, *neuron.states, *neuron.state_seqs]
             loss = torch.stack([(r * w).sum() for r, w in zip(results, random_weights(results), strict=True)]).sum()
             (gradient,) = torch.autograd.grad(loss, x)
-        found.append(([result.detach() for result in results], gradient))
+        actual.append(([result.detach() for result in results], gradient))
         assert any("_forward_guess" in name for name in neuron.kernel_names()) == (rule is not None)
-    for results, gradient in found[1:]:
-        assert same_bits(results, found[0][0])
-        check_gradients([gradient], [found[0][1]], 2e-5)
+    for results, gradient in actual[1:]:
+        assert same_bits(results, actual[0][0])
+        check_gradients([gradient], [actual[0][1]], 2e-5)

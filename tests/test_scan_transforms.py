@@ -63,8 +63,8 @@ def data(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def assert_same(compiled: Callable[[], tuple[Tensor, ...]], loop: Callable[[], tuple[Tensor, ...]]) -> None:
-    for got, expected in zip(compiled(), loop(), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    for actual, expected in zip(compiled(), loop(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 # -- torch.func ----------------------------------------------------------------------------------------
@@ -178,19 +178,19 @@ def test_tracers_are_refused(name: str, trace: Callable[[Run], object]) -> None:
 class Wrapped(Tensor):
     """A tensor without memory that wraps another tensor, as tensors of distributed packages do."""
 
-    held: Tensor
+    content: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> Wrapped:
-        made: Wrapped = Tensor._make_wrapper_subclass(cls, held.shape)
-        made.held = held
+    def __new__(cls, wrapped: Tensor) -> Wrapped:
+        made: Wrapped = Tensor._make_wrapper_subclass(cls, wrapped.shape)
+        made.content = wrapped
         return made
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return func(*tree_map_only(Wrapped, lambda wrapped: wrapped.held, args), **(kwargs or {}))
+        return func(*tree_map_only(Wrapped, lambda wrapped: wrapped.content, args), **(kwargs or {}))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns about pointers of stand-ins
@@ -230,8 +230,8 @@ def test_checkpointing(reentrant: bool) -> None:
     compiled, loop = neurons()
     checkpointed = run(compiled, recompute=True)
     assert len(checkpointed) == 5
-    for got, expected in zip(checkpointed, run(compiled, recompute=False), strict=True):
-        assert torch.equal(got, expected)
+    for actual, expected in zip(checkpointed, run(compiled, recompute=False), strict=True):
+        assert torch.equal(actual, expected)
     assert_same(lambda: checkpointed, lambda: run(loop, recompute=True))
 
 
@@ -262,27 +262,27 @@ def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
         return spikes, *torch.autograd.grad((spikes * weights).sum(), parameters)
 
     spikes, *gradients = run("triton")
-    expected, *wanted = run("torch")
+    expected, *expected_gradients = run("torch")
     assert torch.equal(spikes, expected)
-    for got, other in zip(gradients, wanted, strict=True):
-        assert got.dtype == other.dtype == torch.float32
+    for actual, other in zip(gradients, expected_gradients, strict=True):
+        assert actual.dtype == other.dtype == torch.float32
         # The loop rounds the gradient of a parameter to half precision in each step. The kernel rounds only their sum.
         eps = torch.finfo(dtype).eps
-        torch.testing.assert_close(got, other, rtol=20 * eps, atol=20 * eps * float(other.abs().max()))
+        torch.testing.assert_close(actual, other, rtol=20 * eps, atol=20 * eps * float(other.abs().max()))
 
 
 # -- modes ---------------------------------------------------------------------------------------------
 
 
 def test_state_from_inference_mode_continues() -> None:
-    found = []
+    results = []
     for neuron, mode in zip(neurons(), (torch.inference_mode, torch.no_grad), strict=True):
         with mode():
             neuron(data())
         x = data().requires_grad_()
         out = neuron(x)
-        found.append((out.detach(), *torch.autograd.grad(out.sum(), [x, *neuron.parameters()])))
-    torch.testing.assert_close(*found)
+        results.append((out.detach(), *torch.autograd.grad(out.sum(), [x, *neuron.parameters()])))
+    torch.testing.assert_close(*results)
 
 
 # -- lifetimes -----------------------------------------------------------------------------------------
@@ -294,10 +294,10 @@ def test_backward_after_the_module_is_deleted() -> None:
     spikes, decay = compiled(x), compiled.get_parameter("core.decay")
     loop(y).sum().backward()
     expected, decay.grad = decay.grad, None
-    gone = weakref.ref(compiled)
+    reference = weakref.ref(compiled)
     del compiled, loop
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     spikes.sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
     torch.testing.assert_close(decay.grad, expected)
@@ -369,7 +369,9 @@ def test_compiled_training_compiles_once(handle: int) -> None:
         expected = torch.stack(outputs) + state
         torch.testing.assert_close(result, expected)
         weights = torch.rand_like(result)
-        found = torch.autograd.grad(result, (x, v, decay), weights)
-        for got, wanted in zip(found, torch.autograd.grad(expected, (x, v, decay), weights), strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+        gradients = torch.autograd.grad(result, (x, v, decay), weights)
+        for actual, expected_gradient in zip(
+            gradients, torch.autograd.grad(expected, (x, v, decay), weights), strict=True
+        ):
+            torch.testing.assert_close(actual, expected_gradient, rtol=1e-4, atol=1e-5)
     assert len(compilations) == 1

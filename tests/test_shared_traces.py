@@ -35,14 +35,14 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Records the cores that are traced."""
-    seen: list[Any] = []
+    cores: list[Any] = []
 
-    def noting(core: Any, *args: Any, **options: Any) -> Any:
-        seen.append(core)
+    def record(core: Any, *args: Any, **options: Any) -> Any:
+        cores.append(core)
         return trace_values(core, *args, **options)
 
-    monkeypatch.setattr(program, "trace_values", noting)
-    return seen
+    monkeypatch.setattr(program, "trace_values", record)
+    return cores
 
 
 def sequence(batch: int = 5) -> Tensor:
@@ -151,11 +151,11 @@ def test_first_instance_is_freed() -> None:
     check(first, sequence())
     second = RLIF(SIZE).to(DEVICE)
     check(second, sequence())
-    gone = weakref.ref(first.recurrent.weight)
+    reference = weakref.ref(first.recurrent.weight)
     del first
     for _ in range(3):  # a finalizer may delay the release of a cycle until the next collection
         gc.collect()
-    assert gone() is None
+    assert reference() is None
     check(second, sequence())
     check(RLIF(SIZE).to(DEVICE), sequence())
 

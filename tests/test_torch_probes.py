@@ -40,20 +40,20 @@ def test_readme_shows_the_table_of_versions() -> None:
 
 
 def test_declared_bounds_are_the_oldest_tested_versions() -> None:
-    found = {}
+    bounds = {}
     for path in ROOT.glob("packages/*/pyproject.toml"):
         for line in tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]:
             requirement = Requirement(line)
             if requirement.name in TESTED:
-                found[path.parent.name, requirement.name] = str(requirement.specifier)
-    assert found == {key: f">={TESTED[key[1]][0]}" for key in found}
-    assert len(found) >= 7
+                bounds[path.parent.name, requirement.name] = str(requirement.specifier)
+    assert bounds == {key: f">={TESTED[key[1]][0]}" for key in bounds}
+    assert len(bounds) >= 7
 
 
 def test_environment_has_the_newest_tested_versions() -> None:
     lines = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]["default"]["dependencies"]
     pins = {Requirement(line).name: str(Requirement(line).specifier) for line in lines}
-    assert {name: pins[name] for name in TESTED} == {name: f"=={known[-1]}.*" for name, known in TESTED.items()}
+    assert {name: pins[name] for name in TESTED} == {name: f"=={versions[-1]}.*" for name, versions in TESTED.items()}
 
 
 def test_copies_are_equal() -> None:
@@ -64,16 +64,16 @@ def test_copies_are_equal() -> None:
 
 def private_uses(source: str) -> list[str]:
     """Returns the names of torch and Triton that begin with an underscore, and undocumented modules of Triton."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Attribute):
-            found.add(ast.unparse(node))
+            names.add(ast.unparse(node))
     inner = re.compile(r"torch\.(?!ops\.)(?:\w+\.)*_(?!_)\w+|triton\.(?:runtime|compiler|backends)\b")
-    return sorted(name for name in found if inner.match(name))
+    return sorted(name for name in names if inner.match(name))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -122,14 +122,16 @@ except Exception as error:
 """
     printed, warned = ended(code)
     library = module.partition(".")[0]
-    said = re.findall(rf"UnsupportedVersionWarning: ({library} [\w.+]+ has no {re.escape(module)}\.{name}: .*)", warned)
+    messages = re.findall(
+        rf"UnsupportedVersionWarning: ({library} [\w.+]+ has no {re.escape(module)}\.{name}: .*)", warned
+    )
     # two modules may need one name, each with its own consequence
-    said = [line for line in said if consequence in line]
-    assert len(said) == 1, warned
-    assert TESTED[library][-1] in said[0]
+    messages = [line for line in messages if consequence in line]
+    assert len(messages) == 1, warned
+    assert TESTED[library][-1] in messages[0]
     assert printed.startswith(outcome), printed
     if outcome != "ran":
-        assert said[0] in printed
+        assert messages[0] in printed
 
 
 @pytest.mark.long(all_but=["triton"])

@@ -38,9 +38,9 @@ def test_tutorial_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     text = path.read_text(encoding="utf-8")
     assert text.count("\nassert ") >= 2, "what a tutorial claims, it checks"
-    found = runpy.run_path(str(path))
-    assert found["losses"][-1] < 0.5 * found["losses"][0]
-    found["pyplot"].close("all")
+    namespace = runpy.run_path(str(path))
+    assert namespace["losses"][-1] < 0.5 * namespace["losses"][0]
+    namespace["pyplot"].close("all")
 
 
 def test_there_are_three_tutorials() -> None:

@@ -26,7 +26,7 @@ Function = Callable[..., Any]
 CPU = torch.device("cpu")
 # The rules at import time, before other tests add rules.
 RULES = supported_ops()
-FOUND, UNCOVERED = ulp_cases.cases()
+CASES, UNCOVERED = ulp_cases.cases()
 
 
 def test_sweep_covers_every_rule() -> None:
@@ -34,7 +34,7 @@ def test_sweep_covers_every_rule() -> None:
     elsewhere = ("flexsn_graph", "aten.view.dtype")
     assert all("polynomial" in op or op.startswith(elsewhere) for op in UNCOVERED), UNCOVERED
     alike: dict[tuple[torch.dtype, int], list[Function]] = {}
-    for case in FOUND:
+    for case in CASES:
         dtype = torch.float32 if torch.float32 in case.dtypes else torch.int32
         alike.setdefault((dtype, case.arity), []).append(case.function)
     used = set()
@@ -48,15 +48,15 @@ def test_sweep_covers_every_rule() -> None:
 
 
 def together(functions: Sequence[Function]) -> Callable[..., tuple[Tensor, ...]]:
-    def all_of_them(*given: Tensor) -> tuple[Tensor, ...]:
-        found = [function(*given) for function in functions]
-        return tuple(t for result in found for t in ((result,) if isinstance(result, Tensor) else result))
+    def all_of_them(*arguments: Tensor) -> tuple[Tensor, ...]:
+        results = [function(*arguments) for function in functions]
+        return tuple(t for result in results for t in ((result,) if isinstance(result, Tensor) else result))
 
     return all_of_them
 
 
 def test_sweep_covers_half_numbers_and_float32_edges() -> None:
-    (case,) = (c for c in FOUND if c.name == "exp")
+    (case,) = (c for c in CASES if c.name == "exp")
 
     def swept(dtype: torch.dtype) -> Tensor:
         return torch.cat([x for (x,) in ulp_cases.chunks(case, dtype, ulp_cases.QUICK, CPU)])
@@ -127,6 +127,6 @@ def test_exception_needs_small_errors_of_kernels() -> None:
 
 
 def test_every_exception_names_a_case() -> None:
-    names = {case.name for case in FOUND}
+    names = {case.name for case in CASES}
     assert {name.removesuffix(" float32").removesuffix(" float64") for name in ulp_sweep.EXCEPTIONS} <= names
     assert names >= ulp_sweep._ACCURATE

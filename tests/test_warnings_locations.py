@@ -74,9 +74,9 @@ def as_it_is(call: Callable[[], object]) -> Callable[[], object]:
 @pytest.mark.parametrize("around", [as_it_is, in_a_module, in_a_thread])
 @pytest.mark.parametrize("source", [too_many_numbers, unregistered])
 def test_warning_names_the_users_file(source: Callable[[], Any], around: Callable[[Any], Callable[[], object]]) -> None:
-    found = files(around(source()))
-    assert found
-    assert set(found) == {__file__}
+    locations = files(around(source()))
+    assert locations
+    assert set(locations) == {__file__}
 
 
 def test_warning_without_user_code_on_the_stack() -> None:
@@ -109,10 +109,10 @@ def test_warning_during_compilation() -> None:
 
 
 def test_all_warnings_use_the_helper() -> None:
-    found = []
+    uses = []
     for path in sorted(ROOT.glob("packages/*/src/**/*.py")):
         if path.name not in OF_IMPORTS:
             nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
-            found += [(path.name, call) for call in calls if call.startswith("warnings.warn")]
-    assert not found
+            uses += [(path.name, call) for call in calls if call.startswith("warnings.warn")]
+    assert not uses

@@ -62,7 +62,7 @@ yes_or_no = st.booleans()
 
 def perform(name: str, life: Life, arguments: dict[str, Any]) -> dict[str, Any]:
     """Performs an act of the register. In the loop, the wrapper is left out, because it changes no results."""
-    found = ACTS[name]
-    if found.alone is not None and not life.compiled:
-        arguments = {**arguments, found.alone: None}
-    return found.perform(life, **arguments)
+    entry = ACTS[name]
+    if entry.alone is not None and not life.compiled:
+        arguments = {**arguments, entry.alone: None}
+    return entry.perform(life, **arguments)

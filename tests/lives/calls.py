@@ -161,8 +161,8 @@ def forward_interrupted(life: Life, steps: int, seed: int, at: int) -> dict[str,
         handle.remove()
 
 
-@act(weight=2, which=which, steps=lengths, seed=seed, given=st.sampled_from(["none", "own", "new", "learned"]))
-def step(life: Life, which: int, steps: int, seed: int, given: str) -> dict[str, Any]:
+@act(weight=2, which=which, steps=lengths, seed=seed, initial=st.sampled_from(["none", "own", "new", "learned"]))
+def step(life: Life, which: int, steps: int, seed: int, initial: str) -> dict[str, Any]:
     """Calls `step` of a neuron with its initial states, with its current states, or with other states."""
     neuron = life.neuron(which)
     if neuron is None:
@@ -171,15 +171,15 @@ def step(life: Life, which: int, steps: int, seed: int, given: str) -> dict[str,
     if life.step_mode == "s":
         x = life.sequence(1, seed)[0].requires_grad_()
     states: list[Tensor] | None = None
-    if given == "own":
+    if initial == "own":
         states = list(neuron.states)
-    elif given in ("new", "learned"):
+    elif initial in ("new", "learned"):
         made = neuron.init_states(neuron.num_states, life.step_mode, *_inputs_of(neuron, x))
-        states = [(s.detach() + 0.25).requires_grad_(given == "learned") for s in made]
+        states = [(s.detach() + 0.25).requires_grad_(initial == "learned") for s in made]
     outputs, after = neuron.step(x, states)
     results = dict(zip(("y", "z"), [outputs] if isinstance(outputs, Tensor) else outputs, strict=False))
     results.update({f"new {i}": s for i, s in enumerate(after)})
-    _keep(life, Graph(results, [x, *(states if states and given == "learned" else [])]))
+    _keep(life, Graph(results, [x, *(states if states and initial == "learned" else [])]))
     return dict(results)
 
 
@@ -192,8 +192,8 @@ def call_neuron(life: Life, which: int, steps: int, seed: int) -> dict[str, Any]
     x = life.sequence(steps, seed).requires_grad_()
     if life.step_mode == "s":
         x = life.sequence(1, seed)[0].requires_grad_()
-    found = neuron(x)
-    results = dict(zip(("y", "z"), [found] if isinstance(found, Tensor) else found, strict=False))
+    output = neuron(x)
+    results = dict(zip(("y", "z"), [output] if isinstance(output, Tensor) else output, strict=False))
     results.update(_seen_on(neuron, ""))
     _keep(life, Graph(results, [x]))
     return dict(results)
@@ -214,8 +214,8 @@ def call_neuron_on_sequences(life: Life, which: int, steps: int, seed: int, ends
         options["lengths"] = torch.randint(steps + 1, batch[1:], generator=generator).to(x.device)
     if begins:
         options["resets"] = (torch.rand(batch, generator=generator) < 0.3).to(x.device)
-    found = neuron(x, **options)
-    results = dict(zip(("y", "z"), [found] if isinstance(found, Tensor) else found, strict=False))
+    output = neuron(x, **options)
+    results = dict(zip(("y", "z"), [output] if isinstance(output, Tensor) else output, strict=False))
     results.update(_seen_on(neuron, ""))
     _keep(life, Graph(results, [x]))
     return dict(results)
@@ -246,11 +246,11 @@ def _called(life: Life, call: Callable[[Tensor], Tensor], x: Tensor) -> dict[str
 
 
 def _seen_on(neuron: FlexSN, prefix: str) -> dict[str, Tensor]:
-    found = {f"{prefix}state {i}": s for i, s in enumerate(neuron.states)}
-    found.update({f"{prefix}sequence {i}": s for i, s in enumerate(neuron.state_seqs)})
+    values = {f"{prefix}state {i}": s for i, s in enumerate(neuron.states)}
+    values.update({f"{prefix}sequence {i}": s for i, s in enumerate(neuron.state_seqs)})
     if neuron.spike_counts is not None:
-        found[f"{prefix}counts"] = neuron.spike_counts
-    return found
+        values[f"{prefix}counts"] = neuron.spike_counts
+    return values
 
 
 def _keep(life: Life, graph: Graph) -> None:

@@ -28,8 +28,8 @@ some = st.integers(1, 63)
 )
 def forward_and_backward(life: Life, steps: int, seed: int, layout: str, fresh: bool, some: int) -> dict[str, Any]:
     """Calls the network and differentiates it, as a training loop does."""
-    seen = forward(life, steps, seed, layout, None, fresh, True)
-    return {**seen, **(backward(life, -1, some, seed, False) if torch.is_grad_enabled() else {})}
+    results = forward(life, steps, seed, layout, None, fresh, True)
+    return {**results, **(backward(life, -1, some, seed, False) if torch.is_grad_enabled() else {})}
 
 
 @act(weight=8, when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
@@ -54,8 +54,8 @@ def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, An
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None or not graph.leaves:
         return {}
-    found = torch.autograd.grad(loss, graph.leaves, retain_graph=True, allow_unused=True)
-    return {"gradients": list(found)}
+    input_gradients = torch.autograd.grad(loss, graph.leaves, retain_graph=True, allow_unused=True)
+    return {"gradients": list(input_gradients)}
 
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
@@ -68,8 +68,8 @@ def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[st
     (first,) = torch.autograd.grad(loss, graph.leaves[:1], create_graph=True, allow_unused=True)
     if first is None or not first.requires_grad:
         return {"gradient": None if first is None else first.detach()}
-    wanted = [*graph.leaves, *(p for p in life.net.parameters() if p.requires_grad)]
-    second = torch.autograd.grad(first.square().sum(), wanted, retain_graph=True, allow_unused=True)
+    leaves = [*graph.leaves, *(p for p in life.net.parameters() if p.requires_grad)]
+    second = torch.autograd.grad(first.square().sum(), leaves, retain_graph=True, allow_unused=True)
     return {"gradient": first.detach(), "second gradients": list(second)}
 
 
@@ -78,9 +78,9 @@ def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
     """Adds a hook that negates the gradient of a result. Does nothing if the backward of the graph has already run."""
     graph = _graph(life, which)
     if graph is not None:
-        found = [value for value in graph.results.values() if value.requires_grad]
-        if found:
-            found[result % len(found)].register_hook(negate)
+        candidates = [value for value in graph.results.values() if value.requires_grad]
+        if candidates:
+            candidates[result % len(candidates)].register_hook(negate)
     return {}
 
 
@@ -121,8 +121,8 @@ def train(life: Life, kind: str) -> dict[str, Any]:
     if not parameters:
         return {}
     ids = set(map(id, parameters))
-    known = life.optimizer
-    if known is None or {id(p) for group in known.param_groups for p in group["params"]} != ids:
+    existing = life.optimizer
+    if existing is None or {id(p) for group in existing.param_groups for p in group["params"]} != ids:
         life.optimizer = (
             torch.optim.SGD(parameters, lr=0.25, momentum=0.5)
             if kind == "sgd"
@@ -156,5 +156,5 @@ def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
 
 
 def _leaves(graph: Graph) -> dict[str, Any]:
-    kept = {name: value.grad for name, value in graph.results.items() if value.requires_grad and value.retains_grad}
-    return {"gradients": [leaf.grad for leaf in graph.leaves], "gradients of results": kept}
+    retained = {name: value.grad for name, value in graph.results.items() if value.requires_grad and value.retains_grad}
+    return {"gradients": [leaf.grad for leaf in graph.leaves], "gradients of results": retained}

@@ -79,18 +79,20 @@ class Life:
 
     def neuron(self, which: int) -> FlexSN | None:
         """Returns one of the neurons, or `None` if the network has no neurons."""
-        found = self.neurons
-        return found[which % len(found)] if found else None
+        candidates = self.neurons
+        return candidates[which % len(candidates)] if candidates else None
 
     def parameter(self, which: int) -> tuple[nn.Module, str, nn.Parameter] | None:
         """Returns the module, the name and the value of one of the parameters."""
-        found = [(m, n, p) for m in self.net.modules() for n, p in m._parameters.items() if p is not None]
-        return found[which % len(found)] if found else None
+        candidates = [(m, n, p) for m in self.net.modules() for n, p in m._parameters.items() if p is not None]
+        return candidates[which % len(candidates)] if candidates else None
 
     def matrix(self, which: int) -> nn.Module | None:
         """Returns a module with a matrix `weight`, for pruning and parametrisations."""
-        found = [m for m in self.net.modules() if isinstance(m, nn.Linear | nn.Conv2d) and isinstance(m.weight, Tensor)]
-        return found[which % len(found)] if found else None
+        candidates = [
+            m for m in self.net.modules() if isinstance(m, nn.Linear | nn.Conv2d) and isinstance(m.weight, Tensor)
+        ]
+        return candidates[which % len(candidates)] if candidates else None
 
     def sequence(self, steps: int, seed: int, layout: str = "contiguous", batch: int | None = None) -> Tensor:
         """Makes an input `[steps, batch, *]` with values on a grid, in one of several memory layouts."""

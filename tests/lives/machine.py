@@ -31,9 +31,9 @@ def plans(draw: st.DrawFn, backends: Backends, device: str, names: Collection[st
     """
     able = [family for family in FAMILIES if {*layers_for(family)} & {*names} & {*WITH_STATE}]
     family = draw(st.sampled_from(able))
-    known = [name for name in layers_for(family) if name in names]
-    known_with_state = [name for name in known if name in WITH_STATE]
-    layers = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2))
+    supported = [name for name in layers_for(family) if name in names]
+    known_with_state = [name for name in supported if name in WITH_STATE]
+    layers = draw(st.lists(st.sampled_from(supported), min_size=1, max_size=2))
     layers.insert(draw(st.integers(0, len(layers))), draw(st.sampled_from(known_with_state)))
     if draw(st.booleans()):
         i = draw(st.integers(0, len(layers) - 1))
@@ -66,21 +66,21 @@ def machine(
         def teardown(self) -> None:
             Twins.counts["lives"] += 1
 
-    for found in (found for name, found in ACTS.items() if name not in without):
-        for i in range(found.weight):
-            setattr(RandomLives, f"{found.name}_{i}", _rule(found, i))
+    for entry in (entry for name, entry in ACTS.items() if name not in without):
+        for i in range(entry.weight):
+            setattr(RandomLives, f"{entry.name}_{i}", _rule(entry, i))
     return RandomLives
 
 
-def _rule(found: Act, number: int) -> Callable[..., Any]:
+def _rule(entry: Act, number: int) -> Callable[..., Any]:
     def method(self: Any, **arguments: Any) -> None:
-        self.twins.act(found.name, **arguments)
+        self.twins.act(entry.name, **arguments)
 
-    method.__name__ = f"{found.name}_{number}"
-    strategies: dict[str, Any] = found.arguments
+    method.__name__ = f"{entry.name}_{number}"
+    strategies: dict[str, Any] = entry.arguments
     decorate: Callable[[Any], Any] = rule(**strategies)
     made = decorate(method)
-    when: Callable[[Any], Callable[..., Any]] = precondition(lambda self: found.when(self.twins.loop))
+    when: Callable[[Any], Callable[..., Any]] = precondition(lambda self: entry.when(self.twins.loop))
     return when(made)
 
 

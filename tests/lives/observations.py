@@ -50,32 +50,32 @@ class Noise(NamedTuple):
 
 def observe(life: Life) -> Seen:
     """Collects modules, parameters, gradients, states, records and attributes of a life."""
-    seen: Seen = {}
+    values: Seen = {}
     for name, module in life.net.named_modules():
-        seen[f"{name}.type"] = type(module).__name__
-        seen[f"{name}.attributes"] = sorted(vars(module))
-        seen[f"{name}.training"] = module.training
-        for kind, found in (("parameters", module._parameters), ("buffers", module._buffers)):
-            seen[f"{name}.{kind}"] = list(found)
-            for key, value in found.items():
-                seen[f"{name}.{key}"] = value
+        values[f"{name}.type"] = type(module).__name__
+        values[f"{name}.attributes"] = sorted(vars(module))
+        values[f"{name}.training"] = module.training
+        for kind, tensors in (("parameters", module._parameters), ("buffers", module._buffers)):
+            values[f"{name}.{kind}"] = list(tensors)
+            for key, value in tensors.items():
+                values[f"{name}.{key}"] = value
                 if isinstance(value, Tensor):
-                    seen[f"gradient of {name}.{key}"] = value.grad
-                    seen[f"version of {name}.{key}"] = None if value.is_inference() else value._version
+                    values[f"gradient of {name}.{key}"] = value.grad
+                    values[f"version of {name}.{key}"] = None if value.is_inference() else value._version
         if isinstance(module, FlexSN):
-            seen[f"{name}.state_seqs"] = list(module.state_seqs)
-            seen[f"{name}.spike_counts"] = module.spike_counts
-            seen[f"{name}.settings"] = module.step_mode, module.store_state_seqs, module.count_spikes
+            values[f"{name}.state_seqs"] = list(module.state_seqs)
+            values[f"{name}.spike_counts"] = module.spike_counts
+            values[f"{name}.settings"] = module.step_mode, module.store_state_seqs, module.count_spikes
         for value in module._forward_hooks.values():
             if isinstance(value, Recording):
-                seen[f"{name}.hook"] = list(value.log)
+                values[f"{name}.hook"] = list(value.log)
         attributes = ((key, value) for key, value in vars(module).items() if key not in _OWN)
-        seen[f"{name}: left behind by traces"] = [at for key, value in attributes for at in traces_in(value, key)]
-    seen["states"] = {name: list(states) for name, states in get_states(life.net).items()}
-    seen["keys"] = list(life.net.state_dict())
+        values[f"{name}: left behind by traces"] = [at for key, value in attributes for at in traces_in(value, key)]
+    values["states"] = {name: list(states) for name, states in get_states(life.net).items()}
+    values["keys"] = list(life.net.state_dict())
     for i, monitor in enumerate(life.monitors):
-        seen[f"monitor {i}"] = {name: list(kept) for name, kept in monitor._kept.items()}
-    return seen
+        values[f"monitor {i}"] = {name: list(records) for name, records in monitor._kept.items()}
+    return values
 
 
 def traces_in(value: object, place: str, depth: int = 5) -> Iterator[str]:
@@ -137,23 +137,23 @@ def difference(
     return f"{place}: the loop has {_short(loop)}, the compiled one {_short(compiled)}"
 
 
-def _gradients_in(seen: Any, place: str) -> Iterator[float]:
+def _gradients_in(values: Any, place: str) -> Iterator[float]:
     """Yields the largest number of each gradient."""
-    if isinstance(seen, Mapping):
-        for key, value in seen.items():
+    if isinstance(values, Mapping):
+        for key, value in values.items():
             yield from _gradients_in(value, f"{place} {key}")
-    elif "gradient" in place and isinstance(seen, list | tuple):
-        for value in seen:
+    elif "gradient" in place and isinstance(values, list | tuple):
+        for value in values:
             yield from _gradients_in(value, place)
-    elif "gradient" in place and isinstance(seen, Tensor) and seen.numel():
-        yield float(seen.detach().abs().nan_to_num().max())
+    elif "gradient" in place and isinstance(values, Tensor) and values.numel():
+        yield float(values.detach().abs().nan_to_num().max())
 
 
 def _first(parts: Iterator[tuple[Any, Any, str]], noise: Noise) -> str | None:
     for a, b, place in parts:
-        found = difference(a, b, place, noise)
-        if found is not None:
-            return found
+        text = difference(a, b, place, noise)
+        if text is not None:
+            return text
     return None
 
 

@@ -19,9 +19,9 @@ factor = st.sampled_from([0.5, 2.0])
 @act(which=which, on=yes_or_no)
 def requires_grad(life: Life, which: int, on: bool) -> dict[str, Any]:
     """Freezes a parameter, or unfreezes it."""
-    found = life.parameter(which)
-    if found is not None:
-        found[2].requires_grad_(on)
+    place = life.parameter(which)
+    if place is not None:
+        place[2].requires_grad_(on)
     return {}
 
 
@@ -30,10 +30,10 @@ def replace(life: Life, which: int, factor: float, new_shape: bool) -> dict[str,
     """Assigns a new parameter. If `new_shape`, a parameter with one element gets another shape that broadcasts in the
     same way.
     """
-    found = life.parameter(which)
-    if found is None:
+    place = life.parameter(which)
+    if place is None:
         return {}
-    module, name, parameter = found
+    module, name, parameter = place
     value = parameter.detach() * factor
     if new_shape and value.dim() == 1 and value.numel() == 1:
         value = value[0].clone()
@@ -46,10 +46,10 @@ def replace(life: Life, which: int, factor: float, new_shape: bool) -> dict[str,
 @act(which=which, factor=factor, how=st.sampled_from(["mul_", "data", "copy_", "set data"]))
 def change_in_place(life: Life, which: int, factor: float, how: str) -> dict[str, Any]:
     """Changes the values of a parameter, in one of several ways."""
-    found = life.parameter(which)
-    if found is None:
+    place = life.parameter(which)
+    if place is None:
         return {}
-    parameter = found[2]
+    parameter = place[2]
     with torch.no_grad():
         if how == "mul_":
             parameter.mul_(factor)
@@ -80,8 +80,8 @@ def load(life: Life, assign: bool, strict: bool) -> dict[str, Any]:
     if life.saved is None:
         return {}
     saved = {name: value.clone() for name, value in life.saved.items()}
-    found = life.net.load_state_dict(saved, strict=strict, assign=assign)
-    return {"missing": list(found.missing_keys), "unexpected": list(found.unexpected_keys)}
+    keys = life.net.load_state_dict(saved, strict=strict, assign=assign)
+    return {"missing": list(keys.missing_keys), "unexpected": list(keys.unexpected_keys)}
 
 
 @act(when=lambda life: life.matrix(0) is not None, which=which, how=st.sampled_from(["prune", "remove"]))

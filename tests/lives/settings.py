@@ -140,9 +140,9 @@ def dtype(life: Life, dtype: str, fresh: bool) -> dict[str, Any]:
 )
 def number(life: Life, which: int, number: float) -> dict[str, Any]:
     """Assigns a new value to a number that is a constant in kernels."""
-    found = [m for m in life.neurons if isinstance(m, LIF) and isinstance(m.tau, float)]
-    if found:
-        found[which % len(found)].tau = number
+    candidates = [m for m in life.neurons if isinstance(m, LIF) and isinstance(m.tau, float)]
+    if candidates:
+        candidates[which % len(candidates)].tau = number
     return {}
 
 

@@ -18,9 +18,9 @@ def shortest(error: DifferenceError) -> DifferenceError:
     programs.
     """
     tries = 0
-    found = True
-    while found:
-        found = False
+    improved = True
+    while improved:
+        improved = False
         for plan, program in _shorter(error.plan, error.program):
             tries += 1
             if tries > _MOST_TRIES:
@@ -28,7 +28,7 @@ def shortest(error: DifferenceError) -> DifferenceError:
             try:
                 live(plan, program)
             except DifferenceError as other:
-                error, found = other, True
+                error, improved = other, True
                 break
     return error
 

@@ -121,9 +121,9 @@ class Twins:
             return error
 
     def _compare(self, when: str, loop: Seen, compiled: Seen) -> None:
-        found = self._apart(loop, compiled) or self._apart(observe(self.loop), observe(self.compiled))
-        if found is not None:
-            raise self._difference(f"{when}: {found}")
+        text = self._apart(loop, compiled) or self._apart(observe(self.loop), observe(self.compiled))
+        if text is not None:
+            raise self._difference(f"{when}: {text}")
 
     def _apart(self, loop: Seen, compiled: Seen) -> str | None:
         return difference(loop, compiled, rounded=self.loop.rounded)
