@@ -1,4 +1,4 @@
-"""Functions with decompositions other than those of torch's tables, in `pointwise`, against eager mode."""
+"""Functions whose decompositions differ from torch's tables, in `pointwise`, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_fake_quantization(dtype: torch.dtype) -> None:
     def per_channel(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         return torch.fake_quantize_per_channel_affine(x, scale.detach(), zero, 1, 0, 255)
 
-    if dtype == torch.float32:  # eager mode has these in float32 alone
+    if dtype == torch.float32:  # eager mode supports this in float32 only
         same_with_gradients(per_tensor, x, torch.tensor(0.1), torch.tensor(3, dtype=torch.int32))
         same_with_gradients(per_channel, x, scale, zero)
 

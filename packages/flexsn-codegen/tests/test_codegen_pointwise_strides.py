@@ -1,4 +1,4 @@
-"""Loops of pointwise kernels in C++ over operands and results that broadcast, are strided, transposed or short."""
+"""C++ loops of pointwise kernels over operands and results that broadcast, are strided, transposed or short."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason="needs a C
 
 @pytest.fixture(autouse=True)
 def in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets up a process without TRITON_INTERPRET."""
+    """Sets up kernels in C++, as in a process without TRITON_INTERPRET."""
     from flexsn_codegen.targets.triton import device
 
     monkeypatch.setattr(device, "INTERPRETED", False)
@@ -93,7 +93,7 @@ def test_remainders_are_exact_for_all_floats() -> None:
     pairs = torch.cartesian_prod(FLOATS, FLOATS)
     x, y = torch.cat([random[0], pairs[:, 0]]), torch.cat([random[1], pairs[:, 1]])
     found = pointwise(torch.fmod)(x, y)
-    # Python's fmod is exact in float64; for float32 numbers, its result is a float32 number.
+    # Python's fmod is exact in float64. For float32 numbers, its result is a float32 number.
     expected = torch.tensor([_fmod(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)])
     assert torch.equal(found.nan_to_num(5.5), expected.nan_to_num(5.5))
     assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~found.isnan()])

@@ -1,7 +1,7 @@
 """Pointwise kernels in C++: nested loops over dimensions, with adjacent elements in the innermost one.
 
-Dimensions that are one run in the memory of every operand are merged. In the innermost dimension, an operand has
-adjacent elements, one element for all, or elements a stride apart. Each of these is a loop of its own form, which
+Dimensions are merged if they are evenly spaced in the memory of every operand. In the innermost dimension, an operand
+has adjacent elements, one element for all, or elements with a stride. Each of these is a separate form of loop, which
 compilers turn into vector code. If the innermost dimension is short, such as that of pixels with three colours, blocks
 of elements are first gathered row by row, so that the computation is still vector code. If an operand has its adjacent
 elements in another dimension, programs compute tiles of these two dimensions, and transpose the operand's tile.
@@ -20,9 +20,9 @@ from flexsn_codegen.targets._base import Target
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_graph import Port
 
-# Below this number of elements in the innermost dimension, blocks are gathered.
+# Blocks are gathered if the innermost dimension has fewer elements than this.
 _SHORT = 16
-# The number of elements that are gathered at a time, small enough that all operands' elements stay in the L1 cache.
+# The number of elements that are gathered at a time. It is small enough for all operands to stay in the L1 cache.
 _GATHERED = 512
 
 # Rows and columns of a tile: several cache lines in either direction, and an operand's tile stays in the L1 cache.
@@ -36,9 +36,10 @@ Layout = str
 
 
 def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:
-    """As `Target.walk`, with other layouts and numbers.
+    """Implements `Target.walk` with its own layouts and numbers.
 
-    The numbers are the sizes of all dimensions but the outermost, and the strides of each operand that is not dense.
+    The numbers are the sizes of all dimensions except for the outermost one, and the strides of each operand that is
+    not dense.
     """
     sizes, strides = _joined(sizes, strides)
     # A symbolic size is not compared, because the comparison would become a guard of the compiled graph.
@@ -71,7 +72,7 @@ def _turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) ->
 
 
 def _joined(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """The dimensions; two dimensions are merged if they are one run for every operand."""
+    """The sizes and strides after merging dimensions. Two dimensions are merged if they form one for every operand."""
     if not sizes:
         return [1], [[1] for _ in strides]
     found, places = [sizes[-1]], [[own[-1]] for own in strides]
@@ -102,12 +103,12 @@ class _Operand:
 
     @property
     def has_rows(self) -> bool:
-        """True if its rows have computed offsets."""
+        """True if the offsets of its rows are computed."""
         return self.layout != "dense" and self.dimensions > 1
 
     @property
     def inner(self) -> str:
-        """The distance of two elements of a row, as a factor."""
+        """The distance between two elements of a row, as a factor."""
         return f" * {self.strides[-1]}" if self.layout in ("apart", "one") else ""
 
 
@@ -154,7 +155,7 @@ def _tiles(dimensions: int) -> _Shares:
 def pointwise(
     target: Target, name: str, core: CoreSource, layouts: Sequence[Layout], *, may_overlap: bool
 ) -> KernelSource:
-    """As `Target.pointwise`."""
+    """Implements `Target.pointwise`."""
     first, *of_operands = layouts
     dimensions = int(first.split()[0])
     pairs = zip((*core.arguments, *core.results), of_operands, strict=True)
@@ -291,7 +292,7 @@ def _list(operand: _Operand, dimensions: int) -> str:
 
 
 def _first_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
-    """The place of a program's first element: its row, and its column in the row."""
+    """The position of a program's first element: its row, and its column in the row."""
     last = dimensions - 1
     lines = [f"int64_t column = begin % size{last};", f"int64_t rest = begin / size{last};"]
     for d in range(last - 1, 0, -1):
@@ -317,7 +318,7 @@ def _next_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
 
 
 def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand]) -> list[str]:
-    """The loop over the elements of a row, beginning at `<operand>_at`."""
+    """The loop over the elements of a row, starting at `<operand>_at`."""
     before = [f"const auto {o.name} = dev::load({o.name}_at[0]);" for o in inputs if o.layout == "one"]
     loop = [f"const auto {o.name} = dev::load({o.name}_at[{_lane(o)}]);" for o in inputs if o.layout != "one"]
     arguments = ", ".join([*(o.name for o in inputs), *(number.name for number in core.numbers)])
@@ -334,14 +335,14 @@ def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Oper
     ]
 
 
-# Operations that are the same on vectors of float as on a float.
+# Operations that are written in the same way for vectors of float as for a float.
 _OF_FLOATS = re.compile(
     r"\s*const auto \w+ = (?:dev::round_float16\(|float\([-+.\de]+\)|[a-z]\w*+(?![(:])|[-+*/()<>=?: ])+;(?:  //.*)?"
 )
 
 
 def _is_in_floats(core: CoreSource, operands: Sequence[_Operand]) -> bool:
-    """True if vectors of float compute a function of float16, for operands without gaps."""
+    """True if vectors of float can compute a function of float16, for operands without gaps."""
     if "dev::round_float16(" not in core.source or any(o.layout == "apart" for o in operands):
         return False
     statements = [line for line in core.source.splitlines() if line.lstrip().startswith("const ")]
@@ -351,7 +352,7 @@ def _is_in_floats(core: CoreSource, operands: Sequence[_Operand]) -> bool:
 def _in_floats(
     core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand], arguments: str
 ) -> Iterator[str]:
-    """The loop over vectors of float, up to the last whole one."""
+    """The loop over vectors of float, up to the last whole vector."""
     yield "int64_t lane = 0;"
     types = ", ".join(f"{o.name}_t" for o in (*inputs, *results))
     yield f"if constexpr (dev::in_floats<{types}>) {{"
