@@ -54,14 +54,19 @@ def equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
 
 
 def test_a_repeated_recording_is_freed_without_a_collection() -> None:
+    constant = torch.ones(3)
+
+    def call(given: Sequence[Tensor | None]) -> list[Tensor]:
+        return [same_in_each_call(constant).add(cast(Tensor, given[0]))]
+
     with torch.no_grad():
-        _, recording = recorded(lambda given: [given[0] + same_in_each_call(constant)], [constant := torch.ones(3)])
+        _, recording = recorded(call, [torch.ones(3)])
     assert isinstance(recording, Recording)
     assert torch.equal(recording.repeat([torch.ones(3)])[0], torch.full((3,), 2.0))
     freed = weakref.ref(constant)
     gc.disable()
     try:
-        del recording, constant
+        del recording, call, constant
         assert freed() is None
     finally:
         gc.enable()
