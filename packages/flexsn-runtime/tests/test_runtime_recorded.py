@@ -54,19 +54,20 @@ def equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
 
 
 def test_a_repeated_recording_is_freed_without_a_collection() -> None:
-    constant = torch.ones(3)
+    constants = [torch.ones(3)]
 
     def call(given: Sequence[Tensor | None]) -> list[Tensor]:
-        return [same_in_each_call(constant).add(cast(Tensor, given[0]))]
+        return [same_in_each_call(constants[0]).add(cast(Tensor, given[0]))]
 
     with torch.no_grad():
         _, recording = recorded(call, [torch.ones(3)])
     assert isinstance(recording, Recording)
     assert torch.equal(recording.repeat([torch.ones(3)])[0], torch.full((3,), 2.0))
-    freed = weakref.ref(constant)
+    freed = weakref.ref(constants[0])
     gc.disable()
     try:
-        del recording, call, constant
+        del recording
+        constants.clear()
         assert freed() is None
     finally:
         gc.enable()
