@@ -470,7 +470,7 @@ class Runs(Chooses):
             bits = results.pop()
             own["_bits"].note(results[0], bits)
         end = own["num_outputs"]
-        own.update(states=results[end:], state_seqs=[], spike_counts=None)
+        own["states"], own["state_seqs"], own["spike_counts"] = results[end:], [], None
         return results[0] if end == 1 else results[:end]
 
     def _note_again(
