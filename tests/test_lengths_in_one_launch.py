@@ -71,7 +71,7 @@ def test_recurrent_layers(make: Any, launched: list[str]) -> None:
         torch.testing.assert_close(a, b)
     assert all(torch.equal(a, b) for a, b in zip(actual[0][:2], actual[1][:2], strict=True))
     assert launched == ["one launch"] * 2
-    assert not found[1][0][lengths[0] :, 0].any()
+    assert not actual[1][0][lengths[0] :, 0].any()
 
 
 @pytest.mark.usefixtures("interpreted")

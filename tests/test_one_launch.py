@@ -47,7 +47,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return original(step, over)
         except NotOneLaunchError as error:
             if str(error) != "there is only one step":
-                found.append(str(error))
+                descriptions.append(str(error))
             raise
 
     def counted(launch: Any) -> Any:  # repeated calls do nothing but launch

@@ -23,9 +23,9 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
         factors.append(exact)
         return original(left, right, exact)
 
-    monkeypatch.setattr(_staged, "summed_product", noted)
+    monkeypatch.setattr(_staged, "summed_product", record)
     monkeypatch.setattr(_weights, "_pays", lambda value, *sizes: value.dtype == torch.float32)
-    return found
+    return factors
 
 
 def check(cell: type[Cell], initial: float) -> None:

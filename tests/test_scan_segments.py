@@ -174,7 +174,7 @@ def test_repairs_adapt_the_warm_up(core: Callable[..., Any], language: TargetNam
         assert reports[-1][0].elements == 0
         assert f"a warm-up of {reports[-1][0].warm_up} steps; 0 of 2400" in speculation.in_words()
     else:
-        assert not told[-1][1]
+        assert not reports[-1][1]
         assert "do not converge" in speculation.in_words()
 
 

@@ -93,13 +93,13 @@ def machine(
 
 def _rule(found: Act, number: int, instead: Mapping[str, st.SearchStrategy[Any]]) -> Callable[..., Any]:
     def method(self: Any, **arguments: Any) -> None:
-        self.twins.act(entry.name, **arguments)
+        self.twins.act(found.name, **arguments)
 
     method.__name__ = f"{found.name}_{number}"
     strategies: dict[str, Any] = {name: instead.get(name, how) for name, how in found.arguments.items()}
     decorate: Callable[[Any], Any] = rule(**strategies)
     made = decorate(method)
-    when: Callable[[Any], Callable[..., Any]] = precondition(lambda self: entry.when(self.twins.loop))
+    when: Callable[[Any], Callable[..., Any]] = precondition(lambda self: found.when(self.twins.loop))
     return when(made)
 
 

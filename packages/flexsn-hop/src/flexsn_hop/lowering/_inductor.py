@@ -40,9 +40,9 @@ def lower(
 ) -> Sequence[Any]:
     """Lower one call of an operator; ``name`` is the requested lowering."""
     call = replace(call, graphs=tuple(without_padding(masks_as_conditions(without_writes(g))) for g in call.graphs))
-    found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
-    refused = dict(found.refused)
-    for lowering in found.lowerings:
+    result = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
+    refused = dict(result.refused)
+    for lowering in result.lowerings:
         try:
             return _lower_with(lowering, call, layout)
         except NotImplementedError as error:
