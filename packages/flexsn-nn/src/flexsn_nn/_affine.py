@@ -12,7 +12,7 @@ from flexsn_runtime import Completion
 
 
 class Parts(NamedTuple):
-    """What a function of the first input depends on in a call, without computing anything.
+    """Everything that a function of the first input depends on in a call, before anything is computed.
 
     Attributes:
         key: equal for functions that differ in their tensors alone.
@@ -152,7 +152,7 @@ class Producer(Protocol):
         """Returns `x` and the function that the step applies to it."""
 
     def parts(self) -> Parts | None:
-        """What the function depends on in the next call; `None`: calls cannot be compared by it."""
+        """Returns everything that the function depends on in the next call, or `None` if calls cannot be compared."""
 
     def frozen(self) -> Producer:
         """Returns a function with equal results that can be used without side effects."""

@@ -61,7 +61,7 @@ class _Again(NamedTuple):
         call: what it found out.
         run: runs such calls.
         num_states: number of states that it began with.
-        asks: True if its spikes were asked for as bits.
+        packs: True if a `PackedSpikes` was active.
         front: key of the function of the first input; `None`: there was none.
         places: for each captured tensor, its position among those of the function.
         bits: True if the last result are bits.
@@ -71,7 +71,7 @@ class _Again(NamedTuple):
     call: RepeatedCall
     run: Callable[[Sequence[Tensor | None]], list[Tensor] | None]
     num_states: int
-    asks: bool
+    packs: bool
     front: Hashable
     places: tuple[int, ...]
     bits: bool
@@ -446,7 +446,7 @@ class Runs(Chooses):
             again is None
             or len(states) != again.num_states
             or (states and own["_looks_for_sharing"] and torch.is_grad_enabled())
-            or (own["_bits"].asked > 0) is not again.asks
+            or (own["_bits"].asked > 0) is not again.packs
             or self._shared_transforms
             or "_exchange" in own
             or (own["core"] if "core" in own else own["_modules"].get("core")) is not again.core
