@@ -106,7 +106,7 @@ class RepeatedCall:
             compute: as there; `None`: no tensor is computed.
         """
         run, key = self.run, (key, torch.is_inference_mode_enabled())
-        if key in self._agains or transform_at_work() is not None or number_of_modes():
+        if key in self._agains or transform_at_work() is not None or number_of_modes() or _is_capturing(tensors[0]):
             return self._agains.get(key)
         if isinstance(run, TrainedRun | RepeatedFunction) and compute is None:
             self._agains[key] = run.again(tensors)
@@ -377,6 +377,10 @@ def _run_single(step: CoreSpecialization, run: Run, tensors: Sequence[Tensor | N
     count, outputs = step.trace.num_inputs, step.trace.num_outputs
     results = run((*[None if x is None else x.unsqueeze(0) for x in tensors[:count]], *tensors[count:]))
     return [*[output.squeeze(0) for output in results[:outputs]], *results[outputs:]]
+
+
+def _is_capturing(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _is_training(arguments: Arguments) -> bool:
