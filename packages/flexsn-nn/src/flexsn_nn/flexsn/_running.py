@@ -451,10 +451,11 @@ class Runs(Chooses):
             or "_exchange" in own
             or (own["core"] if "core" in own else own["_modules"].get("core")) is not again.core
             or backward_pass() != -1
-            or not again.call.is_ready
         ):
             return None
         call = again.call
+        if not call.step.trace.reads.holds() or call.run.watched():  # type: ignore[attr-defined]
+            return None
         parts = None if front is None else parts_of(front)
         if (front is None) is not (parts is None) or again.front != (None if parts is None else parts.key):
             return None

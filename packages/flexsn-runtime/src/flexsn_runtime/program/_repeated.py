@@ -98,7 +98,8 @@ class RepeatedCall:
     def again(self, key: Hashable, tensors: Sequence[Tensor | None], compute: Compute | None = None) -> Again | None:
         """A function that runs calls like the present one without Python; `None` if the launcher does not make them.
 
-        Requires `run.is_native`. The function compares everything but what `is_ready` compares.
+        Requires `run.is_native`. The function compares everything but what the
+        core reads (`Reads.holds`) and hooks of launches (`run.watched`).
 
         Args:
             key: equal for equal arguments, but for the numbers in memory.
@@ -113,11 +114,6 @@ class RepeatedCall:
         elif isinstance(run, TrainedRun) and isinstance(run.scan, TrainedScan) and compute is not None:
             self._agains[key] = run.scan.computing(compute, tensors)
         return self._agains.get(key)
-
-    @property
-    def is_ready(self) -> bool:
-        """True if the core reads what it read, and no hook would miss a call without Python."""
-        return self.step.trace.reads.holds() and not self.run.watched()  # type: ignore[attr-defined]
 
     def expect(self, tensors: Sequence[Tensor]) -> None:
         """Makes later comparisons use these tensors."""
