@@ -721,7 +721,7 @@ def test_launcher_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyP
     assert "FLEXSN_LAUNCHER=compiled" in launcher_in_words(CPU)
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     assert compiled_launcher(torch.device("cuda"), 1000) is None
-    assert "as FLEXSN_LAUNCHER says" in launcher_in_words(CPU)
+    assert "as FLEXSN_LAUNCHER requests" in launcher_in_words(CPU)
     monkeypatch.setenv("FLEXSN_LAUNCHER", "fast")
     with pytest.raises(LauncherError, match="'fast'; it may be auto, compiled, python"):
         compiled_launcher(CPU, 1)
@@ -731,7 +731,7 @@ def test_explain_names_the_launcher(ready: tuple[LIF, Tensor], monkeypatch: pyte
     neuron, _ = ready
     assert "steps of training that repeat are launched by: the compiled launcher" in neuron.explain()
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
-    assert "are launched by: Python, as FLEXSN_LAUNCHER says" in neuron.explain()
+    assert "are launched by: Python, as FLEXSN_LAUNCHER requests" in neuron.explain()
 
 
 def test_program_without_a_neuron() -> None:

@@ -423,6 +423,7 @@ class Runs(Chooses):
         results = None if found is None else found[0].run(found[1])
         if found is None or results is None or (keep and not len(inputs[0])):
             return none
+        own["_again"] = None
         if not keep and getattr(found[0].run, "is_native", False):
             self._note_again(program, *found, transforms, instead)
         if program.scan.bits:
@@ -489,7 +490,6 @@ class Runs(Chooses):
             transforms: those of the call, before they have seen it.
         """
         own, scan = self.__dict__, program.scan
-        own["_again"] = None
         others = [one for one in transforms if not isinstance(one, SpikesAsBits)]
         if scan.requires_grad is not None or own["_draws"] or self._own_transforms or self._shared_transforms:
             return
@@ -520,11 +520,11 @@ class Runs(Chooses):
 def _computed(
     compute: Callable[..., tuple[Tensor, ...]], places: Sequence[int], end: int, given: Sequence[Tensor | None]
 ) -> dict[int, Tensor]:
-    """The tensors that `Parts.compute` computes, by their positions in a call.
+    """The tensors that `FrontParts.compute` computes, by their positions in a call.
 
     Args:
-        places: positions of `Parts.tensors`.
-        end: position of the first of `Parts.more`.
+        places: positions of `FrontParts.tensors`.
+        end: position of the first of `FrontParts.more`.
     """
     found = compute(given[0], *[given[place] for place in places], *given[end:])
     return dict(zip(places, found, strict=False))
