@@ -5,9 +5,9 @@
 A call is warm after it has run a few times. `calls` is the number of the packages' functions that are entered, starting
 with `FlexSN.forward`. `files` is the number of files that define these functions. The generated check of the values
 that a core reads counts as a call without a file. A training step is a forward and a backward, both in this thread.
-Python launches the kernels. `us` is the CPU time of a call in which nothing is counted. It is the shortest time of
-several runs on the CPU, and the runs of all rows alternate. A recurrent step in one launch has a GPU kernel, which does
-not run here, so its `us` covers only the rest of the call.
+Kernels are launched by Python, or by the compiled launcher. `us` is the CPU time of a call in which nothing is counted.
+It is the shortest time of several runs on the CPU, and the runs of all rows alternate. A recurrent step in one launch
+has a GPU kernel, which does not run here, so its `us` covers only the rest of the call.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ def path_of(call: Call) -> list[tuple[str, str]]:
     return entered
 
 
-def works(*, one_launch: bool) -> list[tuple[str, Call]]:
+def works(launcher: str, *, one_launch: bool) -> list[tuple[str, Call]]:
     """Returns the rows: a warm call of each kind.
 
     Args:
+        launcher: value of `FLEXSN_LAUNCHER`.
         one_launch: True for recurrent steps in one launch, False for all other calls.
     """
-    os.environ["FLEXSN_LAUNCHER"] = "python"
+    os.environ["FLEXSN_LAUNCHER"] = launcher
     torch.manual_seed(0)
     x = torch.rand(STEPS, BATCH, FEATURES)
     leaf, grad = x.clone().requires_grad_(), torch.ones_like(x)
@@ -177,18 +178,21 @@ def least(rows: list[tuple[str, Call]]) -> list[float]:
     return best
 
 
-def measured(*, one_launch: bool, paths: bool) -> list[list[str]]:
+def measured(launcher: str, *, one_launch: bool, paths: bool) -> list[list[str]]:
     """Returns the lines of the table."""
-    rows = works(one_launch=one_launch)
+    rows = works(launcher, one_launch=one_launch)
     lines = []
     for (name, call), us in zip(rows, least(rows), strict=True):
         entered = path_of(call)
         first = next(i for i, (_, function) in enumerate(entered) if function == "FlexSN.forward")
         entered = entered[first:]
         files = {file for file, _ in entered} - {_GENERATED}
-        lines.append([name, str(len(entered)), str(len(files)), f"{us:.1f}"])
+        lines.append([name, launcher, str(len(entered)), str(len(files)), f"{us:.1f}"])
         if paths:
-            print(f"\n{name}\n" + "\n".join(f"  {file}: {function}" for file, function in entered), file=sys.stderr)
+            print(
+                f"\n{name}, {launcher}\n" + "\n".join(f"  {file}: {function}" for file, function in entered),
+                file=sys.stderr,
+            )
     return lines
 
 
@@ -201,9 +205,11 @@ def main() -> None:
     torch.set_num_threads(1)
     if chosen.one_launch:
         without_kernels_of_a_gpu()
-        print(json.dumps(measured(one_launch=True, paths=chosen.paths)))
+        print(json.dumps(measured("python", one_launch=True, paths=chosen.paths)))
         return
-    lines = measured(one_launch=False, paths=chosen.paths)
+    lines = []
+    for launcher in ("python", "compiled"):
+        lines += measured(launcher, one_launch=False, paths=chosen.paths)
     # Without a GPU, Triton's kernels need its interpreter, which has to be enabled before Triton is imported.
     command = [sys.executable, __file__, "--one-launch", *(["--paths"] if chosen.paths else [])]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, stdout=subprocess.PIPE)
@@ -212,13 +218,13 @@ def main() -> None:
         "# The path of a warm call",
         "",
         "`python benchmarks/call_path.py`: functions of the packages that a call enters, starting with",
-        "`FlexSN.forward`, and the number of their files. Python launches the kernels. The kernels of recurrent steps",
-        f"in one launch are not run. {STEPS} x {BATCH} x {FEATURES}, float32, one thread. `us` is CPU time: the",
-        f"minimum of {RUNS} runs of {CALLS} calls. The runs of the rows alternate.",
+        "`FlexSN.forward`, and the number of their files. The launcher is Python, or the compiled one. The kernels of",
+        f"recurrent steps in one launch are not run. {STEPS} x {BATCH} x {FEATURES}, float32, one thread.",
+        f"`us` is CPU time: the minimum of {RUNS} runs of {CALLS} calls. The runs of the rows alternate.",
         where(torch.device("cpu")),
         "",
     ]
-    publish([*head, *table(["call", "calls", "files", "us"], lines)], chosen.output)
+    publish([*head, *table(["call", "launcher", "calls", "files", "us"], lines)], chosen.output)
 
 
 if __name__ == "__main__":

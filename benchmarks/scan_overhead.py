@@ -25,7 +25,7 @@ import torch
 from measure import graphed, kernel_time, publish, synchronize, table, timed, where
 from scan_models import MODELS, Work
 from step_functions import lif
-from torch import Tensor
+from torch import Tensor, nn
 
 from flexsn_nn import FlexSNKernel
 
@@ -67,15 +67,18 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
     def kernel_train() -> tuple[Tensor, ...]:
         return torch.autograd.grad(kernel(leaf, v)[0], leaf, grad)
 
+    relu = nn.ReLU()  # a module, as the neuron is one
+
     def relu_train() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(torch.relu(leaf), leaf, grad)
+        return torch.autograd.grad(relu(leaf), leaf, grad)
 
     def relu_infer() -> Tensor:
         with torch.no_grad():
-            return torch.relu(x)
+            result: Tensor = relu(x)
+            return result
 
     # After some calls, a repeated call moves to the chosen launcher.
-    for choice, begin in (("compiled", (model.train, kernel_train)), ("python", (by_python.train,))):
+    for choice, begin in (("compiled", (model.train, model.infer, kernel_train)), ("python", (by_python.train,))):
         os.environ["FLEXSN_LAUNCHER"] = choice
         for call in begin * 3:
             call()

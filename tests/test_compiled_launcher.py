@@ -465,6 +465,66 @@ def test_dispatch_modes_record_the_same_operations() -> None:
     assert operations[:3] == operations[3:]
 
 
+class _Doubled(Tensor):
+    """Tensors whose operations with other tensors have the double result."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        return result * 2 if func is torch.Tensor.mul else result
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["lif", "norm"])
+def test_a_whole_call_is_not_repeated_in_other_surroundings(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares each call with a neuron that has never been called, so that nothing is repeated."""
+    # Launches of Triton's interpreter have no address.
+    monkeypatch.setattr("flexsn_nn._batch_affine.batch_moments", lambda *given: None)
+    layer: Any = NormNeuron(nn.BatchNorm1d(7), _lif()) if norm else _lif()
+    neuron, x = (layer.neuron if norm else layer), _data(4, 3, 7)
+    for _ in range(5):
+        neuron.reset()
+        layer(x).sum().backward()
+    again = neuron._again
+    assert again is not None
+
+    def found(layer: Any, call: Callable[[Any], Any]) -> Any:
+        (layer.neuron if norm else layer).reset()
+        try:
+            return call(layer)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def dual(layer: Any) -> Tensor:
+        with torch.autograd.forward_ad.dual_level():
+            return layer(torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x)))  # type: ignore[no-any-return]
+
+    calls: list[Callable[[Any], Any]] = [
+        dual,
+        lambda layer: layer(x.detach().as_subclass(_Doubled)),
+        lambda layer: torch.func.vmap(layer)(x.detach().unsqueeze(0)),
+        lambda layer: torch.func.grad(lambda x: layer(x).sum())(x.detach()),
+        lambda layer: layer(x.detach().double()),
+        lambda layer: layer(x.detach().transpose(0, 1).contiguous().transpose(0, 1)),
+        lambda layer: layer(torch.cat([x.detach().view(-1), torch.zeros(1)])[1:].view(4, 3, 7)),
+    ]
+    for call in calls:
+        fresh = copy.deepcopy(layer)
+        seen, wanted = found(layer, call), found(fresh, call)
+        if isinstance(wanted, Tensor):
+            assert type(seen) is type(wanted)
+            assert seen.requires_grad == wanted.requires_grad
+            assert torch.equal(torch.as_tensor(seen.detach()), torch.as_tensor(wanted.detach()))
+        else:
+            assert seen == wanted
+        for a, b in zip(layer.buffers(), fresh.buffers(), strict=True):
+            assert torch.equal(a, b)
+            a.copy_(b)
+    neuron.reset()
+    assert layer(x).requires_grad
+    for buffer in layer.buffers():
+        assert buffer._version > 5  # autograd sees that the launcher writes to it
+
+
 def test_graphs_and_tensors_are_freed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
     y = neuron(x)
@@ -661,7 +721,7 @@ def test_launcher_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyP
     assert "FLEXSN_LAUNCHER=compiled" in launcher_in_words(CPU)
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     assert compiled_launcher(torch.device("cuda"), 1000) is None
-    assert "as FLEXSN_LAUNCHER says" in launcher_in_words(CPU)
+    assert "as FLEXSN_LAUNCHER requests" in launcher_in_words(CPU)
     monkeypatch.setenv("FLEXSN_LAUNCHER", "fast")
     with pytest.raises(LauncherError, match="'fast'; it may be auto, compiled, python"):
         compiled_launcher(CPU, 1)
@@ -671,7 +731,7 @@ def test_explain_names_the_launcher(ready: tuple[LIF, Tensor], monkeypatch: pyte
     neuron, _ = ready
     assert "steps of training that repeat are launched by: the compiled launcher" in neuron.explain()
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
-    assert "are launched by: Python, as FLEXSN_LAUNCHER says" in neuron.explain()
+    assert "are launched by: Python, as FLEXSN_LAUNCHER requests" in neuron.explain()
 
 
 def test_program_without_a_neuron() -> None:

@@ -32,6 +32,7 @@ from flexsn_nn.fusion import fuse_norms
 from flexsn_nn.layer import SEWBlock
 from flexsn_nn.memory import PackedSpikes
 from flexsn_nn.memory._bits import Bits, bits_for
+from flexsn_runtime.native import compiled_launcher
 
 
 @pytest.mark.long(all_but=["0-1-1-*", "-1-1-2-*", "-7-8-4-*", "-99-*"])
@@ -49,6 +50,15 @@ def test_numbers_in_bits(low: int, high: int, bits: int, count: int) -> None:
         assert torch.equal(packed.numbers(dtype).double(), numbers.double())
         assert packed.numbers(dtype).dtype == dtype
     assert bits_for(0, 256) is None
+
+
+@pytest.fixture(params=["python", "compiled"])
+def launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved tensors are replaced by Python, or by the compiled launcher."""
+    monkeypatch.setenv("FLEXSN_LAUNCHER", request.param)
+    if request.param == "compiled":
+        request.getfixturevalue("compiler")
+        compiled_launcher(torch.device("cpu"), 1)
 
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # device of Triton's kernels
@@ -149,6 +159,7 @@ def test_the_bytes_that_are_kept() -> None:
     assert counted(output) == whole - packing.bytes_whole + packing.bytes_packed
 
 
+@pytest.mark.usefixtures("launcher")
 def test_one_memory_is_packed_once() -> None:
     torch.manual_seed(0)
     neuron = LIF()
@@ -189,6 +200,7 @@ def test_kernels_write_the_bits(backend: str) -> None:
     assert last._bits._written is None
 
 
+@pytest.mark.usefixtures("launcher")
 def test_bits_are_those_of_the_memory_that_is_kept() -> None:
     neurons = nn.ModuleList([IF(v_threshold=0.3, backend="triton")])
     weight = torch.randn(64, 4, device=DEVICE, requires_grad=True)
@@ -203,6 +215,7 @@ def test_bits_are_those_of_the_memory_that_is_kept() -> None:
         weight.grad = None
 
 
+@pytest.mark.usefixtures("launcher")
 def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
     class Silences(IF):
         def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
@@ -246,6 +259,7 @@ def test_outputs_without_kernel_bits_are_packed_afterwards() -> None:
     assert "in step: return torch.round" in neuron.explain()
 
 
+@pytest.mark.usefixtures("launcher")
 def test_bits_are_freed_with_the_graph() -> None:
     net = nn.Sequential(nn.Linear(4, 67), LIF(), nn.Linear(67, 4))
     with PackedSpikes(net):
@@ -313,6 +327,7 @@ def test_ranges_of_values_that_are_computed_from_spikes(what: str) -> None:
         assert packing.bytes_whole >= got[0].nbytes
 
 
+@pytest.mark.usefixtures("launcher")
 def test_changed_in_place_without_the_graph() -> None:
     neurons = nn.ModuleList([LIF(v_threshold=0.3)])
     x = 2 * torch.randn(4, 8, 16)

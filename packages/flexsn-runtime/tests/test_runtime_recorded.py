@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -9,7 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexsn_runtime.calls._recorded import Recording, not_repeated, noted, recorded
+from flexsn_runtime.calls._recorded import (
+    Recording,
+    not_repeated,
+    noted,
+    recorded,
+    same_in_each_call,
+    written_by_kernel,
+)
 
 
 def launch(tensors: Sequence[Tensor], factor: float) -> None:
@@ -42,6 +51,43 @@ def given(seed: int) -> list[Tensor | None]:
 
 def equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
     return all(a is b is None or torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_repeated_recording_is_freed_without_a_collection() -> None:
+    constants = [torch.ones(3)]
+
+    def call(given: Sequence[Tensor | None]) -> list[Tensor]:
+        return [same_in_each_call(constants[0]).add(cast(Tensor, given[0]))]
+
+    with torch.no_grad():
+        _, recording = recorded(call, [torch.ones(3)])
+    assert isinstance(recording, Recording)
+    assert torch.equal(recording.repeat([torch.ones(3)])[0], torch.full((3,), 2.0))
+    freed = weakref.ref(constants[0])
+    gc.disable()
+    try:
+        del recording
+        constants.clear()
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_a_recording_gives_tensors_that_a_kernel_writes_a_new_version() -> None:
+    def call(given: Sequence[Tensor | None]) -> list[Tensor]:
+        x, total = given
+        assert x is not None
+        assert total is not None
+        noted(launch, [x, total], 3.0)
+        written_by_kernel([total])
+        return [2 * x]
+
+    total = torch.zeros(3)
+    _, recording = recorded(call, [torch.ones(3), total])
+    assert isinstance(recording, Recording)
+    before = total._version
+    recording.repeat([torch.ones(3), total])
+    assert total._version > before + 1  # by the stand-in's copy, and then by the recording
 
 
 @torch.no_grad()

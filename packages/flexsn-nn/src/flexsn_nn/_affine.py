@@ -11,8 +11,8 @@ from torch import Tensor
 from flexsn_runtime import Completion
 
 
-class Parts(NamedTuple):
-    """What a function of the first input depends on in a call, without computing anything.
+class FrontParts(NamedTuple):
+    """Everything that a function of the first input depends on in a call, before anything is computed.
 
     Attributes:
         key: equal for functions that differ in their tensors alone.
@@ -50,8 +50,8 @@ class Affine(NamedTuple):
         """Returns `x`, and this function for the step to compute."""
         return x, self
 
-    def parts(self) -> Parts:
-        return Parts((Affine, self.kind), self)
+    def parts(self) -> FrontParts:
+        return FrontParts((Affine, self.kind), self)
 
     def frozen(self) -> Affine:
         return self
@@ -110,7 +110,7 @@ class AffineOfStatistics(NamedTuple):
     def absorbed(self, x: Tensor) -> tuple[Tensor, AffineOfStatistics]:
         return x, self
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> FrontParts | None:
         return None
 
     def joined(
@@ -151,8 +151,8 @@ class Producer(Protocol):
     def absorbed(self, x: Tensor) -> tuple[Tensor, Absorbed]:
         """Returns `x` and the function that the step applies to it."""
 
-    def parts(self) -> Parts | None:
-        """What the function depends on in the next call; `None`: calls cannot be compared by it."""
+    def parts(self) -> FrontParts | None:
+        """Returns everything that the function depends on in the next call, or `None` if calls cannot be compared."""
 
     def frozen(self) -> Producer:
         """Returns a function with equal results that can be used without side effects."""

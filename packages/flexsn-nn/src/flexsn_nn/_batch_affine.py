@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics, Parts
+from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics, FrontParts
 from flexsn_nn._backends import COMPILED, choose
 from flexsn_nn._torch_private import between_graphs, is_exporting
 from flexsn_nn.errors import InputShapeError
@@ -82,7 +82,7 @@ class Normalisation(NamedTuple):
         weight, bias = _learned(norm, mean)
         return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, frames.dim() - 2)
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> FrontParts | None:
         """As `Producer.parts`, for norms with weights and running statistics, in one process."""
         norm = self.norm
         own, learned, kept = norm.__dict__, norm._parameters, norm._buffers  # faster than attributes
@@ -92,10 +92,12 @@ class Normalisation(NamedTuple):
             return None
         key = type(norm), self.lead, own["num_features"], own["eps"]
         if not training:
-            return Parts(key, (mean, var, weight, bias))
+            return FrontParts(key, (mean, var, weight, bias))
         if momentum is None or tracked is None or not own["track_running_stats"] or _group(norm) is not None:
             return None
-        return Parts((*key, momentum), (mean, var, weight, bias), (tracked,), partial(_update, self.lead, momentum))
+        return FrontParts(
+            (*key, momentum), (mean, var, weight, bias), (tracked,), partial(_update, self.lead, momentum)
+        )
 
     def frozen(self) -> Normalisation:
         """Returns this norm in evaluation mode, with its current statistics."""

@@ -61,7 +61,7 @@ class _Again(NamedTuple):
         call: what it found out.
         run: runs such calls.
         num_states: number of states that it began with.
-        asks: True if its spikes were asked for as bits.
+        packs: True if a `PackedSpikes` was active.
         front: key of the function of the first input; `None`: there was none.
         places: for each captured tensor, its position among those of the function.
         bits: True if the last result are bits.
@@ -71,7 +71,7 @@ class _Again(NamedTuple):
     call: RepeatedCall
     run: Callable[[Sequence[Tensor | None]], list[Tensor] | None]
     num_states: int
-    asks: bool
+    packs: bool
     front: Hashable
     places: tuple[int, ...]
     bits: bool
@@ -423,6 +423,7 @@ class Runs(Chooses):
         results = None if found is None else found[0].run(found[1])
         if found is None or results is None or (keep and not len(inputs[0])):
             return none
+        own["_again"] = None
         if not keep and getattr(found[0].run, "is_native", False):
             self._note_again(program, *found, transforms, instead)
         if program.scan.bits:
@@ -446,15 +447,16 @@ class Runs(Chooses):
             again is None
             or len(states) != again.num_states
             or (states and own["_looks_for_sharing"] and torch.is_grad_enabled())
-            or (own["_bits"].asked > 0) is not again.asks
+            or (own["_bits"].asked > 0) is not again.packs
             or self._shared_transforms
             or "_exchange" in own
             or (own["core"] if "core" in own else own["_modules"].get("core")) is not again.core
             or backward_pass() != -1
-            or not again.call.is_ready
         ):
             return None
         call = again.call
+        if not call.step.trace.reads.holds() or call.run.watched():  # type: ignore[attr-defined]
+            return None
         parts = None if front is None else parts_of(front)
         if (front is None) is not (parts is None) or again.front != (None if parts is None else parts.key):
             return None
@@ -470,7 +472,7 @@ class Runs(Chooses):
             bits = results.pop()
             own["_bits"].note(results[0], bits)
         end = own["num_outputs"]
-        own.update(states=results[end:], state_seqs=[], spike_counts=None)
+        own["states"], own["state_seqs"], own["spike_counts"] = results[end:], [], None
         return results[0] if end == 1 else results[:end]
 
     def _note_again(
@@ -488,7 +490,6 @@ class Runs(Chooses):
             transforms: those of the call, before they have seen it.
         """
         own, scan = self.__dict__, program.scan
-        own["_again"] = None
         others = [one for one in transforms if not isinstance(one, SpikesAsBits)]
         if scan.requires_grad is not None or own["_draws"] or self._own_transforms or self._shared_transforms:
             return
@@ -519,11 +520,11 @@ class Runs(Chooses):
 def _computed(
     compute: Callable[..., tuple[Tensor, ...]], places: Sequence[int], end: int, given: Sequence[Tensor | None]
 ) -> dict[int, Tensor]:
-    """The tensors that `Parts.compute` computes, by their positions in a call.
+    """The tensors that `FrontParts.compute` computes, by their positions in a call.
 
     Args:
-        places: positions of `Parts.tensors`.
-        end: position of the first of `Parts.more`.
+        places: positions of `FrontParts.tensors`.
+        end: position of the first of `FrontParts.more`.
     """
     found = compute(given[0], *[given[place] for place in places], *given[end:])
     return dict(zip(places, found, strict=False))

@@ -105,7 +105,7 @@ class PackedSpikes:
 
     def __enter__(self) -> Self:
         if self._saving is not None:
-            raise RuntimeError("this PackedSpikes is in use: enter it once, or make another one.")
+            raise RuntimeError("this PackedSpikes is already active: enter it once, or create another one.")
         # The hooks come before others, which may return something else.
         self._hooks = [neuron.register_forward_hook(self._mark, prepend=True) for neuron in self._neurons]
         self._ask_for_bits(1)

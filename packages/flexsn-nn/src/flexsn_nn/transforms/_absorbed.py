@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from flexsn_nn._affine import Absorbed, Parts, Producer
+from flexsn_nn._affine import Absorbed, FrontParts, Producer
 from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values
 from flexsn_runtime import Completion
 
@@ -34,9 +34,9 @@ class Absorb(Transform):
         return (x, *others), InStep(absorbed, flows=self.flows)
 
 
-def parts_of(front: object) -> Parts | None:
+def parts_of(front: object) -> FrontParts | None:
     """`Producer.parts`; `None` also for an object of the user's that has no such method, and for a delay."""
-    found: Parts | None = front.parts() if hasattr(front, "parts") else None
+    found: FrontParts | None = front.parts() if hasattr(front, "parts") else None
     return found
 
 

@@ -143,7 +143,7 @@ class Recording:
         body.append(f"return [{', '.join('None' if one is None else f'value_{one}' for one in self.results)}]")
         source = "\n    ".join(["def repeat(given):", *body])
         exec(compile(source, _FILE, "exec"), text.constants)
-        return cast(Repeat, text.constants["repeat"])
+        return cast(Repeat, text.constants.pop("repeat"))  # a function among its own globals would be a cycle
 
 
 @dataclass(frozen=True, slots=True)

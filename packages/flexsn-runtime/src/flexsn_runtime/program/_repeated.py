@@ -98,7 +98,8 @@ class RepeatedCall:
     def again(self, key: Hashable, tensors: Sequence[Tensor | None], compute: Compute | None = None) -> Again | None:
         """A function that runs calls like the present one without Python; `None` if the launcher does not make them.
 
-        Requires `run.is_native`. The function compares everything but what `is_ready` compares.
+        Requires `run.is_native`. The function compares everything but what the
+        core reads (`Reads.holds`) and hooks of launches (`run.watched`).
 
         Args:
             key: equal for equal arguments, but for the numbers in memory.
@@ -106,18 +107,13 @@ class RepeatedCall:
             compute: as there; `None`: no tensor is computed.
         """
         run, key = self.run, (key, torch.is_inference_mode_enabled())
-        if key in self._agains or transform_at_work() is not None or number_of_modes():
+        if key in self._agains or transform_at_work() is not None or number_of_modes() or _is_capturing(tensors[0]):
             return self._agains.get(key)
         if isinstance(run, TrainedRun | RepeatedFunction) and compute is None:
             self._agains[key] = run.again(tensors)
         elif isinstance(run, TrainedRun) and isinstance(run.scan, TrainedScan) and compute is not None:
             self._agains[key] = run.scan.computing(compute, tensors)
         return self._agains.get(key)
-
-    @property
-    def is_ready(self) -> bool:
-        """True if the core reads what it read, and no hook would miss a call without Python."""
-        return self.step.trace.reads.holds() and not self.run.watched()  # type: ignore[attr-defined]
 
     def expect(self, tensors: Sequence[Tensor]) -> None:
         """Makes later comparisons use these tensors."""
@@ -377,6 +373,10 @@ def _run_single(step: CoreSpecialization, run: Run, tensors: Sequence[Tensor | N
     count, outputs = step.trace.num_inputs, step.trace.num_outputs
     results = run((*[None if x is None else x.unsqueeze(0) for x in tensors[:count]], *tensors[count:]))
     return [*[output.squeeze(0) for output in results[:outputs]], *results[outputs:]]
+
+
+def _is_capturing(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _is_training(arguments: Arguments) -> bool:
