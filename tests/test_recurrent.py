@@ -320,7 +320,7 @@ def test_matrices_are_read_anew() -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.long(all_but=["RLIF", "Masked"])
+@pytest.mark.long(all_but=["Masked"])
 @pytest.mark.parametrize("cell", [RLIF, OfInputToo, Masked, Heads], ids=lambda cell: cell.__name__)
 def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: type[Cell]) -> None:
     """Tests replaced parameters, as by `load_state_dict(assign=True)`: gradients flow to the new parameters."""
