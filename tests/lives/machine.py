@@ -1,4 +1,4 @@
-"""State machine of Hypothesis for random lives, and its runs."""
+"""A Hypothesis state machine for random lives, and functions that run it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def plans(draw: st.DrawFn, backends: Backends, device: str, names: Collection[st
     """
     able = [family for family in FAMILIES if {*layers_for(family)} & {*names} & {*WITH_STATE}]
     family = draw(st.sampled_from(able))
-    known = [name for name in layers_for(family) if name in names]
-    known_with_state = [name for name in known if name in WITH_STATE]
-    layers = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2))
+    supported = [name for name in layers_for(family) if name in names]
+    known_with_state = [name for name in supported if name in WITH_STATE]
+    layers = draw(st.lists(st.sampled_from(supported), min_size=1, max_size=2))
     layers.insert(draw(st.integers(0, len(layers))), draw(st.sampled_from(known_with_state)))
     if draw(st.booleans()):
         i = draw(st.integers(0, len(layers) - 1))
@@ -104,7 +104,7 @@ def _rule(found: Act, number: int, instead: Mapping[str, st.SearchStrategy[Any]]
 
 
 def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | None = None) -> None:
-    """Runs lives of at most `rules` acts.
+    """Runs random lives of at most `rules` acts each.
 
     Args:
         seed: seed of the lives; `None` if lives are equal in each run.
@@ -130,7 +130,7 @@ def _run(lives: type[RuleBasedStateMachine], runs: int, rules: int, *, derandomi
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],  # not Phase.shrink: `shortest` shrinks programs in bounded time
+            phases=[Phase.generate],  # without Phase.shrink, since `shortest` shrinks programs in bounded time
             report_multiple_bugs=False,
             print_blob=False,
         ),
