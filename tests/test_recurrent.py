@@ -325,7 +325,7 @@ def test_changed_matrices_are_read() -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.long(all_but=["RLIF", "Masked"])
+@pytest.mark.long(all_but=["Masked"])
 @pytest.mark.parametrize("cell", [RLIF, OfInputToo, Masked, Heads], ids=lambda cell: cell.__name__)
 def test_gradients_flow_to_replaced_parameters(cell: type[Cell]) -> None:
     """Replaces parameters, as `load_state_dict(assign=True)` does, and checks that gradients flow to the new

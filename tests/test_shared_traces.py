@@ -75,6 +75,7 @@ def test_instances_share_on_a_gpu(name: str, traces: list[Any]) -> None:
     check_instances(name, traces)
 
 
+@pytest.mark.long(all_but=["PLIF", "RALIF", "Recurrent"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_instances_share(name: str, traces: list[Any]) -> None:
     check_instances(name, traces)
@@ -160,6 +161,7 @@ def test_first_instance_is_freed() -> None:
     check(RLIF(SIZE).to(DEVICE), sequence())
 
 
+@pytest.mark.long(all_but=["PLIF", "RALIF", "Recurrent"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_batch_sizes_share(name: str, traces: list[Any]) -> None:
     neuron = NEURONS[name]().to(DEVICE)

@@ -131,7 +131,8 @@ def test_gradcheck() -> None:
 
     tensors = [random(3, 67, dtype=torch.float64), random(3, 1, dtype=torch.float64, seed=1)]
     tensors.append(random(67, dtype=torch.float64, seed=2))
-    assert torch.autograd.gradcheck(run, [*(t.requires_grad_() for t in tensors), w])
+    # In random directions, because the step has to span several blocks.
+    assert torch.autograd.gradcheck(run, [*(t.requires_grad_() for t in tensors), w], fast_mode=True)
 
 
 def test_initial_states_that_are_views_of_a_number() -> None:
