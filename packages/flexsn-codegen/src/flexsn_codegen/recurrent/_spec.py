@@ -43,8 +43,8 @@ class LoopSpec:
         from_zero: True if carried values that products read are zero before the first step.
         ends: each row has a number of steps after which outputs are zeros, states stay and no gradient flows; the
             kernel receives these numbers, and a program computes steps up to the largest number of its rows.
-        counts: the input with each row's number of remaining steps, which decreases by 1 in each step; `None` if there is
-            none. A kernel may load it once.
+        counts: the input with each row's number of remaining steps, which decreases by 1 in each step, so that a kernel
+            may load it once; `None` if there is none.
         parts: the number of 16-bit numbers into which products split a float32 number: three represent all of it, two
             its first 16 bits, and one 8 bits.
     """
