@@ -1,4 +1,4 @@
-"""Lengths and resets of recurrent layers whose steps run in one launch, against the loop."""
+"""Lengths and resets of recurrent layers whose steps run in one launch, compared with the loop."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """For each loop, records `"one launch"` or the obstacle."""
-    found: list[str] = []
+    """Records, for each loop, `"one launch"` or the obstacle to it."""
+    descriptions: list[str] = []
     original = _one_launch.run_in_one_launch
 
-    def noted(step: RecurrentSpecialization, over: OverTime) -> str:
+    def record(step: RecurrentSpecialization, over: OverTime) -> str:
         try:
             how = original(step, over)
         except NotOneLaunchError as error:
-            found.append(str(error))
+            descriptions.append(str(error))
             raise
-        found.append("one launch")
+        descriptions.append("one launch")
         return how
 
-    monkeypatch.setattr(_staged, "run_in_one_launch", noted)
-    return found
+    monkeypatch.setattr(_staged, "run_in_one_launch", record)
+    return descriptions
 
 
 def rlif() -> FlexSN:
@@ -54,11 +54,11 @@ def test_recurrent_layers(make: Any, launched: list[str]) -> None:
     torch.manual_seed(0)
     neuron = make().to(DEVICE)
     with torch.no_grad():
-        neuron.V.copy_(torch.randint(-4, 5, neuron.V.shape) / 8)  # sums are equal in any order
+        neuron.V.copy_(torch.randint(-4, 5, neuron.V.shape) / 8)  # integers, whose sums are equal in any order
     x = (3 * torch.rand(5, 17, 20)).to(DEVICE)
     lengths = torch.randint(0, 6, (17,))
     resets = (torch.rand(5, 17) > 0.7).to(DEVICE)
-    found = []
+    actual = []
     for backend in ("torch", "triton"):
         neuron.backend = backend
         neuron.reset()
@@ -66,12 +66,12 @@ def test_recurrent_layers(make: Any, launched: list[str]) -> None:
         output = neuron(leaf, lengths=lengths, resets=resets)
         results: list[Tensor] = [output, *neuron.states]
         gradients = torch.autograd.grad(output.square().sum() + neuron.states[1].sum(), [leaf, *neuron.parameters()])
-        found.append([*[r.detach() for r in results], *gradients])
-    for a, b in zip(*found, strict=True):
+        actual.append([*[r.detach() for r in results], *gradients])
+    for a, b in zip(*actual, strict=True):
         torch.testing.assert_close(a, b)
-    assert all(torch.equal(a, b) for a, b in zip(found[0][:2], found[1][:2], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual[0][:2], actual[1][:2], strict=True))
     assert launched == ["one launch"] * 2
-    assert not found[1][0][lengths[0] :, 0].any()
+    assert not actual[1][0][lengths[0] :, 0].any()
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -1,4 +1,4 @@
-"""Recurrent layers in one launch: a program ends with the longest of its sequences, without changing results."""
+"""Recurrent layers in one launch: a program ends with its longest sequence, and results do not change."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_on_a_gpu(
 @pytest.mark.gpu
 @pytest.mark.parametrize("with_lengths", [False, True])
 def test_many_rows_are_captured(with_lengths: bool) -> None:
-    """More rows than programs run at a time, whose results take memory that the allocator has not yet."""
+    """Tests more rows than programs at a time. Their results need memory that the allocator does not have yet."""
     shape = (250, 4096, 64)
     torch.manual_seed(0)
     layer = Recurrent(LIF(), shape[-1]).to("cuda")
