@@ -8,8 +8,8 @@ whose time is divided by T, and a training step: a forward, and a backward that 
 the matrices from a random gradient. "Two parts" is the precision of float32 products that
 `torch.set_float32_matmul_precision("high")` allows. It has 16 significant bits, while TF32 has 11. `--steps` adds
 launches step by step. If several processes have the same `--lock`, only one of them measures at a time, after
-`--together` processes have compiled their kernels. The time of the first training step comes from a single process. The
-script needs a GPU that supports clusters. `cluster_divisions.py` compares divisions of a step.
+`--together` processes have compiled their kernels. The script needs a GPU that supports clusters.
+`cluster_divisions.py` compares divisions of a step, and `first_step.py` measures first training steps.
 """
 
 from __future__ import annotations
@@ -138,20 +138,17 @@ def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, b
     yield "cuDNN" + (", float32" if dtype == torch.float32 else ""), False, tf32(False)
 
 
-def compiled(name: str, shape: str, dtype: torch.dtype, *, steps: bool) -> tuple[list[Made], str]:
-    """Returns the layer in each way, and the seconds of the first training step in the first way."""
+def compiled(name: str, shape: str, dtype: torch.dtype, *, steps: bool) -> list[Made]:
+    """Returns the layer in each way."""
     hidden = int(shape.split("x")[2])
-    found, first = [], ""
+    found = []
     for _, is_ours, within in ways(name, dtype, steps=steps):
         with within:
-            begun = time.perf_counter()
             made = Made((OURS if is_ours else CUDNN)[name](hidden), shape, dtype)
             made.training()
-            torch.cuda.synchronize()
-            first = first or f"{time.perf_counter() - begun:.1f}"
             made.forward()
         found.append(made)
-    return found, first
+    return found
 
 
 def main(
@@ -166,23 +163,23 @@ def main(
     steps: bool,
 ) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
-    work: list[tuple[list[str], torch.dtype, list[Made], str]] = []
+    work: list[tuple[list[str], torch.dtype, list[Made]]] = []
     for name, kind, shape in itertools.product(only or list(OURS), dtypes, shapes):
         dtype = getattr(torch, kind)
         try:
-            work.append(([name, shape, kind], dtype, *compiled(name, shape, dtype, steps=steps)))
+            work.append(([name, shape, kind], dtype, compiled(name, shape, dtype, steps=steps)))
         except Exception as error:
             missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
     with alone(lock, together):
-        for labels, dtype, found, first in work:
+        for labels, dtype, found in work:
             for (how, _, within), made in zip(ways(labels[0], dtype, steps=steps), found, strict=True):
                 if time.perf_counter() - begun > seconds:
                     missing.append(f"{', '.join(labels)}, {how}: no time was left")
                     continue
                 with within:
-                    rows.append([*labels, how, *made.times(), first if how == "ours" else ""])
+                    rows.append([*labels, how, *made.times()])
                 print(rows[-1], flush=True)
-    header = ["layer", "T x B x H", "dtype", "by", "forward, µs a step", "training step, ms", "first training step, s"]
+    header = ["layer", "T x B x H", "dtype", "by", "forward, µs a step", "training step, ms"]
     lines = [
         "# Recurrent layers in clusters",
         "",

@@ -216,7 +216,8 @@ def work(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
 
 
 def measure(layer: str, folder: Path, device: str, bytecode: Path | None, *, others: bool = False) -> dict[str, Any]:
-    caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "FLEXSN_CACHE_DIR": str(folder / "flexsn")}
+    variables = {"TRITON_CACHE_DIR": "triton", "FLEXSN_CACHE_DIR": "flexsn", "CUDA_CACHE_PATH": "cuda"}
+    caches = {variable: str(folder / name) for variable, name in variables.items()}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(bytecode or folder / "none")
     if bytecode is None:

@@ -72,3 +72,17 @@ def test_products_in_parts_are_used_if_faster(monkeypatch: pytest.MonkeyPatch) -
         assert not _weights._pays(value, 1 << 20, 256, 256)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("batch", [128, 256])
+def test_the_size_of_the_matrix_decides_and_not_that_of_the_batch(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, ...]] = []
+
+    def pays(value: Tensor, *numbers: int) -> bool:
+        sizes.append(numbers)
+        return False
+
+    monkeypatch.setattr(_weights, "_pays", pays)
+    left, right = torch.empty(7, 40, batch, device="meta"), torch.empty(7, batch, 24, device="meta")
+    assert _weights.compilations_of_sum(left, right, (False, True)) == []
+    assert sizes == [(7 * batch, 40, 24)]

@@ -42,7 +42,7 @@ def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Ten
     """Returns the factors of one product of all rows, with an exact second one; `None` to use a library."""
     steps, rows, inner = left.shape
     columns = right.shape[2]
-    if not any(exact) or not _pays(left, steps * rows, inner, columns):
+    if not any(exact) or not _pays(left, steps * inner, rows, columns):
         return None
     down, across = left.transpose(1, 2).reshape(-1, rows), right.reshape(-1, columns)
     return (down, across) if exact[1] else (across, down)
@@ -54,18 +54,18 @@ def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Ten
 _FEWEST_OF_A_NUMBER = 128
 
 
-def _pays(value: Tensor, rows: int, inner: int, columns: int) -> bool:
+def _pays(value: Tensor, terms: int, rows: int, columns: int) -> bool:
     """True for a product that is faster in parts, unless a setting allows products in TF32.
 
     Args:
-        rows: number of rows of both factors.
-        inner, columns: columns of the factors.
+        terms: number of terms of each sum.
+        rows, columns: shape of the product.
     """
     return (
         value.dtype == torch.float32
         and value.is_cuda
         and float32_precision() == "highest"
-        and rows * inner * columns >= fewest_multiplications()
-        and inner * columns >= _FEWEST_OF_A_NUMBER * (inner + columns)
+        and terms * rows * columns >= fewest_multiplications()
+        and rows * columns >= _FEWEST_OF_A_NUMBER * (rows + columns)
         and why_slow_product(value.device) is None
     )

@@ -60,11 +60,16 @@ DEV_INLINE float clamped_number(float x, float low, float high) {
 }
 
 DEV_INLINE float exp(float x) {
-    Reduced y = reduced_by_ln2(clamped_number(x, -104.0f, 89.0f));
-    // 2^n by halves, as in `scaled`; the sum is rounded as if the first one were 1.
-    int32_t half = y.n >> 1;
-    float power = power_of_two(half);
-    float result = fused(power, expm1_near_zero(y.rest), power) * power_of_two(y.n - half);
+    // As `reduced`. The exponent's bias is in the sum, twice, for 2^n by halves as in `scaled`.
+    constexpr float shift = 0x1.8p23f + 254.0f;
+    float inside = clamped_number(x, -104.0f, 89.0f);
+    float shifted = fused(inside, 0x1.715476p0f, shift);
+    float n = shifted - shift;
+    float rest = fused(-n, 0x1.7f7d1cp-20f, fused(-n, 0x1.62e4p-1f, inside));
+    uint32_t bits = bits_of(shifted), half = bits >> 1;
+    float power = from_bits(half << 23);
+    // The sum is rounded as if `power` were 1.
+    float result = fused(power, expm1_near_zero(rest), power) * from_bits((bits - half) << 23);
     return x != x ? x : result;
 }
 
