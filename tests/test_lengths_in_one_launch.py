@@ -74,10 +74,9 @@ def test_recurrent_layers(make: Any, launched: list[str]) -> None:
     assert not actual[1][0][lengths[0] :, 0].any()
 
 
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("ends", [False, True], ids=["full", "lengths"])
-def test_spikes_are_sent_as_bits(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a sequence has ended, a state is what it was, which is a spike, too. Lengths are loaded before the loop."""
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, bool]]:
+    """Records for each loop if what it sends is exact, is sent as bits, and if lengths are loaded before the loop."""
     loops: list[tuple[bool, bool, bool]] = []
     original = Loops.kernel
 
@@ -88,11 +87,22 @@ def test_spikes_are_sent_as_bits(ends: bool, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Loops, "kernel", kernel)
     monkeypatch.setattr(_one_launch, "ClusterLaunch", lambda *a, **options: None)
-    x = torch.rand(5, 3, 20)
+    return loops
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("ends", [False, True], ids=["full", "lengths"])
+def test_spikes_are_sent_as_bits(ends: bool, loops: list[tuple[bool, bool, bool]]) -> None:
+    """Where a sequence has ended, a state is what it was, which is a spike, too."""
     lengths = {"lengths": torch.tensor([5, 3, 0])} if ends else {}
-    RLIF(20, tau=2.0, backend="triton")(x, **lengths)
-    FlexSN(Counter(), num_inputs=1, num_states=1, num_outputs=1, backend="triton")(x)
-    assert loops == [(True, True, ends), (False, False, False)]
+    RLIF(20, tau=2.0, backend="triton")(torch.rand(5, 3, 20), **lengths)
+    assert loops == [(True, True, ends)]
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_counts_are_not_sent_as_bits(loops: list[tuple[bool, bool, bool]]) -> None:
+    FlexSN(Counter(), num_inputs=1, num_states=1, num_outputs=1, backend="triton")(torch.rand(5, 3, 20))
+    assert loops == [(False, False, False)]
 
 
 class Counter(torch.nn.Module):

@@ -533,9 +533,8 @@ def _bounds(staged: StagedStep, before: Mapping[Port, float]) -> dict[Port, floa
             found[part.result.source] = None
             continue
         for node, view in zip(part.graph.entries, part.writes, strict=True):
-            own = [
-                port for port, read in zip(part.graph.arguments, part.reads, strict=True) if read.source == view.source
-            ]
+            inputs = [port for port in part.graph.arguments if port.role is Role.INPUT]
+            own = [port for port in inputs if part.reads[port.index].source == view.source]
             known = {part.graph.placeholders[port]: before.get(view.source, 0.0) for port in own}
             bound, other = _integer_bound(node, known), found.get(view.source, 0.0)
             found[view.source] = None if bound is None or other is None else max(bound, other)

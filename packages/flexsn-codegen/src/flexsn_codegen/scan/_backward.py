@@ -404,7 +404,7 @@ class SkewedBackward(BackwardTemplate):
         found = late_alone(layouts)
         assert found is not None
         self._number, delays = found
-        self._rows = rows_before(delays, self._spec.chunk)
+        self._rows, self._most = rows_before(delays, self._spec.chunk), delays.most
         w.load("delay", self._inputs[delays.by])
         w.whole_steps("late", "delay", delays.most)
         w.assign("early", "0 - late")
@@ -429,31 +429,39 @@ class SkewedBackward(BackwardTemplate):
             w.assign(f"came_state_{flag.state}", f"{w.zeros(torch.float32)} {compared} 0", flag=True)
 
     def _whole(self) -> None:
+        """Writes a loop over chunks that lack steps of some elements, and one over the `whole` chunks between these."""
         w, chunk = self._writer, self._spec.chunk
         w.integer("behind", f"(T + {chunk - 1}) // {chunk}")
+        w.integer("last", f"behind - (T + {self._rows * chunk - self._most}) // {chunk} + {self._rows}")
+        w.integer("whole", "(behind - last) * (behind > last)")
         for param in self._moving():
             w.point(param, "behind", chunk)
-        # Chunks in which all elements have all steps need no conditions, but separate code for them would double the
-        # compilation time.
-        with w.loop("i", "0", f"behind + {self._rows}"):
-            for param in self._moving():
-                w.move(param, -chunk)
-            w.integer("c", "behind - 1 - i")
-            self._chunk("c", chunk, partial=True)
+        with w.loop("part", "0", "2"):
+            self._chunks("part * (last + whole)", f"last + part * (behind + {self._rows} - last)", partial=True)
+            self._chunks("last", "last + (1 - part) * whole", partial=False)
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
 
+    def _chunks(self, first: str, behind: str, *, partial: bool) -> None:
+        w, chunk = self._writer, self._spec.chunk
+        with w.loop("i", first, behind):
+            for param in self._moving():
+                w.move(param, -chunk)
+            w.integer("c", "behind - 1 - i")
+            self._chunk("c", chunk, partial=partial)
+
     def _chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
-        for k in range(steps):
+        self._partial = partial
+        for k in range(steps if partial else 0):
             step = f"{number} * {self._spec.chunk} + {k} + late"
             self._writer.assign(f"exists_{k}", f"({step} >= 0) & ({step} < T)", flag=True)
         super()._chunk(number, steps, partial=partial, early=early)
 
     def _exists(self, k: int, partial: bool) -> str | None:
-        return f"exists_{k}"
+        return f"exists_{k}" if partial else None
 
     def _input_exists(self, i: int, k: int, exists: str | None) -> str | None:
-        if i != self._number:
+        if i != self._number or not self._partial:
             return exists
         return f"({self._first} + {k} >= 0) & ({self._first} + {k} < T)"
 
@@ -473,10 +481,16 @@ class SkewedBackward(BackwardTemplate):
 
     def _recompute(self, k: int) -> None:
         super()._recompute(k)
-        for i in range(self._num_states):
+        for i in range(self._num_states if self._partial else 0):
             if i not in self._reloaded:
                 state = f"state_{i}_{k + 1}"
                 self._writer.select(state, f"exists_{k}", state, f"state_{i}_{k}")
+
+    def _walk_back(self, k: int, partial: bool) -> None:
+        super()._walk_back(k, partial)
+        for flag in () if partial else self._spec.flags:  # a loop keeps one flag for each element
+            name = f"came_state_{flag.state}"
+            self._writer.assign(name, f"{name} | ({self._writer.zeros(torch.float32)} != 0)", flag=True)
 
     def _store_gradient(self, i: int, param: Port, gradient: str, k: int, exists: str | None) -> None:
         if i == self._number and exists is not None:

@@ -107,6 +107,7 @@ class ForwardTemplate:
         self._writer = core.target.writer(spec.strided)
         self._used = frozenset(core.arguments)
         self._first = "0"  # number of the step at the pointers, as a scalar
+        self._begun = False  # True in steps in which all inputs with delays have begun
 
     def write(self, name: str) -> KernelSource:
         w, spec, chunk = self._writer, self._spec, self._spec.chunk
@@ -120,12 +121,25 @@ class ForwardTemplate:
             self._walk_once(chunk)
         else:
             w.integer("chunks", f"T // {chunk}")
-            self._whole_chunks(chunk)
+            if self._late:
+                self._late_chunks(chunk)
+            else:
+                self._whole_chunks(chunk)
             if spec.rest and chunk > 1:
                 self._rest(chunk)
         for i, param in self._finals.items():
             w.store(param, f"state_{i}")
         return w.finish(name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T.")
+
+    def _late_chunks(self, chunk: int) -> None:
+        """Writes the chunks in which inputs with delays may not have begun, then the other chunks."""
+        most = max(layout.late.most for layout in self._spec.inputs if layout.late is not None)
+        lead = -(-most // chunk)
+        self._writer.integer("lead", f"chunks - (chunks - {lead}) * (chunks > {lead})")
+        self._whole_chunks(chunk, "0", "lead")
+        self._begun = True
+        self._whole_chunks(chunk, "lead", "chunks")
+        self._begun = False
 
     def _whole_chunks(self, chunk: int, first: str = "0", behind: str = "chunks") -> None:
         segment = self._spec.segment
@@ -277,7 +291,8 @@ class ForwardTemplate:
                 elif early and self._spec.inputs[i].early:
                     w.assign(f"input_{i}_{k}", f"early_{i}_{k}")
                 else:
-                    begins = f"{self._first} + {k} >= {self._late[i]}" if i in self._late else None
+                    late = None if self._begun else self._late.get(i)
+                    begins = None if late is None else f"{self._first} + {k} >= {late}"
                     w.load(f"input_{i}_{k}", param, w.at(param, k), both(begins, exists[k] if exists else None))
 
     def _write_checkpoints(self, row: str, begins: str | None) -> None:

@@ -239,7 +239,7 @@ class _ClusterWriter:
                 if columns is not None and columns.port == exchange.port:
                     found = True
                     graph = part.stage.graph
-                    reads = zip(graph.arguments, part.reads, strict=True)
+                    reads = [(port, part.reads[port.index]) for port in graph.arguments if port.role is Role.INPUT]
                     # Of the step before: zeros at first, and then by this rule.
                     own = [port for port, read in reads if isinstance(read, Columns) and read.port == exchange.port]
                     if not_zero_one(graph, i, own if exchange.carried else ()) is not None:
