@@ -355,10 +355,10 @@ class CallRecorder(TorchDispatchMode):
     def _operator(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
         written = _written(func, args, options)
         if func.overloadpacket is _aten.set_ or any(not isinstance(one, Tensor) for one in _each(result)):
-            self.refuse(f"{func} gives more than tensors")
+            self.refuse(f"{func} returns a value that is not a tensor")
             return
         if torch.Tag.dynamic_output_shape in func.tags:
-            self.refuse(f"numbers decide about the shape of what {func} gives")
+            self.refuse(f"the shape of the result of {func} depends on values")
             return
         for tensor in _tensors((args, options)):
             memory = self._memory.get(_address(tensor))
@@ -438,7 +438,7 @@ class CallRecorder(TorchDispatchMode):
     def _known(self, tensor: Tensor) -> int:
         number = self._numbers.get(id(tensor))
         if number is None:
-            self.refuse(f"it reads a tensor {tuple(tensor.shape)} that it is not given")
+            self.refuse(f"it reads a tensor {tuple(tensor.shape)} that is not among its arguments")
             return -1
         return number
 
@@ -446,7 +446,7 @@ class CallRecorder(TorchDispatchMode):
         if isinstance(tensor, Tensor) and tensor.numel():
             memory = self._memory.get(_address(tensor))
             if memory is not None and not memory.written:
-                self.refuse("something writes to its memory that is not noted")
+                self.refuse("an operation that is not recorded writes to its memory")
 
     def _placed(self, value: Any) -> Any:
         """The value, with a `TensorNumber` in place of each tensor."""
