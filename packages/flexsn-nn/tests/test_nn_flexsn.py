@@ -467,7 +467,7 @@ def test_kernels_without_gpu_and_interpreter(monkeypatch: pytest.MonkeyPatch) ->
         assert remedy in str(refused.value)
     layer.backend = "auto"
     layer(torch.zeros(2, 3))
-    why = "compiled kernels cannot run: CXX names 'no-such-compiler', which is not there."
+    why = "compiled kernels cannot run: CXX names 'no-such-compiler', which does not exist."
     assert layer.explain().startswith(f"torch: {why}")
     assert issubclass(BackendUnavailableError, RuntimeError)
 

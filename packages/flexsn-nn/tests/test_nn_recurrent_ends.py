@@ -93,10 +93,12 @@ def test_a_launch_ends_with_its_rows(name: str, keep: bool, monkeypatch: pytest.
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("shape", [(20, 100, 48), (33, 70, 200)])
+@pytest.mark.parametrize(("shape", "clusters"), [((20, 100, 48), "0"), ((33, 70, 200), "0"), ((33, 70, 200), "1")])
 @pytest.mark.parametrize("name", LAYERS)
-def test_on_a_gpu(name: str, shape: tuple[int, int, int], keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
+def test_on_a_gpu(
+    name: str, shape: tuple[int, int, int], clusters: str, keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXSN_CLUSTERS", clusters)
     check(name, "cuda", shape, keep, monkeypatch)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from runtime_cores import STEP, random, soft_lif
 from torch import Tensor
 
+from flexsn_graph.tracing._tracer import Tracer
 from flexsn_runtime import ScanProgram, prepare, scan
 from flexsn_runtime.launches._launch import Launch
 
@@ -69,3 +72,31 @@ def test_a_refused_core_is_refused_in_the_backward(compiled: list[Compiled]) -> 
     assert not compiled
     with pytest.raises(NotImplementedError, match="cumsum"):
         output.sum().backward()
+
+
+def test_a_first_training_step_with_a_product_traces_twice_and_differentiates_once(
+    interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts traces: an attempt without products, the step, and its gradient, which all backwards share."""
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return v, torch.tanh(x + v @ weight.t())
+
+    made, derived = Counter[str](), Counter[str]()
+    trace, differentiate = Tracer.__init__, Tracer.record_vjp
+
+    def counted(self: Tracer, *args: Any, **options: Any) -> None:
+        made["traces"] += 1
+        trace(self, *args, **options)
+
+    def noted(self: Tracer, *args: Any, **options: Any) -> Any:
+        derived["gradients"] += 1
+        return differentiate(self, *args, **options)
+
+    monkeypatch.setattr(Tracer, "__init__", counted)
+    monkeypatch.setattr(Tracer, "record_vjp", noted)
+    x = torch.randn(3, 2, 4, requires_grad=True)
+    output, state = run(ScanProgram(core, 1, 1, 1), x, torch.zeros(2, 4))
+    (output.sum() + state.sum()).backward()
+    assert (made["traces"], derived["gradients"]) == (2, 1)

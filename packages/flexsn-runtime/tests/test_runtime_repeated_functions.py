@@ -119,18 +119,18 @@ def test_hooks_call_python_only_for_possible_spikes() -> None:
         asked.append(len(tensor))
         return (tensor.detach().clone(),) if len(tensor) == 8 else None
 
-    hooks = saving_hooks(packed, lambda kept: kept[0], 64, ["Addmm", "Mm"])
+    hooks = saving_hooks(packed, lambda kept: kept[0], lambda *_: None, 64, ["Slice"], ["Addmm", "Mm"])
     assert hooks is not None
     leaf, weight = torch.randn(8, 4, requires_grad=True), torch.randn(4, 4)
     for rows, source in ((8, leaf * 3), (6, (leaf * 3)[:6]), (2, leaf[:2] * 3), (5, leaf[:5] @ weight), (8, leaf)):
-        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
             y = Twice.apply(source)
         (gradient,) = torch.autograd.grad(y.sum(), leaf)
         assert gradient.any()
         assert len(y) == rows
     assert asked == [8, 6]
     changed = leaf * 3
-    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+    with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
         y = Twice.apply(changed[:6])
     with torch.no_grad():
         changed.add_(1)
@@ -140,4 +140,4 @@ def test_hooks_call_python_only_for_possible_spikes() -> None:
 
 def test_hooks_run_in_python_if_python_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
-    assert saving_hooks(lambda tensor: None, lambda kept: kept, 64, []) is None
+    assert saving_hooks(lambda tensor: None, lambda kept: kept, lambda *_: None, 64, [], []) is None

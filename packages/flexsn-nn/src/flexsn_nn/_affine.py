@@ -11,6 +11,23 @@ from torch import Tensor
 from flexsn_runtime import Completion
 
 
+class Parts(NamedTuple):
+    """What a function of the first input depends on in a call, without computing anything.
+
+    Attributes:
+        key: equal for functions that differ in their tensors alone.
+        tensors: those of `Absorbed`, in order, or, instead of each computed one, another that it is computed from.
+        more: other tensors that are read or changed.
+        compute: for calls like this one, computes the first tensors of `Absorbed` from `x`, detached, `tensors` and
+            `more`, and makes the changes; `None`: none is computed.
+    """
+
+    key: Hashable
+    tensors: tuple[Tensor, ...]
+    more: tuple[Tensor, ...] = ()
+    compute: Callable[..., tuple[Tensor, ...]] | None = None
+
+
 class Affine(NamedTuple):
     """Function that a neuron applies to its first input before its step: `(x - mean) scale + shift`.
 
@@ -32,6 +49,9 @@ class Affine(NamedTuple):
     def absorbed(self, x: Tensor) -> tuple[Tensor, Affine]:
         """Returns `x`, and this function for the step to compute."""
         return x, self
+
+    def parts(self) -> Parts:
+        return Parts((Affine, self.kind), self)
 
     def frozen(self) -> Affine:
         return self
@@ -90,6 +110,9 @@ class AffineOfStatistics(NamedTuple):
     def absorbed(self, x: Tensor) -> tuple[Tensor, AffineOfStatistics]:
         return x, self
 
+    def parts(self) -> Parts | None:
+        return None
+
     def joined(
         self, x: Tensor, reduced: Callable[[list[Tensor]], list[Tensor]] | None = None
     ) -> tuple[Tensor, AffineOfStatistics]:
@@ -127,6 +150,9 @@ class Producer(Protocol):
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, Absorbed]:
         """Returns `x` and the function that the step applies to it."""
+
+    def parts(self) -> Parts | None:
+        """What the function depends on in the next call; `None`: calls cannot be compared by it."""
 
     def frozen(self) -> Producer:
         """Returns a function with equal results that can be used without side effects."""

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics
+from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics, Parts
 from flexsn_nn._backends import COMPILED, choose
 from flexsn_nn._torch_private import between_graphs, is_exporting
 from flexsn_nn.errors import InputShapeError
@@ -81,6 +81,21 @@ class Normalisation(NamedTuple):
             return x, _affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
         weight, bias = _learned(norm, mean)
         return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, frames.dim() - 2)
+
+    def parts(self) -> Parts | None:
+        """As `Producer.parts`, for norms with weights and running statistics, in one process."""
+        norm = self.norm
+        own, learned, kept = norm.__dict__, norm._parameters, norm._buffers  # faster than attributes
+        mean, var, tracked = kept.get("running_mean"), kept.get("running_var"), kept.get("num_batches_tracked")
+        weight, bias, training, momentum = learned.get("weight"), learned.get("bias"), own["training"], own["momentum"]
+        if mean is None or var is None or weight is None or bias is None or mean.dtype != torch.float32:
+            return None
+        key = type(norm), self.lead, own["num_features"], own["eps"]
+        if not training:
+            return Parts(key, (mean, var, weight, bias))
+        if momentum is None or tracked is None or not own["track_running_stats"] or _group(norm) is not None:
+            return None
+        return Parts((*key, momentum), (mean, var, weight, bias), (tracked,), partial(_update, self.lead, momentum))
 
     def frozen(self) -> Normalisation:
         """Returns this norm in evaluation mode, with its current statistics."""
@@ -301,6 +316,13 @@ def _moments(
         running = (frames.new_zeros(frames.shape[1], dtype=dtype), frames.new_ones(frames.shape[1], dtype=dtype))
     mean, var = torch.batch_norm_update_stats(frames, running[0], running[1], momentum)
     return (mean, var) if mean.dtype == dtype else (mean.to(dtype), var.to(dtype))
+
+
+def _update(
+    lead: int, momentum: float, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, tracked: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Computes mean and variance of a batch, and updates the running ones."""
+    return _moments(x.flatten(0, 1) if lead == 2 else x, (mean, var), momentum, tracked)
 
 
 def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:

@@ -151,10 +151,10 @@ class FlexSN(Runs):
         self._spike_range = None
         self._decisions = Decisions()
         self._refusals = Refusals()
-        # Two values are cleared when an attribute is assigned: the fact that kernels accept the core, and the record of
-        # a call that later calls may repeat.
+        # Cleared when an attribute is assigned: the fact that kernels accept the core, and earlier calls that later
+        # calls may repeat.
         self._ready_made = None
-        self._repeats = None
+        self._repeats = self._again = None
         self.states = []
         self.state_seqs = []
         self.count_spikes = False
@@ -223,6 +223,10 @@ class FlexSN(Runs):
         front: Producer | Delayed | None = affine
         if self._handover is not None:
             inputs, front = self._handover.take(inputs, affine)
+        if not compiling and self.__dict__["_again"] is not None and lengths is resets is None and not transforms:
+            again = self._run_again(inputs, front)
+            if again is not None:
+                return again
         changes = self._transforms(inputs, front, lengths, resets, transforms)
         counts = SpikeCounts() if self.count_spikes else None
         if counts is not None:

@@ -37,6 +37,11 @@ def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> T
     return _unpacking(bits, low, dtype)((packed,))[0] if _has_kernels(packed, dtype) else None
 
 
+def native_unpacking(bits: int, low: int, dtype: torch.dtype) -> Any:
+    """The compiled launcher's calls of `unpack_numbers`, for hooks of `saving_hooks`; `None` if there are none now."""
+    return _unpacking(bits, low, dtype).native
+
+
 @functools.cache
 def _unpacking(bits: int, low: int, dtype: torch.dtype) -> RepeatedFunction:
     at_once, word = _word(bits, dtype)

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
+from flexsn_nn._affine import Producer
 from flexsn_nn._backends import COMPILED, KERNEL_BACKENDS
 from flexsn_nn._diagnosis import explain_devices, explain_dtypes
 from flexsn_nn._example_outputs import Spec
 from flexsn_nn._programs import StepProgram
 from flexsn_nn._run_kernels import BETWEEN, run_kernels
-from flexsn_nn._torch_private import between_graphs
+from flexsn_nn._torch_private import backward_pass, between_graphs
 from flexsn_nn.errors import DrawError, PlacementError
 from flexsn_nn.flexsn._choice import PLAIN, Chooses
 from flexsn_nn.noise._draws import Draws, Means
+from flexsn_nn.transforms._absorbed import Absorb, parts_of
+from flexsn_nn.transforms._bits import SpikesAsBits
 from flexsn_nn.transforms._compose import Counts, added, before, composed, key_of, tell_ends
+from flexsn_nn.transforms._delayed import Delayed
 from flexsn_nn.transforms._transform import Transform, Values
-from flexsn_runtime import LateInputError, SpikeBitsError, TraceError, repeated_call, single_step, transform_at_work
+from flexsn_runtime import (
+    LateInputError,
+    RepeatedCall,
+    SpikeBitsError,
+    TraceError,
+    find_call,
+    single_step,
+    transform_at_work,
+)
 
 Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
 _Kinds = tuple[type[Transform], ...]
@@ -40,10 +53,35 @@ class _Repeats(NamedTuple):
     asked: _Asked
 
 
+class _Again(NamedTuple):
+    """An earlier call that the compiled launcher repeats: its transforms are a function of the first input, and bits.
+
+    Attributes:
+        core: core of that call.
+        call: what it found out.
+        run: runs such calls.
+        num_states: number of states that it began with.
+        asks: True if its spikes were asked for as bits.
+        front: key of the function of the first input; `None`: there was none.
+        places: for each captured tensor, its position among those of the function.
+        bits: True if the last result are bits.
+    """
+
+    core: object
+    call: RepeatedCall
+    run: Callable[[Sequence[Tensor | None]], list[Tensor] | None]
+    num_states: int
+    asks: bool
+    front: Hashable
+    places: tuple[int, ...]
+    bits: bool
+
+
 class Runs(Chooses):
     """Part of `FlexSN` that runs calls."""
 
     _repeats: _Repeats | None
+    _again: _Again | None
 
     def _run(
         self,
@@ -381,9 +419,12 @@ class Runs(Chooses):
             return none
         instead, completion = (None, None) if changes is None else changes
         formula, keep = completion and completion.formula, repeats.asked[1]
-        results = repeated_call(program.scan, tensors, states, instead, formula, single=single, state_seqs=keep)
-        if results is None or (keep and not len(inputs[0])):
+        found = find_call(program.scan, tensors, states, instead, formula, single=single, state_seqs=keep)
+        results = None if found is None else found[0].run(found[1])
+        if found is None or results is None or (keep and not len(inputs[0])):
             return none
+        if not keep and getattr(found[0].run, "is_native", False):
+            self._note_again(program, *found, transforms, instead)
         if program.scan.bits:
             results = self._without_bits(program, results)
         end, behind, count = own["num_outputs"], program.scan.num_outputs, own["num_states"]
@@ -395,6 +436,97 @@ class Runs(Chooses):
             carried, finals = carried[:count], finals[:count]
         own.update(states=finals, state_seqs=carried if keep else [], spike_counts=None)
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
+
+    def _run_again(self, inputs: tuple[Tensor, ...], front: Producer | Delayed | None) -> Tensor | list[Tensor] | None:
+        """Runs a call like the earlier one that `_note_again` noted; `None` for another call."""
+        own = self.__dict__
+        again: _Again | None = own["_again"]
+        states = own["states"]
+        if (
+            again is None
+            or len(states) != again.num_states
+            or (states and own["_looks_for_sharing"] and torch.is_grad_enabled())
+            or (own["_bits"].asked > 0) is not again.asks
+            or self._shared_transforms
+            or "_exchange" in own
+            or (own["core"] if "core" in own else own["_modules"].get("core")) is not again.core
+            or backward_pass() != -1
+            or not again.call.is_ready
+        ):
+            return None
+        call = again.call
+        parts = None if front is None else parts_of(front)
+        if (front is None) is not (parts is None) or again.front != (None if parts is None else parts.key):
+            return None
+        lifted: tuple[Tensor | None, ...]
+        if parts is not None:
+            lifted = (*[parts.tensors[i] for i in again.places], *parts.more)
+        else:
+            lifted = (call.step.captured() or (None,)) if call.captures else ()
+        results = again.run((*inputs, *states, *call.at_zero, *lifted))
+        if results is None:
+            return None
+        if again.bits:
+            bits = results.pop()
+            own["_bits"].note(results[0], bits)
+        end = own["num_outputs"]
+        own.update(states=results[end:], state_seqs=[], spike_counts=None)
+        return results[0] if end == 1 else results[:end]
+
+    def _note_again(
+        self,
+        program: StepProgram,
+        call: RepeatedCall,
+        tensors: tuple[Tensor | None, ...],
+        transforms: tuple[Transform, ...],
+        instead: Mapping[int, Tensor] | None,
+    ) -> None:
+        """Notes a call for `_run_again`, if the compiled launcher makes such calls.
+
+        Args:
+            tensors: those of `call.run`.
+            transforms: those of the call, before they have seen it.
+        """
+        own, scan = self.__dict__, program.scan
+        own["_again"] = None
+        others = [one for one in transforms if not isinstance(one, SpikesAsBits)]
+        if scan.requires_grad is not None or own["_draws"] or self._own_transforms or self._shared_transforms:
+            return
+        front: Hashable = None
+        places: tuple[int, ...] = ()
+        compute = None
+        if others:
+            parts = parts_of(others[0].producer) if len(others) == 1 and type(others[0]) is Absorb else None
+            found = None if parts is None or instead is None else call.places(instead)
+            if parts is None or found is None:
+                return
+            first, end = len(tensors) - len(found), len(tensors)
+            same = [a is b for a, b in zip(parts.tensors, (instead or {}).values(), strict=True)]
+            front, places = parts.key, tuple([found.index(i) for i in range(first, end)])
+            tensors = (*tensors[:first], *[parts.tensors[i] for i in places], *parts.more)
+            if parts.compute is not None:
+                compute = partial(_computed, parts.compute, found, end)
+            if not all(same[0 if compute is None else same.count(False) :]):
+                return
+        run = call.again(front, tensors, compute)
+        if run is not None:
+            num_states = len(own["states"])
+            own["_again"] = _Again(
+                program.core, call, run, num_states, own["_bits"].asked > 0, front, places, any(scan.bits)
+            )
+
+
+def _computed(
+    compute: Callable[..., tuple[Tensor, ...]], places: Sequence[int], end: int, given: Sequence[Tensor | None]
+) -> dict[int, Tensor]:
+    """The tensors that `Parts.compute` computes, by their positions in a call.
+
+    Args:
+        places: positions of `Parts.tensors`.
+        end: position of the first of `Parts.more`.
+    """
+    found = compute(given[0], *[given[place] for place in places], *given[end:])
+    return dict(zip(places, found, strict=False))
 
 
 # For each backend, the scan that returns state sequences, and the scan that returns final states.

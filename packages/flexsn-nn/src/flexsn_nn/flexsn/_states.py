@@ -46,7 +46,7 @@ class KeepsStates(Settings):
         kept: Any = self._as_states(value) if name == "states" else value
         super().__setattr__(name, kept)
         if not torch.compiler.is_compiling():
-            self.__dict__.update(_ready_made=None, _repeats=None)
+            self.__dict__.update(_ready_made=None, _repeats=None, _again=None)
             if name == "states":
                 self.__dict__.update(_graph=None, _reset_in=recomputation())
             if name == "core":
@@ -246,7 +246,7 @@ class KeepsStates(Settings):
     def __getstate__(self) -> dict[str, Any]:
         """Returns the attributes for copies and pickles, without kernels and with detached states."""
         attributes = self.__dict__.copy()
-        attributes["_repeats"] = attributes["_graph"] = attributes["_exported"] = None
+        attributes["_repeats"] = attributes["_again"] = attributes["_graph"] = attributes["_exported"] = None
         attributes["_numbers"] = copy(self._numbers)
         attributes["_programs"], attributes["_bits"] = copy(self._programs), copy(self._bits)
         attributes["states"] = [state.detach() for state in self.states]

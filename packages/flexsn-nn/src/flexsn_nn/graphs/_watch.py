@@ -33,6 +33,7 @@ _RESULTS: dict[type, frozenset[str]] = {
             "state_seqs",
             "spike_counts",
             "_repeats",
+            "_again",
             "_firing",
             "_looks_for_sharing",
             "_numbers",

@@ -17,8 +17,8 @@ from flexsn_nn._checks import check_module
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.memory._bits import Bits, bits_for
-from flexsn_nn.memory._ranges import LAYERS, Unknown, WholeRange, bits_of, mark, range_of
-from flexsn_runtime import saving_hooks
+from flexsn_nn.memory._ranges import LAYERS, VIEWS, Unknown, WholeRange, bits_of, mark, range_of
+from flexsn_runtime import native_unpacking, saving_hooks
 
 # For smaller tensors, packing does not pay off.
 _FEWEST_BYTES = 256
@@ -98,18 +98,20 @@ class PackedSpikes:
             )
         self._hooks: list[Any] = []
         self._saving: Any = None
-        # Maps memory that was packed to weak references to this memory and to its bits.
+        self._native: Any = None  # hooks of the compiled launcher, which use noted bits without Python
+        # By memory that was packed: weak references to that memory and to its bits.
         self._known: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Bits]]] = {}
         self._most_known = _MOST_KNOWN
 
     def __enter__(self) -> Self:
         if self._saving is not None:
-            raise RuntimeError("this PackedSpikes is already active: enter it once, or create another one.")
-        # The hooks run before others, which may return another tensor.
-        self._hooks = [neuron.register_forward_hook(_mark, prepend=True) for neuron in self._neurons]
+            raise RuntimeError("this PackedSpikes is in use: enter it once, or make another one.")
+        # The hooks come before others, which may return something else.
+        self._hooks = [neuron.register_forward_hook(self._mark, prepend=True) for neuron in self._neurons]
         self._ask_for_bits(1)
-        hooks = saving_hooks(self._packed, _unpack, _FEWEST_BYTES, LAYERS)
-        self._saving = torch.autograd.graph.saved_tensors_hooks(*(hooks or (self._pack, _unpack)))
+        native = self._native = saving_hooks(self._packed, _unpack, self._count, _FEWEST_BYTES, VIEWS, LAYERS)
+        hooks = (self._pack, _unpack) if native is None else (native.pack, native.unpack)
+        self._saving = torch.autograd.graph.saved_tensors_hooks(*hooks)
         self._saving.__enter__()
         return self
 
@@ -123,6 +125,8 @@ class PackedSpikes:
             hook.remove()
         self._hooks = []
         self._known.clear()
+        if self._native is not None:
+            self._native.clear()
 
     def __str__(self) -> str:
         lines = [
@@ -173,20 +177,39 @@ class PackedSpikes:
         before = None if known is None or known[0].expired() else known[1]()
         if before is not None:
             return before
-        written = bits_of(tensor) if found == (0, 1) else None
-        if written is not None and tensor.nbytes == memory.nbytes():
-            made = Bits(written, found.low, bits, count, count // written.shape[0])
-            self.bytes_by_kernels += written.nbytes
-        else:
+        made = bits_of(tensor) if found == (0, 1) else None
+        is_written = made is not None and tensor.nbytes == memory.nbytes()
+        if made is None or not is_written:
             with torch.no_grad():
                 made = Bits.of(tensor.detach().as_strided((count,), (1,)), found.low, bits)
         if len(self._known) >= self._most_known:
             self._known = {k: pair for k, pair in self._known.items() if not pair[0].expired()}
             self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
         self._known[key] = storage, weakref.ref(made)
-        self.bytes_whole += tensor.nbytes
-        self.bytes_packed += made.packed.nbytes
+        self._count(tensor.nbytes, made, is_written)
         return made
+
+    def _count(self, whole: int, bits: Bits, by_kernel: bool) -> None:
+        """Counts the bytes of a memory that is packed."""
+        self.bytes_whole += whole
+        self.bytes_packed += bits.packed.nbytes
+        self.bytes_by_kernels += bits.packed.nbytes if by_kernel else 0
+
+    def _mark(self, neuron: Any, inputs: Any, output: Any) -> None:
+        """Forward hook that marks the (first) output as whole numbers."""
+        if torch.compiler.is_compiling():
+            return
+        first: Tensor = output if isinstance(output, Tensor) else output[0]
+        written = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
+        if written is None:
+            if neuron.spike_range is not None:
+                mark(first, *neuron.spike_range)
+            return
+        count = first.numel()
+        bits = Bits(written, 0, 1, count, count // written.shape[0])  # kernels write bits of no other range
+        mark(first, 0, 1, bits)
+        if self._native is not None:
+            self._native.note(first, bits, native_unpacking(1, 0, first.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,18 +245,6 @@ def _unpack(kept: _Whole | _Packed) -> Tensor:
             )
         return kept.tensor
     return kept.bits.numbers(kept.dtype).as_strided(kept.shape, kept.strides)
-
-
-def _mark(neuron: Any, inputs: Any, output: Any) -> None:
-    """Forward hook that marks the (first) output as whole numbers."""
-    if torch.compiler.is_compiling():
-        return
-    first: Tensor = output if isinstance(output, Tensor) else output[0]
-    bits = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
-    found = neuron.spike_range if bits is None else (0, 1)  # kernels write bits only for this range
-    if found is not None:
-        low, high = found
-        mark(first, low, high, bits)
 
 
 @lru_cache(maxsize=1024)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from flexsn_nn.memory._bits import Bits
+
 _KEY = "flexsn_nn.spikes"
 _FOUND = "flexsn_nn.range"
 _MOST_NODES = 64
@@ -41,16 +43,15 @@ class _Mark(NamedTuple):
     range: WholeRange
     version: int
     output: weakref.ref[Tensor]
-    bits: Tensor | None
+    bits: Bits | None
 
 
-def mark(spikes: Tensor, low: int, high: int, bits: Tensor | None = None) -> None:
+def mark(spikes: Tensor, low: int, high: int, bits: Bits | None = None) -> None:
     """Records that a tensor that requires grad consists of whole numbers from `low` to `high`.
 
     Args:
         spikes: `[T, *step]`.
-        bits: bits of its dense memory, uint8 `[T, bytes]`, as kernels write them; `None` for no bits, or for the bits
-            that were recorded earlier.
+        bits: bits of its dense memory, as kernels write them; `None`: no bits, or the bits that were recorded before.
     """
     node: Any = spikes.grad_fn
     if node is None:
@@ -62,7 +63,7 @@ def mark(spikes: Tensor, low: int, high: int, bits: Tensor | None = None) -> Non
     marks[spikes.output_nr] = _Mark(WholeRange(low, high), spikes._version, weakref.ref(spikes), bits)
 
 
-def bits_of(tensor: Tensor) -> Tensor | None:
+def bits_of(tensor: Tensor) -> Bits | None:
     """Returns the bits that a kernel wrote for the memory of a tensor with a `range_of`; `None` if there are none.
 
     The tensor must be a view of all this memory.
@@ -73,7 +74,7 @@ def bits_of(tensor: Tensor) -> Tensor | None:
         marks = node.metadata.get(_KEY)
         if marks is not None:
             return marks[output].bits if output in marks and tensor.storage_offset() == 0 else None
-        if _kind(node.name()) not in _VIEWS:
+        if _kind(node.name()) not in VIEWS:
             return None
         node, output = node.next_functions[0]
     return None
@@ -102,7 +103,7 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
     """Derives a range like `range_of`, also after one scaling: dropout, pooling of 2, 4, 8, … or a factor."""
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version
-    while node is not None and _kind(node.name()) in _VIEWS and _KEY not in node.metadata:
+    while node is not None and _kind(node.name()) in VIEWS and _KEY not in node.metadata:
         node, number = node.next_functions[0]
     if node is None:
         return _OTHER
@@ -154,8 +155,8 @@ def _float32(number: float) -> float:
     return found
 
 
-# Names of operations that are views of their input, and of operations that move the values of their input.
-_VIEWS = frozenset(
+# Names of operations: views of their input, and operations that move the values of their input.
+VIEWS = frozenset(
     {
         "View",
         "UnsafeView",
@@ -177,7 +178,7 @@ _VIEWS = frozenset(
         "AsStrided",
     }
 )
-_SAME = _VIEWS | {
+_SAME = VIEWS | {
     "Index",
     "IndexSelect",
     "Gather",
@@ -238,7 +239,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
         sources = node.next_functions
         if len(sources) != 1 or kind not in _PASSING:
             break
-        version = version if kind in _VIEWS else None
+        version = version if kind in VIEWS else None
         node, output = sources[0]
         if node is None:
             return _OTHER
@@ -247,7 +248,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
         if known is not None:
             return known
     inputs = [
-        _OTHER if source is None else _of(source, number, version if kind in _VIEWS else None, left)
+        _OTHER if source is None else _of(source, number, version if kind in VIEWS else None, left)
         for source, number in sources
     ]
     unknown = next((one for one in inputs if isinstance(one, Unknown)), None)

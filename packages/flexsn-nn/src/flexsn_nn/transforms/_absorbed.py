@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from flexsn_nn._affine import Absorbed, Producer
+from flexsn_nn._affine import Absorbed, Parts, Producer
 from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values
 from flexsn_runtime import Completion
 
@@ -32,6 +32,12 @@ class Absorb(Transform):
         if not self.flows:
             absorbed = absorbed.with_tensors(*(tensor.detach() for tensor in absorbed.tensors))
         return (x, *others), InStep(absorbed, flows=self.flows)
+
+
+def parts_of(front: object) -> Parts | None:
+    """`Producer.parts`; `None` also for an object of the user's that has no such method, and for a delay."""
+    found: Parts | None = front.parts() if hasattr(front, "parts") else None
+    return found
 
 
 class InStep(Absorb):

@@ -48,6 +48,9 @@ class Backend(ABC):
         """The reason why programs of one launch cannot wait for each other; `None` if they can."""
         return "only CUDA launches programs that wait for each other"
 
+    def begin(self, device: torch.device) -> None:  # noqa: B027
+        """Begins to load in another thread what the first launch on a device needs."""
+
     # -- how it is launched ----------------------------------------------------------------------------------------
 
     @abstractmethod

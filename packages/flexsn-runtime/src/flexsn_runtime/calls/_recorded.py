@@ -90,6 +90,12 @@ class Called(NamedTuple):
     entry: Entry | None
 
 
+class Bumped(NamedTuple):
+    """A line that gives tensors a new version: a kernel has written to them."""
+
+    numbers: tuple[int, ...]
+
+
 class Checked(NamedTuple):
     """A line that checks a number in the host's memory.
 
@@ -101,7 +107,7 @@ class Checked(NamedTuple):
     check: Callable[[], object]
 
 
-Line = Allocated | Fixed | Viewed | Called | Checked
+Line = Allocated | Fixed | Viewed | Called | Bumped | Checked
 
 
 @dataclass(frozen=True)
@@ -121,53 +127,67 @@ class Recording:
     @cached_property
     def repeat(self) -> Repeat:
         """The executor in Python: a function that consists of these lines."""
-        constants: dict[str, Any] = {}
-
-        def constant(value: Any) -> str:
-            name = f"constant_{len(constants)}"
-            constants[name] = value
-            return name
-
-        def text(value: Any) -> str:
-            if isinstance(value, TensorNumber):
-                return f"value_{value.number}"
-            if type(value) in (list, tuple) and any(True for _ in places((value,))):
-                inner = "".join(f"{text(one)}, " for one in value)
-                return f"[{inner}]" if type(value) is list else f"({inner})"
-            return constant(value)
-
-        def call(line: Line) -> str:
-            match line:
-                case Allocated(_, shape, strides, dtype, device):
-                    return f"{constant(partial(torch.empty_strided, shape, strides, dtype=dtype, device=device))}()"
-                case Fixed(_, tensor):
-                    return constant(tensor)
-                case Viewed(_, base, shape, strides, offset, _):
-                    return f"value_{base}.as_strided({shape!r}, {strides!r}, {offset})"
-                case Checked(_, check):
-                    return f"{constant(check)}()"
-                case Called(_, function, arguments, options, _):
-                    given = [text(one) for one in arguments]
-                    if function in _METHODS and not options and len(given) <= 2:
-                        return f"{given[0]}.{_METHODS[function]}({', '.join(given[1:])})"
-                    given += [f"{key}={text(value)}" for key, value in options.items()]
-                    return f"{constant(function)}({', '.join(given)})"
-
+        text = _Text({})
         body = ["".join(f"value_{i}, " for i in range(len(self.given))) + "= given"] if self.given else []
         for line in self.lines:
+            call = text.of_call(line)
             match line:
-                case Checked() | Called(into=()):
-                    body.append(call(line))
+                case Checked() | Bumped() | Called(into=()):
+                    body.append(call)
                 case Called(into=(one,)):
-                    body.append(f"value_{one} = {call(line)}")
+                    body.append(f"value_{one} = {call}")
                 case Called():
-                    body.append(f"{''.join(f'value_{one}, ' for one in line.into)}= {call(line)}")
+                    body.append(f"{''.join(f'value_{one}, ' for one in line.into)}= {call}")
                 case _:
-                    body.append(f"value_{line.into} = {call(line)}")
+                    body.append(f"value_{line.into} = {call}")
         body.append(f"return [{', '.join('None' if one is None else f'value_{one}' for one in self.results)}]")
         source = "\n    ".join(["def repeat(given):", *body])
-        exec(compile(source, _FILE, "exec"), constants)
-        return cast(Repeat, constants["repeat"])
+        exec(compile(source, _FILE, "exec"), text.constants)
+        return cast(Repeat, text.constants["repeat"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Writes the function of `Recording.repeat`.
+
+    Attributes:
+        constants: objects by the names that the text has for them.
+    """
+
+    constants: dict[str, Any]
+
+    def of_call(self, line: Line) -> str:
+        match line:
+            case Allocated(_, shape, strides, dtype, device):
+                return f"{self._constant(partial(torch.empty_strided, shape, strides, dtype=dtype, device=device))}()"
+            case Fixed(_, tensor):
+                return self._constant(tensor)
+            case Viewed(_, base, shape, strides, offset, _):
+                return f"value_{base}.as_strided({shape!r}, {strides!r}, {offset})"
+            case Bumped(numbers):
+                given = "".join(f"value_{number}, " for number in numbers)
+                return f"{self._constant(torch.autograd.graph.increment_version)}(({given}))"
+            case Checked(_, check):
+                return f"{self._constant(check)}()"
+            case Called(_, function, arguments, options, _):
+                texts = [self._of(one) for one in arguments]
+                if function in _METHODS and not options and len(texts) <= 2:
+                    return f"{texts[0]}.{_METHODS[function]}({', '.join(texts[1:])})"
+                texts += [f"{key}={self._of(value)}" for key, value in options.items()]
+                return f"{self._constant(function)}({', '.join(texts)})"
+
+    def _of(self, value: Any) -> str:
+        if isinstance(value, TensorNumber):
+            return f"value_{value.number}"
+        if type(value) in (list, tuple) and any(True for _ in places((value,))):
+            inner = "".join(f"{self._of(one)}, " for one in value)
+            return f"[{inner}]" if type(value) is list else f"({inner})"
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = value
+        return name
 
 
 class _RecorderOfThread(threading.local):
@@ -201,6 +221,14 @@ def noted_check(check: Callable[[], object], number: Tensor) -> None:
         check()
     else:
         recorder.check(check, number)
+
+
+def written_by_kernel(tensors: Sequence[Tensor]) -> None:
+    """Gives tensors a new version, as operators do that write to them. A recording does so, too."""
+    torch.autograd.graph.increment_version(tensors)
+    recorder = current.recorder
+    if recorder is not None:
+        recorder.bump(tensors)
 
 
 def same_in_each_call(tensor: Tensor) -> Tensor:
@@ -317,6 +345,11 @@ class CallRecorder(TorchDispatchMode):
         self._unseen(check)
         self._lines.append((Checked(number, check), frozenset(), True))
 
+    def bump(self, tensors: Sequence[Tensor]) -> None:
+        """Implements `written_by_kernel`."""
+        numbers = tuple(map(self._known, tensors))
+        self._lines.append((Bumped(numbers), frozenset(numbers), True))
+
     def _unseen(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         before, self._paused = self._paused, True
         try:
@@ -344,7 +377,13 @@ class CallRecorder(TorchDispatchMode):
             return self.why
         needed, lines = {*numbers}, []
         for line, used, writes in reversed(self._lines):
-            made = line.into if isinstance(line, Called) else () if isinstance(line, Checked) else (line.into,)
+            match line:
+                case Called():
+                    made = line.into
+                case Bumped() | Checked():
+                    made = ()
+                case _:
+                    made = (line.into,)
             if writes or not needed.isdisjoint(made):
                 needed |= used
                 lines.append(line)
@@ -353,6 +392,9 @@ class CallRecorder(TorchDispatchMode):
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def _operator(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
+        given = [*_tensors((args, options))]
+        if not given and not any(True for _ in _tensors(result)):
+            return  # such as `aten.promote_types`
         written = _written(func, args, options)
         if func.overloadpacket is _aten.set_ or any(not isinstance(one, Tensor) for one in _each(result)):
             self.refuse(f"{func} returns a value that is not a tensor")
@@ -360,7 +402,7 @@ class CallRecorder(TorchDispatchMode):
         if torch.Tag.dynamic_output_shape in func.tags:
             self.refuse(f"the shape of the result of {func} depends on values")
             return
-        for tensor in _tensors((args, options)):
+        for tensor in given:
             memory = self._memory.get(_address(tensor))
             if memory is not None and any(tensor is one for one in written):
                 memory.written = True

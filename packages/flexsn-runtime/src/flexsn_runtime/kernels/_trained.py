@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._scan import backward_of, forward_scan
-from flexsn_runtime.native import NativeScan, can_be_native, compiled_launcher, may_launch, weakly
+from flexsn_runtime.native import Again, NativeScan, can_be_native, compiled_launcher, may_launch, weakly
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -29,6 +29,7 @@ _ASKED_EVERY = 64
 
 Given = Sequence[Tensor | None]
 Call = Callable[[Given], Sequence[Tensor | None]]
+Compute = Callable[[Given], Mapping[int, Tensor]]
 
 
 class LastStep(Protocol):
@@ -237,6 +238,34 @@ class TrainedScan(Trained):
         self.run = self._forward.plan.run  # type: ignore[method-assign, assignment]  # nothing is left to compile
         return written
 
+    def computing(self, compute: Compute, tensors: Given) -> Again | None:
+        """As `NativeScan.again`, for calls in which some tensors are computed from others.
+
+        Args:
+            compute: takes tensors like these; returns the computed ones, by position.
+            tensors: `[*inputs, *states, *lifted]` with something else instead of each tensor that is computed, and
+                more tensors behind them. They are not changed now.
+
+        Returns:
+            The function; `None` if the compiled launcher does not make these calls.
+        """
+        native, count = self.native, len(self._wanted)
+        first_lifted = self.step.trace.num_inputs + self.step.trace.num_states
+        copies = [t if t is None or i < first_lifted else t.detach().clone() for i, t in enumerate(tensors)]
+        if native is None or [*map(_place, copies)] != [*map(_place, tensors)]:
+            return None
+        computed: dict[int, int] = {}
+
+        def call(given: Given) -> Sequence[Any]:
+            found = compute(given)
+            results = self.run([found.get(i, tensor) for i, tensor in enumerate(given[:count])])
+            computed.update((place, len(results) + i) for i, place in enumerate(found))
+            return [*results, *found.values()]
+
+        with torch.no_grad():
+            _, recording = recorded(call, copies)
+        return None if isinstance(recording, str) else native.after(recording, tensors, computed)
+
     def _by_kernel(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
         """For each tensor, True if the kernel computes its gradient: the caller or another gradient needs it."""
         if self._last is None or not needed[0]:
@@ -266,6 +295,10 @@ class TrainedScan(Trained):
             known.registered.clear()
             self.__dict__.pop("run", None)
         return found
+
+
+def _place(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr() % 16
 
 
 def trained_scan(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen.targets._entry import Entry
-from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
+from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device, prepare_compiler
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._triton_private import resources
@@ -58,6 +58,7 @@ class CooperativeKernel:
         """The number of programs that the device can run at a time."""
         if triton_interpreted():
             return 1
+        prepare_compiler()
         device = torch.cuda.get_device_properties(self._device)
         with on_device(self._device):
             compiled = self._function.warmup(*tensors, *numbers, BLOCK=self._rows, grid=(1, 1, 1), **self._options)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen.targets._entry import Entry
-from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
+from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device, prepare_compiler
 from flexsn_codegen.targets.triton._launcher import load
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._kernel import CompiledKernel
@@ -63,7 +63,8 @@ class Launch:
         return self._entry
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Compiles the kernel for tensors with these dtypes and alignments, without launching it."""
+        """Compiles for tensors with these dtypes and alignments, without launching."""
+        prepare_compiler()
         with on_device(self._device):
             load(self._function.warmup(*tensors, *self._numbers, BLOCK=self._block, grid=self._grid, **self._options))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.backend import why_unavailable
+from flexsn_runtime.calls._recorded import written_by_kernel
 from flexsn_runtime.moments._launch import Running, moments
 from flexsn_runtime.native import RepeatedFunction
 
@@ -54,7 +55,6 @@ def batch_moments(
     if any(type(one) is not Tensor or not one.is_contiguous() for one in given) or x.dtype == torch.float64:
         return None
     mean, var = _moments(momentum, tracked is not None)((x, *given))
-    torch.autograd.graph.increment_version(changed)
     return mean, var
 
 
@@ -69,7 +69,9 @@ def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
         x, *others = tensors
         if momentum is None:
             return moments(x, None)
-        return moments(x, Running(others[0], others[1], momentum, others[2] if tracks else None))
+        found = moments(x, Running(others[0], others[1], momentum, others[2] if tracks else None))
+        written_by_kernel(others)
+        return found
 
     return RepeatedFunction(run)
 

@@ -10,7 +10,17 @@ import torch
 
 from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_runtime._torch_private import OpOverload
-from flexsn_runtime.calls._recorded import Allocated, Called, Checked, Fixed, Recording, TensorNumber, Viewed, places
+from flexsn_runtime.calls._recorded import (
+    Allocated,
+    Bumped,
+    Called,
+    Checked,
+    Fixed,
+    Recording,
+    TensorNumber,
+    Viewed,
+    places,
+)
 
 
 class NativeProgram:
@@ -58,6 +68,8 @@ class NativeProgram:
                 self._views[line.into] = line
             case Checked(number, check):
                 self.program.check(number, check)
+            case Bumped(numbers):
+                self.program.bump(list(numbers))
             case Called(_, _, (tensors, *_), _, Entry() as entry):
                 self._launch(entry, [place.number for place in tensors])
             case Called():
@@ -125,6 +137,6 @@ def _made(line: Any) -> tuple[int, ...]:
     match line:
         case Called(into=into):
             return into
-        case Checked():
+        case Checked() | Bumped():
             return ()
     return (line.into,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MethodType, ModuleType
 from typing import Any, Protocol
@@ -13,6 +13,22 @@ from torch import Tensor, nn
 from flexsn_runtime.calls._recorded import Recording
 from flexsn_runtime.errors import StepGoneError
 from flexsn_runtime.native._program import NativeProgram, can_be_native
+
+Again = Callable[[Sequence[Tensor | None]], list[Tensor] | None]
+"""Runs a call like an earlier one; returns `None` for other tensors, and in other surroundings."""
+
+
+def again_of(module: ModuleType, tensors: Sequence[Tensor | None], *, scan: Any = None, program: Any = None) -> Again:
+    """Returns a function that runs calls on tensors like these, in surroundings like the present ones.
+
+    It compares types, layouts and alignments of tensors, whether they require grad, grad mode, autocast, inference
+    mode, and modes, transforms and tracers at work. It does not compare numbers in memory and other objects of Python.
+
+    Args:
+        scan, program: the launcher's own, one of which runs the calls.
+    """
+    run: Again = module.Again(tensors, scan, program).run
+    return run
 
 
 class NativeCall:
@@ -82,14 +98,16 @@ class NativeScan:
     ) -> None:
         program = NativeProgram(module, forward)
         self._module, self._there, self._saves = module, forward.given, saved is not None
+        self._first_kept = first_kept
         self.watched = program.watched
         """True if a hook watches launches that this scan would bypass; checked before a forward, for both passes."""
         absent = [i for i, one in enumerate(forward.given) if not one]
         places = None
         if saved is not None:
             places = [None if place is None else place - sum(i < place for i in absent) for place in saved]
+        there, of_call = list(forward.given), saved is None
         self._scan = module.Scan(
-            owner, list(forward.given), program.program, first_bits, first_kept, list(fixed), places, links
+            owner, there, program.program, first_bits, first_kept, list(fixed), places, links, of_call
         )
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -97,20 +115,29 @@ class NativeScan:
         results: list[Tensor] = self._scan.run(tensors)
         return results
 
-    def expect(self, tensors: Sequence[Tensor | None], *, grad: bool) -> None:
-        """Makes `run_alike` accept calls with tensors like these from now on.
+    def again(self, tensors: Sequence[Tensor | None]) -> Again:
+        """Returns a function that runs calls like the present one, on tensors of this layout; see `again_of`."""
+        return again_of(self._module, tensors, scan=self._scan)
+
+    def after(self, forward: Recording, tensors: Sequence[Tensor | None], computed: Mapping[int, int]) -> Again | None:
+        """As `again`, for calls in which `forward` computes some of the tensors, with the same backwards.
 
         Args:
-            grad: True if these calls are made in grad mode.
-        """
-        self._scan.expect(tensors, grad)
+            forward: of a call on `tensors`: something else instead of each tensor that it computes, and more tensors
+                behind those of the call.
+            computed: for the positions of these tensors among those of the call, their positions in its results.
 
-    def run_alike(self, tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
-        """Like `run`, but returns `None` if the tensors have another layout or a hook watches launches."""
-        if self.watched():
+        Returns:
+            The function; `None` if a part of the call needs Python.
+        """
+        if not can_be_native(forward):
             return None
-        results: list[Tensor] | None = self._scan.run_alike(tensors)
-        return results
+        program = NativeProgram(self._module, forward)
+        there, end = [i for i, one in enumerate(forward.given) if one], self._first_kept
+        count, num_results = len(there), len(forward.results) - len(computed)
+        saved = [count + computed[i] if i in computed else n for n, i in enumerate(there) if i < len(self._there)]
+        saved += [count + i for i in range(end, num_results)]
+        return again_of(self._module, tensors, scan=self._scan.after(program.program, saved))
 
     def follow(
         self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, reads: bool

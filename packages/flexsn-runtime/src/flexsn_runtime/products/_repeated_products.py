@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flexsn_runtime._torch_private import has_saved_tensors_hooks, is_batched, transform_at_work, untraced
 from flexsn_runtime.calls._recorded import recorded
-from flexsn_runtime.native import NativeScan, can_be_native, compiled_launcher, may_launch
+from flexsn_runtime.native import Again, NativeScan, can_be_native, compiled_launcher, may_launch
 from flexsn_runtime.products._kernels import is_aligned
 from flexsn_runtime.products._linear import (
     LATE,
@@ -43,6 +43,7 @@ class _Known(NamedTuple):
 
     asked: tuple[tuple[int, int], bool, float]
     native: NativeScan
+    again: Again
     forward: Forward
     sums: bool
 
@@ -72,7 +73,7 @@ class RepeatedProducts:
         given, asked = (s, written, weight, bias), (parts, links, scale)
         if self._known and not has_saved_tensors_hooks():
             for known in self._known:
-                if known.asked == asked and (found := known.native.run_alike(given)) is not None:
+                if known.asked == asked and not known.native.watched() and (found := known.again(given)) is not None:
                     return _linked(known, found)
         linked = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
         self._count += 1
@@ -91,8 +92,7 @@ class RepeatedProducts:
         if any(t is not None and not t.is_contiguous() for t in given):
             return
         parts, links, scale = asked
-        grad = torch.is_grad_enabled()
-        needs = [grad and t is not None and t.requires_grad for t in given]
+        needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in given]
         count = links_of(s, weight, parts, links)
         with untraced():  # hides this from all modes
             sums = count > 0 and needs[3]
@@ -116,9 +116,8 @@ class RepeatedProducts:
                 saved=saved,
                 links=forward.results > 1,
             )
-            native.expect(given, grad=grad)
         owner.native = weakref.ref(native)
-        self._known = (_Known(asked, native, forward, sums), *self._known[: _MOST - 1])
+        self._known = (_Known(asked, native, native.again(given), forward, sums), *self._known[: _MOST - 1])
 
 
 def _linked(known: _Known, found: list[Tensor]) -> Linked:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flexsn_runtime.calls._plan import Memory, PlanStep
 from flexsn_runtime.calls._recorded import same_in_each_call
-from flexsn_runtime.kernels._autograd import run_trained
+from flexsn_runtime.kernels._autograd import TrainedRun, run_trained
 from flexsn_runtime.kernels._trained import TrainedScan
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._completion import Completion, completed_gradient
@@ -87,7 +87,7 @@ def completed_scan(
     wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
     completed = TrainedScan(step, arguments, wanted, state_seqs=state_seqs, last=CompletingStep(completion, places))
     results = run_trained(completed, arguments.all)
-    run = partial(run_trained, completed)
+    run = TrainedRun(completed)
     note(program, inputs, states, step, arguments, run, instead=instead, state_seqs=state_seqs, formula=formula)
     return results
 

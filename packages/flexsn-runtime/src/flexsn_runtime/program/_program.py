@@ -14,7 +14,7 @@ from torch import Tensor
 from flexsn_codegen import Late, Numerics, Precision
 from flexsn_graph import CutTrace, RecurrentTrace, StateMismatchError, StepPieces, StepValue, TorchError
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.backend import TargetName, target_on
+from flexsn_runtime.backend import TargetName, backend_on, target_on
 from flexsn_runtime.errors import LateInputError, ShapeError, SpikeBitsError, TensorCountError
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.operands._layout import broadcast_shape
@@ -346,6 +346,7 @@ class ScanProgram:
         core = under_autocast(self.core, device, signature.autocast)
         kind: tuple[Hashable, ...] = (device, signature.autocast, counts, self.numerics, self.residuals)
         kind += (self.on_cpu, self.bits, self.zero_one, self.counts_down, self.late, self._pieces)
+        backend_on(device, self.on_cpu).begin(device)
         known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
         return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
 

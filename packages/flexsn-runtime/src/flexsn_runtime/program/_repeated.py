@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
 from typing import Any
@@ -22,10 +22,10 @@ from flexsn_runtime._torch_private import (
     transform_at_work,
 )
 from flexsn_runtime.calls._plan import Plan
-from flexsn_runtime.kernels._autograd import run_trained, scan_pointwise
+from flexsn_runtime.kernels._autograd import TrainedRun, scan_pointwise
 from flexsn_runtime.kernels._scan import forward_scan
-from flexsn_runtime.kernels._trained import TrainedScan, trained_scan
-from flexsn_runtime.native import RepeatedFunction, may_launch
+from flexsn_runtime.kernels._trained import Compute, TrainedScan, trained_scan
+from flexsn_runtime.native import Again, RepeatedFunction, may_launch
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autocast import autocast_now
@@ -68,6 +68,7 @@ class RepeatedCall:
     has_layout: Callable[[Sequence[Tensor]], bool]
     are_alike: Callable[..., bool]
     are_aligned: bool
+    _agains: dict[Hashable, Again | None] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -84,6 +85,39 @@ class RepeatedCall:
         call = cls(step, layout, layout_key(lifted), captures, at_zero, run, never, never, False)
         call.expect((*given, *lifted))
         return call
+
+    def places(self, instead: Mapping[int, Tensor]) -> list[int] | None:
+        """Positions, among the tensors of `run`, of the tensors of `instead`; `None` if others are captured, too."""
+        captured, first = self.step.captured(), self.step.trace.num_inputs + self.step.trace.num_states
+        if captured is None or len(captured) != len(instead):
+            return None
+        there = {id(tensor): first + i for i, tensor in enumerate(captured)}
+        found = [there[stand_in] for stand_in in instead if stand_in in there]
+        return found if len(found) == len(instead) else None
+
+    def again(self, key: Hashable, tensors: Sequence[Tensor | None], compute: Compute | None = None) -> Again | None:
+        """A function that runs calls like the present one without Python; `None` if the launcher does not make them.
+
+        Requires `run.is_native`. The function compares everything but what `is_ready` compares.
+
+        Args:
+            key: equal for equal arguments, but for the numbers in memory.
+            tensors: `[*inputs, *states, *lifted]`; with `compute`, as for `TrainedScan.computing`.
+            compute: as there; `None`: no tensor is computed.
+        """
+        run, key = self.run, (key, torch.is_inference_mode_enabled())
+        if key in self._agains or transform_at_work() is not None or number_of_modes():
+            return self._agains.get(key)
+        if isinstance(run, TrainedRun | RepeatedFunction) and compute is None:
+            self._agains[key] = run.again(tensors)
+        elif isinstance(run, TrainedRun) and isinstance(run.scan, TrainedScan) and compute is not None:
+            self._agains[key] = run.scan.computing(compute, tensors)
+        return self._agains.get(key)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the core reads what it read, and no hook would miss a call without Python."""
+        return self.step.trace.reads.holds() and not self.run.watched()  # type: ignore[attr-defined]
 
     def expect(self, tensors: Sequence[Tensor]) -> None:
         """Makes later comparisons use these tensors."""
@@ -116,6 +150,21 @@ def repeated_call(
         single: True for one step without a time dimension.
         state_seqs: True if the results are the states after every step, False if they are the final states.
     """
+    found = find_call(program, inputs, states, instead, formula, single=single, state_seqs=state_seqs)
+    return None if found is None else found[0].run(found[1])
+
+
+def find_call(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor],
+    instead: Mapping[int, Tensor] | None = None,
+    formula: object = None,
+    *,
+    single: bool = False,
+    state_seqs: bool = False,
+) -> tuple[RepeatedCall, tuple[Tensor | None, ...]] | None:
+    """The earlier call that `repeated_call` repeats, and the tensors to run it on; `None` if there is none."""
     autocast = _autocast(inputs) if is_any_autocast() else None
     given = (*inputs, *states)
     try:
@@ -145,14 +194,14 @@ def repeated_call(
         unseen = are_transforms_active() or number_of_modes() or tracing_state() is not None or forward_level() >= 0
         if unseen and transform_at_work() is not None:
             return None
-        return call.run((*given, *call.at_zero, *lifted))
+        return call, (*given, *call.at_zero, *lifted)
     return _again_by_key(program, kind, given, instead)
 
 
 def _again_by_key(
     program: ScanProgram, kind: Hashable, given: Sequence[Tensor], instead: Mapping[int, Tensor] | None
-) -> Sequence[Tensor] | None:
-    """Like `repeated_call`, with slower comparisons, for other types of tensors or another state of the dispatcher."""
+) -> tuple[RepeatedCall, tuple[Tensor | None, ...]] | None:
+    """As `find_call`, with slower comparisons: for other types of tensors, or another state of the dispatcher."""
     try:
         layout = _layout(given, instead)
     except (AttributeError, RuntimeError):  # an argument is not a tensor, or has no memory
@@ -166,7 +215,7 @@ def _again_by_key(
         return None
     known.expect((*given, *lifted))
     program.plans[kind] = (known, *[call for call in calls if call is not known])
-    return known.run((*given, *known.at_zero, *lifted))
+    return known, (*given, *known.at_zero, *lifted)
 
 
 def repeated_scan(
@@ -242,7 +291,7 @@ def remember(
         single: True for a single step without a time dimension.
         formula, completed: formula that completes the gradient of the first input, and scan that applies it.
     """
-    run = _run_of(step, arguments, False) if completed is None else partial(run_trained, completed)
+    run = _run_of(step, arguments, False) if completed is None else TrainedRun(completed)
     if single and isinstance(step, Specialization) and not _is_training(arguments):
         plan = forward_scan(step, arguments, state_seqs=False, training=False).single
         run = _executed(plan)
@@ -307,7 +356,7 @@ def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) ->
     assert isinstance(step, Specialization)
     if _is_training(arguments):
         wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
-        return partial(run_trained, trained_scan(step, arguments, wanted, state_seqs=state_seqs))
+        return TrainedRun(trained_scan(step, arguments, wanted, state_seqs=state_seqs))
     plan = forward_scan(step, arguments, state_seqs=state_seqs, training=False).plan
     return _executed(plan)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -118,12 +118,13 @@ class Loops:
         Raises:
             NotOneLaunchError: clusters cannot compute the loop.
         """
-        key = (*_kind(over, loop, memory), cluster)
+        counts = _counts(step, over)
+        key = (*_kind(over, loop, memory), cluster, counts)
         found = self._in_clusters.get(key)
         if found is None:
             try:
                 cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
-                spec = _spec(over, loop, memory, cores)
+                spec = replace(_spec(over, loop, memory, cores), counts=counts)
                 kernel = cluster_source(_name(step, over), spec, cluster)
             except UnsupportedOpError as error:
                 raise NotOneLaunchError(f"clusters do not compute it: {error}") from None
