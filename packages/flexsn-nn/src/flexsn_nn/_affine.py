@@ -12,14 +12,15 @@ from flexsn_runtime import Completion
 
 
 class Parts(NamedTuple):
-    """What a function of the first input depends on in a call, without computing anything.
+    """Everything on which a function of the first input depends in a call. Collecting it computes nothing.
 
     Attributes:
-        key: equal for functions that differ in their tensors alone.
-        tensors: those of `Absorbed`, in order, or, instead of each computed one, another that it is computed from.
+        key: key that is equal for functions that differ only in their tensors.
+        tensors: tensors of `Absorbed`, in order. In place of each computed tensor, there is a tensor from which it is
+            computed.
         more: other tensors that are read or changed.
-        compute: for calls like this one, computes the first tensors of `Absorbed` from `x`, detached, `tensors` and
-            `more`, and makes the changes; `None`: none is computed.
+        compute: function that computes the first tensors of `Absorbed` from the detached `x`, `tensors` and `more` in
+            similar calls, and makes the changes. `None` if no tensor is computed.
     """
 
     key: Hashable
@@ -152,7 +153,7 @@ class Producer(Protocol):
         """Returns `x` and the function that the step applies to it."""
 
     def parts(self) -> Parts | None:
-        """What the function depends on in the next call; `None`: calls cannot be compared by it."""
+        """Everything on which the function depends in the next call; `None` if calls cannot be compared in this way."""
 
     def frozen(self) -> Producer:
         """Returns a function with equal results that can be used without side effects."""

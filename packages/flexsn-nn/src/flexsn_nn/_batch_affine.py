@@ -83,7 +83,7 @@ class Normalisation(NamedTuple):
         return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, frames.dim() - 2)
 
     def parts(self) -> Parts | None:
-        """As `Producer.parts`, for norms with weights and running statistics, in one process."""
+        """Implements `Producer.parts` for norms with weights and running statistics, in one process."""
         norm = self.norm
         own, learned, kept = norm.__dict__, norm._parameters, norm._buffers  # faster than attributes
         mean, var, tracked = kept.get("running_mean"), kept.get("running_var"), kept.get("num_batches_tracked")

@@ -54,17 +54,17 @@ class _Repeats(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """An earlier call that the compiled launcher repeats: its transforms are a function of the first input, and bits.
+    """An earlier call that the compiled launcher repeats. Its transforms are a function of the first input, and bits.
 
     Attributes:
         core: core of that call.
-        call: what it found out.
-        run: runs such calls.
-        num_states: number of states that it began with.
-        asks: True if its spikes were asked for as bits.
-        front: key of the function of the first input; `None`: there was none.
-        places: for each captured tensor, its position among those of the function.
-        bits: True if the last result are bits.
+        call: record of that call.
+        run: function that runs such calls.
+        num_states: number of states with which that call began.
+        asks: True if bits of the spikes were requested.
+        front: key of the function of the first input; `None` without such a function.
+        places: for each captured tensor, its position among the tensors of the function.
+        bits: True if the last result consists of bits.
     """
 
     core: object
@@ -438,7 +438,7 @@ class Runs(Chooses):
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
     def _run_again(self, inputs: tuple[Tensor, ...], front: Producer | Delayed | None) -> Tensor | list[Tensor] | None:
-        """Runs a call like the earlier one that `_note_again` noted; `None` for another call."""
+        """Runs a call like the earlier one that `_note_again` stored; `None` for another call."""
         own = self.__dict__
         again: _Again | None = own["_again"]
         states = own["states"]
@@ -481,11 +481,11 @@ class Runs(Chooses):
         transforms: tuple[Transform, ...],
         instead: Mapping[int, Tensor] | None,
     ) -> None:
-        """Notes a call for `_run_again`, if the compiled launcher makes such calls.
+        """Stores a call for `_run_again`, if the compiled launcher can run such calls.
 
         Args:
-            tensors: those of `call.run`.
-            transforms: those of the call, before they have seen it.
+            tensors: tensors of `call.run`.
+            transforms: transforms of the call, before their method `before` is called.
         """
         own, scan = self.__dict__, program.scan
         own["_again"] = None
@@ -519,7 +519,7 @@ class Runs(Chooses):
 def _computed(
     compute: Callable[..., tuple[Tensor, ...]], places: Sequence[int], end: int, given: Sequence[Tensor | None]
 ) -> dict[int, Tensor]:
-    """The tensors that `Parts.compute` computes, by their positions in a call.
+    """Returns the tensors that `Parts.compute` computes, by their positions in a call.
 
     Args:
         places: positions of `Parts.tensors`.

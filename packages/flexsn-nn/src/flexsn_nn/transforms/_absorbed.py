@@ -35,7 +35,7 @@ class Absorb(Transform):
 
 
 def parts_of(front: object) -> Parts | None:
-    """`Producer.parts`; `None` also for an object of the user's that has no such method, and for a delay."""
+    """Returns `Producer.parts`. Returns `None` for a delay, and for a user's object without this method."""
     found: Parts | None = front.parts() if hasattr(front, "parts") else None
     return found
 

@@ -91,7 +91,7 @@ class Called(NamedTuple):
 
 
 class Bumped(NamedTuple):
-    """A line that gives tensors a new version: a kernel has written to them."""
+    """A line that increases the version of tensors, because a kernel has written to them."""
 
     numbers: tuple[int, ...]
 
@@ -151,7 +151,7 @@ class _Text:
     """Writes the function of `Recording.repeat`.
 
     Attributes:
-        constants: objects by the names that the text has for them.
+        constants: objects, by their names in the text.
     """
 
     constants: dict[str, Any]
@@ -224,7 +224,7 @@ def noted_check(check: Callable[[], object], number: Tensor) -> None:
 
 
 def written_by_kernel(tensors: Sequence[Tensor]) -> None:
-    """Gives tensors a new version, as operators do that write to them. A recording does so, too."""
+    """Increases the version of tensors, like operators that write to them. A recording does this, too."""
     torch.autograd.graph.increment_version(tensors)
     recorder = current.recorder
     if recorder is not None:
