@@ -61,7 +61,7 @@ class _Again(NamedTuple):
         call: record of that call.
         run: function that runs such calls.
         num_states: number of states with which that call began.
-        asks: True if bits of the spikes were requested.
+        packs: True if bits of the spikes were requested.
         front: key of the function of the first input; `None` without such a function.
         places: for each captured tensor, its position among the tensors of the function.
         bits: True if the last result consists of bits.
@@ -71,7 +71,7 @@ class _Again(NamedTuple):
     call: RepeatedCall
     run: Callable[[Sequence[Tensor | None]], list[Tensor] | None]
     num_states: int
-    asks: bool
+    packs: bool
     front: Hashable
     places: tuple[int, ...]
     bits: bool
@@ -446,7 +446,7 @@ class Runs(Chooses):
             again is None
             or len(states) != again.num_states
             or (states and own["_looks_for_sharing"] and torch.is_grad_enabled())
-            or (own["_bits"].asked > 0) is not again.asks
+            or (own["_bits"].asked > 0) is not again.packs
             or self._shared_transforms
             or "_exchange" in own
             or (own["core"] if "core" in own else own["_modules"].get("core")) is not again.core
