@@ -246,7 +246,7 @@ def in_inference(layer: Any, seed: int) -> None:
 
 
 def trained(layer: Any, seed: int) -> None:
-    """Calls and backwards, after which the compiled launcher repeats whole calls."""
+    """Runs enough calls and backwards that the compiled launcher repeats whole calls."""
     for i in range(5):
         neuron_of(layer).reset()
         call(layer, seed + i)["output"].sum().backward()

@@ -47,7 +47,7 @@ def test_rate_uses_the_generator() -> None:
 @pytest.mark.parametrize(
     ("curve", "times"),
     [
-        # 4 (1 - x), half to even
+        # 4 (1 - x), with halves rounded to even
         ("linear", [4, 4, 3, 2, 1, 0, 0]),
         # 4 - ln((e⁴ - 1) x + 1)
         ("log", [4, 4, 1, 1, 0, 0, 0]),

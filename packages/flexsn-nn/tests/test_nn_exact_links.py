@@ -70,7 +70,7 @@ def test_results_equal_those_of_a_plain_network(handed: list[tuple[bool, bool]])
         assert_near(step(net, spikes()), want)
     assert handed == BOTH * 3
     assert all(one.exact for one in products.layers)
-    # Repeats this for the next part of the sequence, which begins with states.
+    # The next part of the sequence begins with the states of the first part.
     functional.detach_net(net)
     found = step(net, spikes(), reset=False)
     plain = network()
@@ -81,7 +81,7 @@ def test_results_equal_those_of_a_plain_network(handed: list[tuple[bool, bool]])
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
 @pytest.mark.long(all_but=["high"])
-def test_fewer_parts(precision: str, handed: list[tuple[bool, bool]]) -> None:
+def test_two_parts_and_one_part(precision: str, handed: list[tuple[bool, bool]]) -> None:
     net = network()
     exact_products(net, precision, also=["0"], skip=["2"])
     plain = network()
@@ -320,7 +320,7 @@ def claimed() -> nn.Module:
     return neuron
 
 
-def test_sizes_without_whole_loads() -> None:
+def test_sizes_that_are_not_multiples_of_a_load() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(7, 13), LIF(), nn.Linear(13, 9), LIF(), nn.Linear(9, 3))
     with torch.no_grad():

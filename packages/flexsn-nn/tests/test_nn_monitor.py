@@ -106,5 +106,5 @@ def test_mistakes() -> None:
         monitor.StateMonitor(net, "a")
     with pytest.raises(ParameterError, match="Linear has no FlexSN neuron"):
         monitor.RateMonitor(net[0])
-    with pytest.raises(ParameterError, match="nothing was recorded of '1' yet"):
+    with pytest.raises(ParameterError, match="no call of '1' was recorded yet"):
         monitor.SpikeMonitor(net).sequence("1")

@@ -76,7 +76,7 @@ def few_bits(weight: Tensor) -> Tensor:
 
 
 def test_the_feedback_is_the_product_of_the_last_spikes() -> None:
-    """Compares with values by hand: the second neuron fires one step after the first, which gets no further input."""
+    """Compares with values by hand: the second neuron fires one step after the first one, without any other input."""
     layer = RLIF(2, tau=1.0, init=lambda w: w.copy_(torch.tensor([[0.0, 0.0], [1.5, 0.0]])), backend="torch")
     x = torch.zeros(4, 1, 2)
     x[0, 0, 0] = 1.0

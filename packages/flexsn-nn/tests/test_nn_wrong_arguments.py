@@ -160,7 +160,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "set_states, a list": (
         lambda: F.set_states(LIF(), wrong([X])),
         TypeError,
-        "states is a list; give what get_states returned",
+        "states is a list; give the result of get_states",
     ),
     "set_backend, a name": (
         lambda: F.set_backend(LIF(), "cpp", wrong("LIF")),

@@ -71,7 +71,7 @@ def assert_like_the_loop(
     captured: Sequence[Tensor] = (),
     rtol: float = 1e-5,
 ) -> None:
-    """Compares values bitwise and all required gradients up to rounding, with uneven weights of the results."""
+    """Compares values bitwise, and gradients of an unevenly weighted sum of all results up to rounding."""
     got = compiled(core, num_outputs, inputs, states)
     expected = loop(core, num_outputs, inputs, states)
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):

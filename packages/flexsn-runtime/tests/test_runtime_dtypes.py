@@ -168,9 +168,9 @@ def test_freed_memory_is_named() -> None:
 def test_dtypes_that_kernels_do_not_have_are_named() -> None:
     narrow = torch.float8_e4m3fnuz
     gain = random(5).to(narrow)
-    with pytest.raises(DtypeError, match=r"state 0 is torch\.float8_e4m3fnuz, which kernels do not have"):
+    with pytest.raises(DtypeError, match=r"state 0 is torch\.float8_e4m3fnuz, which kernels do not support"):
         compiled(lambda x, v: (x, v), 1, [random(6, 5)], [random(5).to(narrow)])
-    with pytest.raises(DtypeError, match=r"captured tensor 0 is torch\.float8_e4m3fnuz, which kernels do not have"):
+    with pytest.raises(DtypeError, match=r"captured tensor 0 is torch\.float8_e4m3fnuz, which kernels do not support"):
         compiled(lambda x, v: (x * gain.to(x.dtype), v), 1, [random(6, 5)], [random(5)])
     with pytest.raises(
         NotImplementedError, match=r"input_0 returns torch\.float8_e4m3fnuz, which Triton does not have"

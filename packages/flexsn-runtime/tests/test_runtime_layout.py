@@ -53,7 +53,7 @@ def test_terms_compute_the_offsets_of_permuted_and_broadcast_tensors(shape: tupl
         ((3, 4), (0, 0), 0),
         ((3, 4), (0, 1), 1),
         ((3, 4), (1, 0), 1),
-        ((3, 4), (8, 2), 1),  # every other element, which are evenly spaced
+        ((3, 4), (8, 2), 1),  # every second element, so the distances are equal
         ((3, 4), (1, 3), 2),
         ((2, 3, 4), (12, 1, 3), 3),
         ((1,), (5,), DENSE),

@@ -128,8 +128,8 @@ def silent(x: Tensor) -> list[Tensor]:
     return [memory]
 
 
-def asking(x: Tensor) -> list[Tensor]:
-    not_repeated("it asks")
+def refusing(x: Tensor) -> list[Tensor]:
+    not_repeated("it refuses")
     return [x]
 
 
@@ -139,13 +139,13 @@ def read(x: Tensor) -> list[Tensor]:
 
 ELSEWHERE = torch.ones(3)
 REFUSED: dict[str, tuple[Callable[[Tensor], list[Tensor]], str]] = {
-    "a launch that is not noted": (silent, "not noted"),
-    "a launch whose result is read": (lambda x: [silent(x)[0] + 1], "not noted"),
-    "a number": (read, "more than tensors"),
-    "another tensor": (lambda x: [x + ELSEWHERE], "not given"),
-    "another tensor as a result": (lambda x: [ELSEWHERE], "not given"),
-    "what says so": (asking, "it asks"),
-    "shapes that numbers decide": (lambda x: [x[x > 1]], "numbers decide"),
+    "a launch that is not recorded": (silent, "not recorded"),
+    "a launch whose result is read": (lambda x: [silent(x)[0] + 1], "not recorded"),
+    "a number": (read, "not a tensor"),
+    "another tensor": (lambda x: [x + ELSEWHERE], "not among its arguments"),
+    "another tensor as a result": (lambda x: [ELSEWHERE], "not among its arguments"),
+    "a call that refuses": (refusing, "it refuses"),
+    "shapes that depend on values": (lambda x: [x[x > 1]], "depends on values"),
 }
 
 

@@ -15,11 +15,12 @@ class FrontParts(NamedTuple):
     """Everything that a function of the first input depends on in a call, before anything is computed.
 
     Attributes:
-        key: equal for functions that differ in their tensors alone.
-        tensors: those of `Absorbed`, in order, or, instead of each computed one, another that it is computed from.
+        key: key that is equal for functions that differ only in their tensors.
+        tensors: tensors of `Absorbed`, in order. In place of each computed tensor, there is a tensor from which it is
+            computed.
         more: other tensors that are read or changed.
-        compute: for calls like this one, computes the first tensors of `Absorbed` from `x`, detached, `tensors` and
-            `more`, and makes the changes; `None`: none is computed.
+        compute: function that computes the first tensors of `Absorbed` from the detached `x`, `tensors` and `more` in
+            similar calls, and makes the changes. `None` if no tensor is computed.
     """
 
     key: Hashable

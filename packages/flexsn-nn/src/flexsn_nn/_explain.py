@@ -54,7 +54,7 @@ def segments(programs: Sequence[ScanProgram]) -> list[str]:
 
 
 _PHASES = {
-    Phase.BEFORE: "one product for all steps, before the loop: it depends on inputs alone",
+    Phase.BEFORE: "one product for all steps, before the loop: it depends only on inputs",
     Phase.LOOP: "at every step",
     Phase.AFTER: "one product for all steps, after the loop: no later step needs it",
 }

@@ -151,8 +151,8 @@ class FlexSN(Runs):
         self._spike_range = None
         self._decisions = Decisions()
         self._refusals = Refusals()
-        # Cleared when an attribute is assigned: the fact that kernels accept the core, and earlier calls that later
-        # calls may repeat.
+        # Assigning an attribute clears these values: the fact that kernels accept the core, and the records of calls
+        # that later calls may repeat.
         self._ready_made = None
         self._repeats = self._again = None
         self.states = []

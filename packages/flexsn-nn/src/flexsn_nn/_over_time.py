@@ -75,7 +75,7 @@ class OverTime(nn.Sequential):
             found = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
             raise TypeError(
                 f"OverTime got {found}; it takes one tensor. Put a layer with several inputs into your own module: "
-                "x.flatten(0, 1) makes one batch of all steps, and y.unflatten(0, (T, B)) steps again."
+                "x.flatten(0, 1) makes one batch of all steps, and y.unflatten(0, (T, B)) divides it into steps."
             )
         single = self._step_mode == "s"
         layers: Iterable[nn.Module] = self

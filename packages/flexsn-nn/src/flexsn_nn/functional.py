@@ -316,7 +316,7 @@ def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
     """
     found = dict(with_state(net))
     if not isinstance(states, Mapping):
-        raise TypeError(f"states is a {type(states).__name__}; give what get_states returned: a dict of lists by name.")
+        raise TypeError(f"states is a {type(states).__name__}; give the result of get_states: a dict of lists by name.")
     for name in states:
         check_name("neuron", name, found)
     for name, values in states.items():

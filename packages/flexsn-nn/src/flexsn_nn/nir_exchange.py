@@ -163,7 +163,7 @@ def _to_graph(nir: Any, net: nn.Module, sample: Tensor, way: _Way) -> Any:
             node = _norm_to_nodes(builder, call, before, sources)
         elif _passes(call):
             if len(sources) > 1:
-                raise NirError(f"{call.name} ({type(call.layer).__name__}) is given a sum: leave it out.")
+                raise NirError(f"{call.name} ({type(call.layer).__name__}) receives a sum: leave it out.")
             (node,) = sources
         else:
             node = builder.add(_to_node(nir, call.name, call.layer, call.shape, way), sources)
@@ -263,7 +263,9 @@ def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], way:
 
 def _linear_to_node(nir: Any, name: str, layer: nn.Linear, shape: tuple[int, ...]) -> Any:
     if len(shape) != 1:
-        raise NirError(f"{name} is a nn.Linear on {list(shape)}; NIR's takes vectors: nn.Flatten(2) first.")
+        raise NirError(
+            f"{name} is a nn.Linear on {list(shape)}; NIR's linear layer takes vectors: apply nn.Flatten(2) first."
+        )
     if layer.bias is None:
         return nir.Linear(weight=_array(layer.weight))
     return nir.Affine(weight=_array(layer.weight), bias=_array(layer.bias))
@@ -413,8 +415,8 @@ def _check_delayed(name: str, neuron: Leaky | Synaptic) -> None:
         )
     if neuron.reset_delay and type(neuron) is not Leaky:
         raise NirError(
-            f"{name} is a {type(neuron).__name__} whose reset waits for the next step, and takes that step's input "
-            "with it; NIR's neurons are reset at once: train with reset_delay=False."
+            f"{name} is a {type(neuron).__name__} that resets in the next step, together with the input of that "
+            "step. In NIR, neurons reset in the same step: train with reset_delay=False."
         )
 
 
@@ -510,7 +512,7 @@ def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
         if around == {target for source, target in edges if source == name} and len(around) == 1:
             (neuron,) = around
             if type(node).__name__ not in ("Linear", "Affine", "Scale") or neuron in loops or neuron == name:
-                raise NirError(f"{name} leads back to its source, {neuron!r}: only one linear node may.")
+                raise NirError(f"{name} leads back to its source, {neuron!r}: only one linear node may do this.")
             loops[neuron] = node
             edges = [edge for edge in edges if name not in edge]
     return [(source, target) for source, target in edges], loops
@@ -576,7 +578,9 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
         return OverTime(nn.AvgPool2d(size, stride, padding, divisor_override=None if kind == "AvgPool2d" else 1))
     if kind == "Flatten":
         if node.start_dim < 0 or node.end_dim not in (-1, len(node.input_type["input"]) - 1):
-            raise NirError(f"{name} flattens {node.start_dim} to {node.end_dim}; only up to the last.")
+            raise NirError(
+                f"{name} flattens {node.start_dim} to {node.end_dim}; only flattening up to the last is supported."
+            )
         return nn.Flatten(node.start_dim + 2)
     if kind == "Scale":
         return Scale(_tensor(node.scale))

@@ -38,7 +38,7 @@ def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> T
 
 
 def native_unpacking(bits: int, low: int, dtype: torch.dtype) -> Any:
-    """The compiled launcher's calls of `unpack_numbers`, for hooks of `saving_hooks`; `None` if there are none now."""
+    """Returns the compiled launcher's calls of `unpack_numbers`, for `saving_hooks`; `None` if it has none yet."""
     return _unpacking(bits, low, dtype).native
 
 

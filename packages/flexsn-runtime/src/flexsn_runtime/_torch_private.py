@@ -113,9 +113,9 @@ def transform_at_work() -> str | None:
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """Returns a fast predicate that compares `len(tensors)` tensors with these.
 
-    If it returns True, the tensors have equal types, dtypes, devices, shapes, strides and `requires_grad`, the same
-    tensors among them are lazily negated views, and the dispatcher is in the same state: autocast, modes, `torch.func`,
-    inference mode. The predicate does not check grad mode, forward mode, autocast's dtype or memory addresses. It
+    If it returns True, the tensors have equal types, dtypes, devices, shapes, strides and `requires_grad`, and equal
+    flags for lazy negation. The dispatcher is then in the same state: autocast, modes, `torch.func`, inference mode.
+    The predicate does not check grad mode, forward mode, autocast's dtype or memory addresses. It
     returns False if any tensor is not a plain one.
     """
     if _TensorGuards is None or not all(type(t) in _PLAIN and t.layout is torch.strided for t in tensors):
@@ -132,7 +132,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def never(*tensors: object) -> bool:
-    """A predicate with the interface of those of `alike`, which always returns False."""
+    """Always returns False. It can be called like a predicate from `alike`."""
     return False
 
 

@@ -33,7 +33,7 @@ REASONS = {
     "StateLeaky": "it is a convolution over time without a reset, not a scan: it runs unchanged.",
     "LinearLeaky": "it is a linear layer and a convolution over time without a reset: it runs unchanged.",
     "AssociativeLeaky": "it is a state-space layer without a reset: it runs unchanged.",
-    "DeltaLeaky": "it fires when its membrane changes, which no neuron here does. Write its step: FlexSN(core, ...).",
+    "DeltaLeaky": "it fires when its membrane changes. No neuron here does this. Write its step: FlexSN(core, ...).",
 }
 RESET_NET = (
     "snntorch.utils.reset(net) and reset_hidden() do not reach it: call flexsn_nn.functional.reset_net(net), and "
@@ -134,7 +134,7 @@ RULES = {
 def _options(old: Any, backend: str) -> dict[str, Any]:
     """Returns the options that all of these neurons share. Rejects a neuron whose step combines different elements."""
     if old.inhibition:
-        raise Unconvertible("inhibition=True lets only one neuron of a layer fire, which mixes the layer's neurons.")
+        raise Unconvertible("inhibition=True lets only one neuron of a layer fire, so its step is not elementwise.")
     if old.state_quant:
         raise Unconvertible("state_quant is a function of the whole state. Quantize in your own step function.")
     return {
@@ -186,7 +186,7 @@ def spike_function(function: Any) -> Callable[[Tensor], Tensor]:
     factory = function.__qualname__.partition(".")[0]
     if factory == "SSO":
         raise Unconvertible(
-            "its surrogate SSO draws random numbers in the backward pass, which kernels cannot: use LSO, or another."
+            "its surrogate SSO draws random numbers in the backward pass, but kernels cannot: use LSO, or another one."
         )
     parameters = dict(inspect.getclosurevars(function).nonlocals)
     if factory == "custom_surrogate":

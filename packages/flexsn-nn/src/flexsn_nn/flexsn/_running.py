@@ -54,7 +54,7 @@ class _Repeats(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """An earlier call that the compiled launcher repeats: its transforms are a function of the first input, and bits.
+    """An earlier call that the compiled launcher repeats. Its transforms are a function of the first input, and bits.
 
     Attributes:
         core: core of that call.
@@ -439,7 +439,7 @@ class Runs(Chooses):
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
     def _run_again(self, inputs: tuple[Tensor, ...], front: Producer | Delayed | None) -> Tensor | list[Tensor] | None:
-        """Runs a call like the earlier one that `_note_again` noted; `None` for another call."""
+        """Runs a call like the earlier one that `_note_again` stored; `None` for another call."""
         own = self.__dict__
         again: _Again | None = own["_again"]
         states = own["states"]
@@ -483,11 +483,11 @@ class Runs(Chooses):
         transforms: tuple[Transform, ...],
         instead: Mapping[int, Tensor] | None,
     ) -> None:
-        """Notes a call for `_run_again`, if the compiled launcher makes such calls.
+        """Stores a call for `_run_again`, if the compiled launcher can run such calls.
 
         Args:
-            tensors: those of `call.run`.
-            transforms: those of the call, before they have seen it.
+            tensors: tensors of `call.run`.
+            transforms: transforms of the call, before their method `before` is called.
         """
         own, scan = self.__dict__, program.scan
         others = [one for one in transforms if not isinstance(one, SpikesAsBits)]

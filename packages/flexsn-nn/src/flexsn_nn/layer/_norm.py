@@ -30,7 +30,9 @@ class _ThresholdDependent(OverTime):
         check_number("v_threshold", v_threshold, above=0)
         norm = self.kind(num_features, **options)
         if norm.weight is None:
-            raise ParameterError("affine=False leaves no weight, which would start at alpha v_threshold.")
+            raise ParameterError(
+                "affine=False creates no weight, but tdBN needs one, with the initial value alpha v_threshold."
+            )
         super().__init__(norm)
         nn.init.constant_(norm.weight, alpha * v_threshold)
 

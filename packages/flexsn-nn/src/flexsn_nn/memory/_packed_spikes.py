@@ -98,8 +98,8 @@ class PackedSpikes:
             )
         self._hooks: list[Any] = []
         self._saving: Any = None
-        self._native: Any = None  # hooks of the compiled launcher, which use noted bits without Python
-        # By memory that was packed: weak references to that memory and to its bits.
+        self._native: Any = None  # hooks of the compiled launcher, which use stored bits without Python
+        # Maps memory that was packed to weak references to this memory and to its bits.
         self._known: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Bits]]] = {}
         self._most_known = _MOST_KNOWN
 
@@ -190,7 +190,7 @@ class PackedSpikes:
         return made
 
     def _count(self, whole: int, bits: Bits, by_kernel: bool) -> None:
-        """Counts the bytes of a memory that is packed."""
+        """Counts the bytes of memory that is packed."""
         self.bytes_whole += whole
         self.bytes_packed += bits.packed.nbytes
         self.bytes_by_kernels += bits.packed.nbytes if by_kernel else 0

@@ -51,7 +51,8 @@ def mark(spikes: Tensor, low: int, high: int, bits: Bits | None = None) -> None:
 
     Args:
         spikes: `[T, *step]`.
-        bits: bits of its dense memory, as kernels write them; `None`: no bits, or the bits that were recorded before.
+        bits: bits of its dense memory, as kernels write them; `None` for no bits, or for the bits that were recorded
+            earlier.
     """
     node: Any = spikes.grad_fn
     if node is None:
@@ -155,7 +156,7 @@ def _float32(number: float) -> float:
     return found
 
 
-# Names of operations: views of their input, and operations that move the values of their input.
+# Names of operations that are views of their input, and of operations that move the values of their input.
 VIEWS = frozenset(
     {
         "View",

@@ -49,7 +49,7 @@ class Backend(ABC):
         return "only CUDA launches programs that wait for each other"
 
     def begin(self, device: torch.device) -> None:  # noqa: B027
-        """Begins to load in another thread what the first launch on a device needs."""
+        """Loads libraries for the first launch on a device, in another thread."""
 
     # -- how it is launched ----------------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ def _begin() -> None:
 
 
 def _load() -> None:
-    with suppress(Exception):  # the first compilation raises it
+    with suppress(Exception):  # the first compilation raises the error
         prepare_driver()
         why_no_nvrtc()  # loads the library
 

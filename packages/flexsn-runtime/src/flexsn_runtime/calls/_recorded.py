@@ -91,7 +91,7 @@ class Called(NamedTuple):
 
 
 class Bumped(NamedTuple):
-    """A line that gives tensors a new version: a kernel has written to them."""
+    """A line that increases the version of tensors, because a kernel has written to them."""
 
     numbers: tuple[int, ...]
 
@@ -151,7 +151,7 @@ class _Text:
     """Writes the function of `Recording.repeat`.
 
     Attributes:
-        constants: objects by the names that the text has for them.
+        constants: objects, by their names in the text.
     """
 
     constants: dict[str, Any]
@@ -224,7 +224,7 @@ def noted_check(check: Callable[[], object], number: Tensor) -> None:
 
 
 def written_by_kernel(tensors: Sequence[Tensor]) -> None:
-    """Gives tensors a new version, as operators do that write to them. A recording does so, too."""
+    """Increases the version of tensors, like operators that write to them. A recording does this, too."""
     torch.autograd.graph.increment_version(tensors)
     recorder = current.recorder
     if recorder is not None:
@@ -397,10 +397,10 @@ class CallRecorder(TorchDispatchMode):
             return  # such as `aten.promote_types`
         written = _written(func, args, options)
         if func.overloadpacket is _aten.set_ or any(not isinstance(one, Tensor) for one in _each(result)):
-            self.refuse(f"{func} gives more than tensors")
+            self.refuse(f"{func} returns a value that is not a tensor")
             return
         if torch.Tag.dynamic_output_shape in func.tags:
-            self.refuse(f"numbers decide about the shape of what {func} gives")
+            self.refuse(f"the shape of the result of {func} depends on values")
             return
         for tensor in given:
             memory = self._memory.get(_address(tensor))
@@ -480,7 +480,7 @@ class CallRecorder(TorchDispatchMode):
     def _known(self, tensor: Tensor) -> int:
         number = self._numbers.get(id(tensor))
         if number is None:
-            self.refuse(f"it reads a tensor {tuple(tensor.shape)} that it is not given")
+            self.refuse(f"it reads a tensor {tuple(tensor.shape)} that is not among its arguments")
             return -1
         return number
 
@@ -488,7 +488,7 @@ class CallRecorder(TorchDispatchMode):
         if isinstance(tensor, Tensor) and tensor.numel():
             memory = self._memory.get(_address(tensor))
             if memory is not None and not memory.written:
-                self.refuse("something writes to its memory that is not noted")
+                self.refuse("an operation that is not recorded writes to its memory")
 
     def _placed(self, value: Any) -> Any:
         """The value, with a `TensorNumber` in place of each tensor."""

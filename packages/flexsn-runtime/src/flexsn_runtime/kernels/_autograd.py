@@ -41,7 +41,7 @@ def run_trained(scan: Trained, tensors: Sequence[Tensor | None]) -> tuple[Tensor
 
 @dataclass(slots=True)
 class TrainedRun:
-    """Runs calls of a prepared scan, as `run_trained`.
+    """Runs calls of a prepared scan, like `run_trained`.
 
     Attributes:
         is_native: True if the compiled launcher has made a call.
@@ -64,7 +64,7 @@ class TrainedRun:
         return native is None or native.watched()
 
     def again(self, tensors: Sequence[Tensor | None]) -> Again | None:
-        """As `NativeScan.again`. Requires `is_native`."""
+        """Like `NativeScan.again`. Requires `is_native`."""
         native = self.scan.native
         return None if native is None else native.again(tensors)
 

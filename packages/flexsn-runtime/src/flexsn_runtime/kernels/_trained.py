@@ -239,15 +239,15 @@ class TrainedScan(Trained):
         return written
 
     def computing(self, compute: Compute, tensors: Given) -> Again | None:
-        """As `NativeScan.again`, for calls in which some tensors are computed from others.
+        """Like `NativeScan.again`, for calls in which some tensors are computed from others.
 
         Args:
-            compute: takes tensors like these; returns the computed ones, by position.
-            tensors: `[*inputs, *states, *lifted]` with something else instead of each tensor that is computed, and
-                more tensors behind them. They are not changed now.
+            compute: function that takes tensors like these, and returns the computed ones, by position.
+            tensors: `[*inputs, *states, *lifted]` with another object in place of each tensor that is computed, and
+                further tensors after them. This call does not change them.
 
         Returns:
-            The function; `None` if the compiled launcher does not make these calls.
+            The function; `None` if the compiled launcher cannot run these calls.
         """
         native, count = self.native, len(self._wanted)
         first_lifted = self.step.trace.num_inputs + self.step.trace.num_states

@@ -1,4 +1,4 @@
-"""Sums of the values that a kernel has written. They are data, which Python and the compiled launcher execute."""
+"""Descriptions of sums of values that a kernel has written. Python and the compiled launcher compute them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class Sum(NamedTuple):
     """Sums over dimensions of a tensor.
 
     Attributes:
-        steps: pairs of a shape and dimensions. A step views the tensor in this shape, or as it is for `None`, and sums
-        over the dimensions, or over all dimensions if the pair names none.
+        steps: pairs of a shape and dimensions. A step views the tensor in this shape, and sums over these dimensions.
+            If the shape is `None`, the tensor keeps its shape. If the dimensions are empty, the sum is over all of
+            them.
     """
 
     steps: tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]
