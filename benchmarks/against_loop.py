@@ -1,6 +1,6 @@
-"""Training steps of compiled kernels and of the loop: a row for each step function and shape.
+"""Comparison of training steps in compiled kernels and in the loop, with a row for each step function and shape.
 
-`inhibition.py` and `other_shapes.py` pass their step functions to `main`.
+`inhibition.py` and `other_shapes.py` call `main` with their step functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER = ("step", "T x B x N", "loop, ms", "kernels, ms", "ratio", "by", "first 
 
 
 class Fresh(nn.Module):
-    """A layer that begins each call at its initial state."""
+    """A layer that starts each call from its initial state."""
 
     def __init__(self, layer: FlexSN) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Fresh(nn.Module):
 
 
 def timed(run: Run, calls: int) -> float:
-    """Returns the milliseconds of a call."""
+    """Returns the milliseconds of one call."""
     synchronize(DEVICE)
     begun = time.perf_counter()
     for _ in range(calls):
@@ -49,7 +49,9 @@ def timed(run: Run, calls: int) -> float:
 
 
 def compared(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexSN], shape: str) -> list[str]:
-    """Returns a row: times of the loop and of kernels, their ratio, how kernels ran, the first training step."""
+    """Returns a row: the times of the loop and of kernels, their ratio, how the kernels ran, and the time of the first
+    training step.
+    """
     steps, batch, neurons = map(int, shape.split("x"))
     torch.manual_seed(0)
     core = make(neurons).to(DEVICE)
@@ -79,17 +81,17 @@ def compared(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexS
 
 
 def main(name: str, title: str, cores: Sequence[type[nn.Module]], layer: Callable[[Any, str], FlexSN]) -> None:
-    """Reads the command line, and writes a table.
+    """Parses the command line, and writes a table.
 
     Args:
-        name: name of the script, without its ending.
+        name: name of the script, without its suffix.
         title: title of the table.
         cores: step functions, each made with a number of neurons.
         layer: function that makes a layer from a core and the name of a backend.
     """
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / f"{name}.md")
-    parser.add_argument("--seconds", type=float, default=55.0, help="after these, no other row begins")
+    parser.add_argument("--seconds", type=float, default=55.0, help="no further row starts after this time")
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), metavar="TxBxN")
     parser.add_argument("--only", nargs="*", default=[core.__name__ for core in cores], metavar="NAME")
     options = parser.parse_args()

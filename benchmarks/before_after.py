@@ -1,12 +1,12 @@
-"""Figures of a benchmark in two checkouts side by side, which show the parts that a change makes faster or slower.
+"""Comparison of a benchmark's figures in two checkouts, which shows what a change makes faster or slower.
 
     python benchmarks/before_after.py FOLDER SCRIPT --commit NAME [--output FILE] [--runs 2] [-- ARGUMENTS ...]
 
 `FOLDER` holds the other checkout (`git archive COMMIT packages benchmarks | tar x -C FOLDER`). Each checkout runs its
-own script with its own packages in separate processes, alternately: before, after, before, after. Rows of both tables
-are compared by the smallest figure of their runs, because other processes disturb that run least. The spread of a
-checkout is its largest figure over its smallest one; the table shows the larger spread. A ratio within the spread is
-not a difference.
+own script with its own packages in separate processes, alternately: before, after, before, after. For each row, the
+smallest figures of the two checkouts are compared, because other processes have disturbed those runs least. The spread
+of a checkout is its largest figure divided by its smallest one. The table shows the larger of the two spreads. A ratio
+within the spread is not a significant difference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from measure import publish, table, where
 
 Figures = dict[tuple[str, ...], dict[str, float]]
-"""For each row's name, its numbers by column."""
+"""The numbers of each row, by column."""
 HERE = Path(__file__).parents[1]
 COLUMNS = {
     "scan_overhead.py": ("call", "graph", "kernels"),
@@ -43,7 +43,9 @@ def is_number(text: str) -> bool:
 
 
 def figures(text: str, columns: tuple[str, ...]) -> Figures:
-    """Returns the numbers of a table in Markdown. A row's name ends before its first number with a decimal point."""
+    """Returns the numbers of a table in Markdown. The name of a row ends before the first number with a decimal
+    point.
+    """
     lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
     header, rows = lines[0], lines[2:]
     found: Figures = {}
@@ -84,7 +86,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("script", choices=list(COLUMNS))
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/before_after.md"))
-    parser.add_argument("--commit", required=True, help="of the other checkout, for the heading")
+    parser.add_argument("--commit", required=True, help="commit of the other checkout, for the heading")
     parser.add_argument("--runs", type=int, default=2)
     given, arguments = parser.parse_known_args()
     arguments = [argument for argument in arguments if argument != "--"]
@@ -102,8 +104,9 @@ def main() -> None:
         [
             f"# `{' '.join([given.script, *arguments])}` before and after",
             "",
-            f"`python benchmarks/before_after.py`: before is {given.commit}; {given.runs} runs each, in turns.",
-            "The ratio is that of the least; `spread` is that of runs of the same code.",
+            f"`python benchmarks/before_after.py`: before is {given.commit}. Each checkout ran {given.runs} times,",
+            "alternately. The ratio is that of the smallest figures. `spread` is the largest ratio between runs of",
+            "the same code.",
             where(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
             "",
             *table(head, rows),

@@ -1,12 +1,13 @@
-"""Path of a warm call: the number of this project's functions that it enters, the number of their files, and its time.
+"""Path of a warm call: how many functions of this project it enters, in how many files, and how long it takes.
 
     python benchmarks/call_path.py [--output benchmarks/results/call_path.md] [--paths]
 
-A call is warm once it has run a few times. `calls` counts functions of the packages that are entered from
-`FlexSN.forward` on, and `files` the files that define them; the generated check of a core's reads is a call without a
-file. A training step is the forward and the backward, in this thread. Python launches the kernels. `us` is the CPU time
-of a call in which nothing is counted: the shortest of several runs on the CPU. The runs of all rows alternate. A
-recurrent step in one launch has a GPU kernel, which does not run here; its `us` covers the rest of the call.
+A call is warm after it has run a few times. `calls` is the number of the packages' functions that are entered, starting
+with `FlexSN.forward`. `files` is the number of files that define these functions. The generated check of the values
+that a core reads counts as a call without a file. A training step is a forward and a backward, both in this thread.
+Python launches the kernels. `us` is the CPU time of a call in which nothing is counted. It is the shortest time of
+several runs on the CPU, and the runs of all rows alternate. A recurrent step in one launch has a GPU kernel, which does
+not run here, so its `us` covers only the rest of the call.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Call = Callable[[], object]
 
 
 def path_of(call: Call) -> list[tuple[str, str]]:
-    """Returns the file and the name of each of the project's functions that a call enters, in order."""
+    """Returns the file and the name of each function of the project that a call enters, in order."""
     entered: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -156,7 +157,7 @@ def works(*, one_launch: bool) -> list[tuple[str, Call]]:
 
 
 def without_kernels_of_a_gpu() -> None:
-    """Makes kernels of a GPU launch nothing; otherwise, Triton's interpreter would run them."""
+    """Makes the launches of GPU kernels do nothing. Otherwise, Triton's interpreter would run these kernels."""
 
     def nothing(launch: object, *given: object) -> None:
         pass
@@ -165,7 +166,7 @@ def without_kernels_of_a_gpu() -> None:
 
 
 def least(rows: list[tuple[str, Call]]) -> list[float]:
-    """Returns the shortest CPU time of a call of each row, in microseconds. The runs of the rows alternate."""
+    """Returns the shortest CPU time of a call for each row, in microseconds. The runs of the rows alternate."""
     best = [float("inf")] * len(rows)
     for _ in range(RUNS):
         for i, (_, call) in enumerate(rows):
@@ -194,8 +195,8 @@ def measured(*, one_launch: bool, paths: bool) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "call_path.md")
-    parser.add_argument("--paths", action="store_true", help="print the functions, too")
-    parser.add_argument("--one-launch", action="store_true", help="print the rows of recurrent steps alone")
+    parser.add_argument("--paths", action="store_true", help="also print the functions")
+    parser.add_argument("--one-launch", action="store_true", help="only print the rows of recurrent steps")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.one_launch:
@@ -203,17 +204,17 @@ def main() -> None:
         print(json.dumps(measured(one_launch=True, paths=chosen.paths)))
         return
     lines = measured(one_launch=False, paths=chosen.paths)
-    # Without a GPU, Triton's kernels need its interpreter, which has to be chosen before the import of Triton.
+    # Without a GPU, Triton's kernels need its interpreter, which has to be enabled before Triton is imported.
     command = [sys.executable, __file__, "--one-launch", *(["--paths"] if chosen.paths else [])]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, stdout=subprocess.PIPE)
     lines += json.loads(done.stdout)
     head = [
         "# The path of a warm call",
         "",
-        "`python benchmarks/call_path.py`: functions of the packages that a call enters from `FlexSN.forward` on, and",
-        "their files; kernels are launched by Python. Of recurrent steps in one launch, the kernel is not run.",
-        f"{STEPS} x {BATCH} x {FEATURES}, float32, one thread; `us` of the CPU, the least of {RUNS} runs of {CALLS}",
-        "calls, in turns.",
+        "`python benchmarks/call_path.py`: functions of the packages that a call enters, starting with",
+        "`FlexSN.forward`, and the number of their files. Python launches the kernels. The kernels of recurrent steps",
+        f"in one launch are not run. {STEPS} x {BATCH} x {FEATURES}, float32, one thread. `us` is CPU time: the",
+        f"minimum of {RUNS} runs of {CALLS} calls. The runs of the rows alternate.",
         where(torch.device("cpu")),
         "",
     ]

@@ -1,17 +1,18 @@
-"""Training steps of whole networks with `flexsn_nn.graphs.capture`: wall time and the time of their kernels.
+"""Training steps of whole networks with `flexsn_nn.graphs.capture`: their wall time and the time of their kernels.
 
     python benchmarks/captured_steps.py [--output benchmarks/results/captured_steps.md] [--only "64-128" VGG]
         [--seconds 100]
 
-The networks come from whole_networks.py, with LIF neurons, norms in the neurons' steps, pooling in kernels, and
-channels-last images. A step is `step(frames, labels)`: copies of its arguments into the graph's memory, the comparison
-of everything that may have changed, the replay, and copies of its results. The table compares it with the same step
-run in Python, which alternates with it, and with the sum of the times of its kernels. "issued in" is the CPU's time for
-a captured step, without waiting for the GPU. "captured after" is the time from the end of the first step
-to the end of the first replay: it includes runs in Python, the recording, and the replay. "between two" is the rest of
-the step, divided by the number of kernels. Its lower bound is the time between two empty kernels in a graph of many
-empty kernels, where each waits for the previous one. The last column divides the step's time by that of its kernels
-with one such gap each. A failed network has its error in its row. After `--seconds`, no network begins.
+The networks come from whole_networks.py. They have LIF neurons, norms in the steps of the neurons, pooling in kernels,
+and channels-last images. A step is a call `step(frames, labels)`. It copies the arguments into the memory of the graph,
+checks everything that may have changed, replays the graph, and copies the results. The table compares a step with the
+same step run in Python, and with the sum of the times of its kernels. Captured steps and steps in Python alternate.
+"issued in" is the CPU time of a captured step, without waiting for the GPU. "captured after" is the time from the end
+of the first step to the end of the first replay. It includes steps run in Python, the recording, and the replay.
+"between two" is the time of a step during which no kernel runs, divided by the number of kernels. Its lower bound is
+the gap between two empty kernels, measured in a graph of many empty kernels that each wait for the previous one. The
+last column divides the time of the step by the time of its kernels plus one such gap per kernel. If a network fails,
+its row shows the error. After `--seconds`, no further network starts.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def seconds(function: Callable[[], object], device: torch.device) -> float:
 
 
 def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], object]]:
-    """Returns the cells of a row without the kernels' time, and the captured step."""
+    """Returns the cells of a row without the time of the kernels, and the captured step."""
     captured, frames, labels = made(case, device)
     first = seconds(lambda: captured(frames, labels), device)
     later = sum(seconds(lambda: captured(frames, labels), device) for _ in range(RUNS_BEFORE_A_REPLAY - 1))
@@ -92,7 +93,9 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
 
 
 def calls_of(milliseconds: float) -> int:
-    """Returns the number of steps to measure together. Wall and kernel times share it: clocks fall under load."""
+    """Returns the number of steps to measure together. Wall time and kernel time use the same number, because clock
+    rates drop under load.
+    """
     return max(8, int(MEASURED_MS / milliseconds))
 
 
@@ -101,8 +104,8 @@ class Idle(NamedTuple):
 
     Attributes:
         period: time from the start of a kernel to the start of the next one.
-        kernel: time of a kernel, in the profiler.
-        alone: time from the start of a graph of one kernel to the start of the next graph.
+        kernel: time of a kernel, from the profiler.
+        alone: time from the start of a graph with one kernel to the start of the next such graph.
     """
 
     period: float
@@ -141,7 +144,7 @@ def idle(device: torch.device) -> Idle:
 
 
 def with_kernels(cells: list[str], step: Callable[[], object], device: torch.device, empty: Idle) -> list[str]:
-    """Returns the cells with the time of the kernels added."""
+    """Returns the cells, extended by the time of the kernels."""
     if device.type != "cuda":
         return [*cells, *[""] * 5]
     try:
@@ -163,8 +166,8 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "captured_steps.md")
-    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
-    parser.add_argument("--seconds", type=float, default=100.0, help="begin no other network after so long")
+    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these")
+    parser.add_argument("--seconds", type=float, default=100.0, help="no further network starts after this time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = parser.parse_args()
     device = torch.device(chosen.device, 0) if chosen.device == "cuda" else torch.device(chosen.device)
@@ -182,7 +185,7 @@ def main() -> None:
             found.append((case, *measured(case, device)))
         except Exception as error:
             found.append((case, [said(error), *[""] * (len(HEADER) - 3)], None))
-    # A profiler may leave launches slower in this process, so all wall times are measured before it.
+    # A profiler may slow down later launches in this process, so all wall times are measured before it.
     empty = idle(device) if device.type == "cuda" else Idle(0.0, 0.0, 0.0)
     rows = [
         (
@@ -194,10 +197,10 @@ def main() -> None:
     ]
     title = "# Captured training steps: wall time and their kernels' time"
     gaps = (
-        f"Of {IDLE_KERNELS} kernels in a graph that do nothing, each waits for the one before: {empty.period:.2f} µs "
-        f"for each, {empty.kernel:.2f} of them the kernel's by the profiler. The gap, {empty.gap:.2f} µs, is what the "
-        f"last column adds for each kernel, and {empty.launch:.2f} µs for the graph: one of a single kernel takes "
-        f"{empty.alone:.2f} µs."
+        f"A graph of {IDLE_KERNELS} empty kernels, each of which waits for the previous one, takes {empty.period:.2f} "
+        f"µs per kernel. The kernel itself takes {empty.kernel:.2f} µs of it, according to the profiler. The last "
+        f"column adds the remaining gap of {empty.gap:.2f} µs for each kernel, and {empty.launch:.2f} µs for the "
+        f"graph. (A graph of a single kernel takes {empty.alone:.2f} µs.)"
     )
     publish([title, "", where(device), "", gaps, "", *table(HEADER, rows)], chosen.output)
 

@@ -1,11 +1,11 @@
-"""Costs of numbers that change between calls: kernels, time, memory, modules, files.
+"""Costs of numbers that change between calls: kernels, time, memory, modules, and files.
 
     python benchmarks/changing_numbers.py [--output benchmarks/results/changing_numbers.md] [--values 10000]
 
-A neuron with compiled kernels is called once for each value (in Triton's interpreter if there is no GPU). Its threshold
-is annealed, or the width of its surrogate in training, or a number chooses between branches, with another outcome in
-each call. Resources are counted after the first tenth of the values and at the end: growth between the two counts would
-continue forever.
+A neuron with compiled kernels is called once for each value (in Triton's interpreter if there is no GPU). There are
+three cases: its threshold is annealed, the width of its surrogate is annealed during training, or a number selects
+branches, with a new outcome in each call. Resources are counted after the first tenth of the values and at the end. If
+they grow between the two counts, they would grow forever.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from flexsn_nn import FlexSN
 from flexsn_nn.surrogate import Sigmoid
 from flexsn_runtime import triton_interpreted
 
-BRANCHES = 12  # 2**BRANCHES outcomes
+BRANCHES = 12  # gives 2**BRANCHES outcomes
 
 
 class Annealed(nn.Module):
-    """A leaky integrator with numbers that schedules change."""
+    """A leaky integrator with numbers that a schedule can change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def decide(core: Annealed, value: int, values: int) -> None:
 
 
 Change = Callable[[Annealed, int, int], None]
-# By name: the change, True if gradients are computed, and the share of the values that is used.
+# By name: the change, True if gradients are computed, and the fraction of the values that is used.
 CASES: dict[str, tuple[Change, bool, float]] = {
     "threshold": (anneal_threshold, False, 1.0),
     "threshold, trained": (anneal_threshold, True, 0.05),
@@ -85,7 +85,7 @@ def main(path: Path, values: int) -> None:
     rows = []
     for name, (change, trained, part) in CASES.items():
         count = int(values * part)
-        with tempfile.TemporaryDirectory() as folder:  # a cache without kernels of other cases
+        with tempfile.TemporaryDirectory() as folder:  # a cache that contains no kernels of other cases
             os.environ["FLEXSN_CACHE_DIR"] = folder
             core = Annealed()
             neuron = FlexSN(core, 1, 1, 1, backend="triton")
@@ -100,9 +100,10 @@ def main(path: Path, values: int) -> None:
     lines = [
         "# Numbers that change between calls",
         "",
-        f"`python benchmarks/changing_numbers.py --values {values}`: a neuron, called once for each value. The kernels",
-        "written so far, forward and backward together; the CPU time of a call with a new value, its trace included;",
-        "what the process holds: memory, objects, modules of generated sources, open files.",
+        f"`python benchmarks/changing_numbers.py --values {values}`: a neuron that is called once for each value. The",
+        "columns show the kernels written so far (forward and backward together), the CPU time of a call with a new",
+        "value (including its trace), and what the process holds: memory, objects, modules of generated sources, open",
+        "files.",
         "In Triton's interpreter." if triton_interpreted() else "",
         where(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "",

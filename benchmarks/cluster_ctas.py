@@ -1,10 +1,10 @@
-"""Triton's `num_ctas` for a recurrent layer: the instructions of a step's product in clusters, compiled for an H100.
+"""Triton's `num_ctas` for a recurrent layer: instructions of the product in a step with clusters, compiled for an H100.
 
     python benchmarks/cluster_ctas.py [--output FILE]
 
-One program is a cluster of `num_ctas` blocks; Triton divides its tensors among them. The columns count instructions in
-PTX: addresses in another block's shared memory (`mapa`), loads and stores there, and barriers of the whole cluster.
-"Refused" is the compiler's error. The script needs no GPU.
+One program is a cluster of `num_ctas` blocks, and Triton divides the tensors of the program among the blocks. The
+columns count PTX instructions: address computations for the shared memory of another block (`mapa`), loads and stores
+there, and barriers of the whole cluster. "Refused" shows the error of the compiler. The script needs no GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def layer(x_ptr, v_ptr, s_ptr, T, B, H: tl.constexpr, R: tl.constexpr):  # type:
 
 @contextlib.contextmanager
 def errors() -> Iterator[Path]:
-    """Yields a file that receives the standard error, including that of C++."""
+    """Yields a file that receives the standard error output, including that of C++ code."""
     with tempfile.TemporaryDirectory() as folder:
         path, before = Path(folder) / "errors", os.dup(2)
         with path.open("w") as file:
@@ -61,7 +61,7 @@ def errors() -> Iterator[Path]:
 
 
 def compiled(rows: int, width: int, blocks: int) -> list[str]:
-    """Returns bytes of shared memory and counts of instructions, or the error without a kernel."""
+    """Returns the bytes of shared memory and the counts of instructions, or the error if there is no kernel."""
     types = {"x_ptr": "*fp32", "v_ptr": "*bf16", "s_ptr": "*bf16", "T": "i32", "B": "i32"}
     names = {"H": width, "R": rows}
     source = ASTSource(layer, {**types, **dict.fromkeys(names, "constexpr")}, names)

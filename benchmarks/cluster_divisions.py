@@ -1,14 +1,16 @@
-"""Divisions of recurrent loops among thread-block clusters: microseconds per step, forward and backward separately.
+"""Divisions of recurrent loops among the blocks of thread-block clusters: microseconds per step, for forward and
+backward separately.
 
     python benchmarks/cluster_divisions.py [--output FILE] [--seconds 80] [--only RLIF ...] [--shapes 250x128x256 ...]
         [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE] [--together 1]
 
-A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
-training. All kernels of a loop are compiled first, in parallel. `differs` compares the values that a kernel stores with
-those of launches step by step: the share of spikes that differ, or, for real numbers, the largest difference relative
-to the largest value. `--divisions` names the divisions to measure by blocks, splits and tiles of rows. `--tiles`
-compares divisions among programs without clusters instead. Of several processes with the same `--lock`, one measures at
-a time, after `--together` of them have compiled. The script needs a GPU with clusters.
+A shape is T x batch x neurons. A figure is the median time of one launch, divided by its number of steps. The forward
+is the one of a training step. All kernels of a loop are compiled first, in parallel. `differs` compares the values that
+a kernel stores with those of launches step by step. It is the fraction of spikes that differ or, for real numbers, the
+largest difference relative to the largest value. `--divisions` selects the divisions to measure, by blocks, splits and
+tiles of rows. `--tiles` compares divisions among programs without clusters instead. If several processes have the same
+`--lock`, only one of them measures at a time, after `--together` processes have compiled their kernels. The script
+needs a GPU that supports clusters.
 """
 
 from __future__ import annotations
@@ -45,10 +47,10 @@ SHAPES = ("250x128x256", "250x256x512", "250x128x1024")
 
 
 class Caught:
-    """A loop whose launch is intercepted, with the arguments for other ways of launching it.
+    """A loop whose launch was intercepted, with the arguments for launching it in other ways.
 
     Attributes:
-        started: states before the loop, kept since launches overwrite them.
+        started: copy of the states before the loop, because launches overwrite them.
     """
 
     def __init__(self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> None:
@@ -58,11 +60,11 @@ class Caught:
         self.expected: list[Tensor] = []
 
     def stored(self) -> list[Tensor]:
-        """Returns the values that the loop writes at every step."""
+        """Returns the values that the loop writes in each step."""
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
     def chosen(self, divisions: list[str]) -> Iterator[Cluster]:
-        """Yields clusters of the named divisions that have room."""
+        """Yields the clusters of the named divisions that fit on the device."""
         for one in divisions:
             blocks, splits, row_tiles = map(int, one.split("x"))
             cluster = fitted(self.loop, Cluster(blocks, splits, row_tiles), from_zero=self.over.from_zero)
@@ -70,10 +72,10 @@ class Caught:
                 yield cluster
 
     def divisions(self, processors: int) -> Iterator[Cluster]:
-        """Yields divisions into clusters.
+        """Yields divisions among the blocks of clusters.
 
-        For each number of blocks, they are those with the fewest turns and the fewest rows, or one more row tile. A
-        warp holds at least a quarter of its terms in registers.
+        For each number of blocks, these are the divisions with the fewest passes and the fewest rows, or with one more
+        row tile. A warp holds at least a quarter of its terms in registers.
         """
         loop, from_zero = self.loop, self.over.from_zero
         for blocks in (4, 8, 16):
@@ -90,7 +92,7 @@ class Caught:
                 yield from (one for one in best if one.row_tiles <= best[0].row_tiles + 1)
 
     def tiles(self) -> Iterator[Tiles]:
-        """Yields divisions among programs that exchange through global memory, for most of an H100."""
+        """Yields divisions among programs that exchange values through global memory, for most of an H100."""
         loop = self.loop
         of_a_number = 6 if any(exchange.dtype == torch.float32 for exchange in loop.exchanges) else 2
         for rows, columns in itertools.product((16, 32, 64), (16, 32, 64)):
@@ -126,7 +128,7 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
 
 @torch.no_grad()
 def differs(one: Caught) -> str:
-    """Returns the difference of the stored values from those of launches step by step."""
+    """Returns the difference between the stored values and those of launches step by step."""
     pairs = list(zip(one.stored(), one.expected, strict=True))
     spikes = [] if one.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
     if spikes:
@@ -209,7 +211,7 @@ def main(
                 continue
             try:
                 rows.append([*labels, in_words(division), *measured(one, launch)])
-            except Exception as error:  # a division without room
+            except Exception as error:  # a division that does not fit on the device
                 rows.append([*labels, in_words(division), str(error).splitlines()[0][:60], "", "", ""])
             print(rows[-1], flush=True)
     columns = ["layer", "T x B x H", "dtype", "direction", "rows, programs" if tiles else "blocks x splits, row tiles"]
@@ -226,10 +228,10 @@ def main(
 
 
 def compile_all(work: list[tuple[Caught, InClusters | InPrograms]]) -> None:
-    """Compiles kernels in threads, since both compilers run outside of Python."""
+    """Compiles kernels in threads, because both compilers run outside of Python."""
 
     def compile_one(one: Caught, launch: InClusters | InPrograms) -> None:
-        with contextlib.suppress(Exception):  # the measurement reports the error
+        with contextlib.suppress(Exception):  # the measurement will report the error
             if isinstance(launch, InClusters):
                 launch.compile(one.over)
             else:

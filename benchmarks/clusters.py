@@ -3,12 +3,13 @@
     python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...] [--shapes ...]
         [--dtypes float32 bfloat16] [--steps] [--lock FILE] [--together 1]
 
-A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
-of a training step, which is the forward and the backward of a random gradient to the input and the matrices. "Two
-parts" is the precision for float32 that `torch.set_float32_matmul_precision("high")` allows, with 16 bits; TF32 has 11.
-`--steps` adds launches step by step. Of several processes with the same `--lock`, one measures at a time, after
-`--together` of them have compiled. The seconds of a first training step are those of a single process. The script needs
-a GPU with clusters. `cluster_divisions.py` compares divisions of a step.
+A shape is T x batch x neurons. A figure is the median time of replayed graphs. The graphs are a forward in inference,
+whose time is divided by T, and a training step: a forward, and a backward that computes the gradients of the input and
+the matrices from a random gradient. "Two parts" is the precision of float32 products that
+`torch.set_float32_matmul_precision("high")` allows. It has 16 significant bits, while TF32 has 11. `--steps` adds
+launches step by step. If several processes have the same `--lock`, only one of them measures at a time, after
+`--together` processes have compiled their kernels. The time of the first training step comes from a single process. The
+script needs a GPU that supports clusters. `cluster_divisions.py` compares divisions of a step.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ CUDNN: dict[str, Callable[[int], nn.Module]] = {
     "LSTM": lambda hidden: nn.LSTM(hidden, hidden, bias=False),
 }
 DEVICE = torch.device("cuda")
-_MOST_SECONDS = 60.0  # limit of the wait for other processes to compile
+_MOST_SECONDS = 60.0  # time limit for the compilation in other processes
 
 
 class Made:
-    """A layer on data of one shape: its forward, and a training step."""
+    """A layer with data of one shape: its forward, and a training step."""
 
     def __init__(self, layer: nn.Module, shape: str, dtype: torch.dtype) -> None:
         steps, batch, hidden = map(int, shape.split("x"))
@@ -81,7 +82,7 @@ class Made:
 
     def times(self) -> tuple[str, str]:
         """Returns the microseconds per step of the forward, and the milliseconds of a training step."""
-        gc.collect()  # collects earlier autograd graphs, whose leaf nodes belong to other streams
+        gc.collect()  # frees earlier autograd graphs, whose leaf nodes belong to other streams
         forward = milliseconds(graphed(self.forward), DEVICE, warmup=5, rep=60)
         both = milliseconds(graphed(self.training), DEVICE, warmup=5, rep=80)
         return f"{1e3 * forward / self.steps:.2f}", f"{both:.3f}"
@@ -89,7 +90,7 @@ class Made:
 
 @contextmanager
 def alone(lock: Path | None, together: int = 1) -> Iterator[None]:
-    """Waits until `together` processes with this lock have compiled, and no other process measures."""
+    """Waits until `together` processes with this lock have compiled their kernels, and no other process measures."""
     if lock is None:
         yield
         return
@@ -115,7 +116,7 @@ def tf32(allowed: bool) -> AbstractContextManager[object]:
 
 @contextmanager
 def two_parts() -> Iterator[None]:
-    """Allows products of float32 in two parts, or in TF32, with PyTorch's setting."""
+    """Allows float32 products in two parts, or in TF32, by PyTorch's setting."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     yield
@@ -123,7 +124,7 @@ def two_parts() -> Iterator[None]:
 
 
 def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, bool, AbstractContextManager[object]]]:
-    """Yields the name of each way, True if it is this project's, and its context."""
+    """Yields the name of each way, True if it is a way of this project, and a context in which it runs."""
     yield "ours", True, contextlib.nullcontext()
     yield "ours without clusters", True, without("FLEXSN_CLUSTERS")
     if steps:
@@ -138,7 +139,7 @@ def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, b
 
 
 def compiled(name: str, shape: str, dtype: torch.dtype, *, steps: bool) -> tuple[list[Made], str]:
-    """Returns the layer in each way, and the seconds of the first training step of the first way."""
+    """Returns the layer in each way, and the seconds of the first training step in the first way."""
     hidden = int(shape.split("x")[2])
     found, first = [], ""
     for _, is_ours, within in ways(name, dtype, steps=steps):

@@ -1,12 +1,12 @@
-"""A training step of spiking networks under `torch.compile`, for each way in which neurons enter the graph.
+"""Training steps of spiking networks under `torch.compile`, for each way in which neurons can be part of the graph.
 
     python benchmarks/compiled_networks.py [--output benchmarks/results/compiled_networks.md]
 
-`operator` is the scan as one operator, which Inductor lowers to kernel launches. `custom op` calls equal kernels in a
-`torch.library.custom_op`. `loop` is Inductor's code for the plain loop over time. `eager` launches kernels without a
-compiler. A training step is a forward, a weighted sum, and a backward to the parameters. `gaps` is the share of a step
-in which the GPU runs nothing: one minus the kernels' time, from the profiler, over the step's time without the
-profiler.
+`operator` is the scan as one operator, which Inductor lowers to kernel launches. `custom op` calls the same kernels in
+a `torch.library.custom_op`. `loop` is Inductor's code for the plain loop over time. `eager` launches kernels without a
+compiler. A training step is a forward, a weighted sum, and a backward that computes the gradients of the parameters.
+`gaps` is the fraction of a step in which the GPU runs nothing: one minus the ratio of the kernels' time (measured with
+the profiler) to the time of the step (measured without it).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Neuron = Callable[[], nn.Module]
 
 
 class Scan(nn.Module):
-    """`FlexSN` from a reset state."""
+    """A `FlexSN` layer that starts each call from a reset state."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Scan(nn.Module):
 
 
 class CustomOp(nn.Module):
-    """The kernels as an operator that is opaque to a compiler."""
+    """The kernels in an operator that a compiler cannot look into."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class ConvBlock(nn.Module):
         return result
 
 
-# By title: the network, and the shape of its input. T of the last network is small enough for compilers to unroll.
+# By title: the network, and the shape of its input. The last network has so few steps that compilers unroll it.
 NETWORKS: dict[str, tuple[Callable[[Neuron], nn.Module], tuple[int, ...]]] = {
     "Linear-LIF-Linear-LIF, 4 x 64 x 128": (lambda neuron: Linears(neuron, 128), (4, 64, 128)),
     "Linear-LIF-Linear-LIF, 16 x 256 x 1024": (lambda neuron: Linears(neuron, 1024), (16, 256, 1024)),
@@ -110,7 +110,7 @@ SMALL = {
     "Linear-LIF-Linear-LIF, 2 x 3 x 8": (lambda neuron: Linears(neuron, 8), (2, 3, 8)),
     "Conv-BN-LIF, 2 x 2 x 3 x 4 x 4": (lambda neuron: ConvBlock(neuron, 3), (2, 2, 3, 4, 4)),
 }
-# By name: the neuron, and the mode of torch.compile; `None` if the network is not compiled.
+# By name: the neuron, and the mode of torch.compile, or `None` if the network is not compiled.
 WAYS: dict[str, tuple[Neuron, str | None]] = {
     "eager": (lambda: Scan("triton"), None),
     "custom op": (CustomOp, "default"),
@@ -141,14 +141,16 @@ def measured(
     torch.cuda.synchronize()
     first = time.perf_counter() - begun
     elapsed, issued = milliseconds(step, device), issue_time(step, device)
-    # A step that takes longer to issue than to run ends as soon as it is issued.
+    # If issuing a step takes longer than running it, the step ends as soon as it is issued.
     elapsed, busy = max(elapsed, issued), kernel_time(step, 10)[0] / 1e3
     gaps = f"{100 * max(0.0, 1.0 - busy / elapsed):.0f} %"
     return [way, f"{elapsed:.3f}", f"{issued:.3f}", f"{busy:.3f}", gaps, f"{first:.1f}"]
 
 
 def recompilations(device: torch.device) -> list[list[object]]:
-    """Returns the graphs compiled after training with each of several lengths and batches, with `dynamic=True`."""
+    """Returns the number of graphs compiled after training with each of several lengths and batch sizes, with
+    `dynamic=True`.
+    """
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("inductor")
     module = Linears(lambda: Scan("hop"), 16).to(device)
@@ -161,7 +163,8 @@ def recompilations(device: torch.device) -> list[list[object]]:
     return rows
 
 
-# With this option, Inductor launches kernels of others like its own, without C code compiled for each kernel.
+# With this option, Inductor launches user-defined kernels like its own kernels, without C code compiled for each
+# kernel.
 OWN_LAUNCHER = "TORCHINDUCTOR_STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS"
 
 FUNCTIONS = {
@@ -173,10 +176,11 @@ LENGTHS = (8, 64, 1024)
 
 
 def first_step(function: str, own_launcher: str, steps: int, device: torch.device, bytecode: str) -> float:
-    """Returns the seconds of the first training step of `0.5 * function(2 x + 0.1)`, in a process with empty caches.
+    """Returns the seconds of the first training step of `0.5 * function(2 x + 0.1)`, in a new process with empty
+    caches.
 
     Args:
-        bytecode: folder where Python keeps the byte code of its imports.
+        bytecode: folder in which Python stores the bytecode of imported modules.
     """
     code = f"""
 import sys, time
@@ -204,10 +208,11 @@ print(time.perf_counter() - begun)
 
 
 def first_steps(device: torch.device, processes: int) -> list[list[object]]:
-    """Returns first steps by function and T. Each is measured in several processes, which differ by up to a second.
+    """Returns the times of first steps, by function and T. Each time is measured in several processes, because their
+    times differ by up to a second.
 
-    The processes of the functions alternate, so that slow periods affect all of them. Byte code exists, as after an
-    installation: Python needs some seconds to compile torch and sympy.
+    The processes of the functions alternate, so that slow periods affect all functions. Bytecode exists, as after an
+    installation, because Python takes some seconds to compile torch and sympy.
     """
     seconds: dict[tuple[str, int], list[float]] = {(name, steps): [] for steps in LENGTHS for name in FUNCTIONS}
     with tempfile.TemporaryDirectory() as bytecode:
@@ -225,18 +230,22 @@ def first_steps(device: torch.device, processes: int) -> list[list[object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "compiled_networks.md")
-    parser.add_argument("--device", default="cuda", help="cpu, to try this script out at small sizes")
+    parser.add_argument("--device", default="cuda", help="cpu runs small sizes, to test this script")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--first-steps", type=int, default=3, help="processes for each first step; 0: none")
+    parser.add_argument("--first-steps", type=int, default=3, help="processes per first step; 0 for none")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     torch.set_float32_matmul_precision("high")
     lines = ["# Spiking networks under torch.compile: a training step, float32", ""]
-    lines += ["`python benchmarks/compiled_networks.py`, whose head says what the ways are. Times of a step in ms: all"]
-    lines += ["of it, until the CPU has issued it, and of its kernels; the first one's in s, caches as they were."]
-    lines += ["Where `issued` is the whole step, it waits for the CPU, and compiled code for its guards, its autograd"]
-    lines += ["node and its launches one by one; CUDA graphs take that away, and leave copies to their own memory.", ""]
-    lines += [where(device), ""]
+    lines += [
+        "`python benchmarks/compiled_networks.py`. The head of the script describes the ways. Times in ms: of the",
+        "whole step, until the CPU has issued it, and of its kernels. The first step is in s, with existing caches.",
+        "If `issued` takes as long as the step, the step waits for the CPU: compiled code needs time for its guards,",
+        "its autograd node and its single launches. CUDA graphs avoid this, but copy into their own memory.",
+        "",
+        where(device),
+        "",
+    ]
     for title, (network, shape) in (NETWORKS if device.type == "cuda" else SMALL).items():
         rows = [measured(network, shape, way, device) for way in chosen.ways]
         lines += [f"## {title}", "", *table(["way", "step", "issued", "kernels", "gaps", "first, s"], rows), ""]
@@ -244,9 +253,12 @@ def main() -> None:
     lines += [*table(["T x B", "graphs compiled so far"], recompilations(device)), ""]
     if chosen.first_steps:
         lines += ["## The first training step in a new process, caches empty", ""]
-        lines += ["Seconds, `0.5 * f(2 x + 0.1)`; with relu, they are the compiler's own. Inductor's launcher is the"]
-        lines += ["option `static_launch_user_defined_triton_kernels`. Python's byte code is there, as after an"]
-        lines += ["installation. Processes took turns.", ""]
+        lines += [
+            "Seconds of `0.5 * f(2 x + 0.1)`. With relu, they are the compiler's own time. Inductor's launcher is the",
+            "option `static_launch_user_defined_triton_kernels`. Python's bytecode exists, as after an installation.",
+            "The processes alternate.",
+            "",
+        ]
         lines += [*table(["f", *(f"T = {steps}" for steps in LENGTHS)], first_steps(device, chosen.first_steps)), ""]
     publish(lines, chosen.output)
 

@@ -3,10 +3,11 @@
     python benchmarks/convolutions.py [--output FILE] [--shape 50x32x32x32x32] [--seconds 60]
 
 A shape is T x batch x channels x height x width. "Loop" is the same core with `backend="torch"`: PyTorch's operations
-in a loop over time. A training step is the forward and the backward of a random gradient to the input and the weights.
-"Convolutions alone" are the library's convolutions that a layer needs, with nothing in between: a lower bound for all
-ways that call them. A figure is the median time in ms, of usual calls or of replays of a CUDA graph. "bfloat16" is
-under autocast. In "channels last", inputs and weights have that memory format.
+in a loop over time. A training step is a forward, and a backward that computes the gradients of the input and the
+weights from a random gradient. "Convolutions alone" are the calls of library convolutions that a layer needs, with
+nothing between them. They are a lower bound for all ways that call these convolutions. A figure is the median time in
+ms, either of eager calls or of replays of a CUDA graph. "bfloat16" runs under autocast. In "channels last", inputs and
+weights have that memory format.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ConvLSTM(nn.Module):
 
 
 class Spiking(nn.Module):
-    """One step of a LIF whose spikes return through a convolution."""
+    """One step of a LIF neuron whose spikes are fed back through a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ CORES: dict[str, Callable[[int], nn.Module]] = {"ConvLSTM": ConvLSTM, "spiking c
 
 
 class Layer(nn.Module):
-    """A layer that starts at its initial states in every call."""
+    """A layer that starts each call from its initial states."""
 
     def __init__(self, core: nn.Module, backend: Literal["auto", "torch"]) -> None:
         super().__init__()
@@ -79,9 +80,10 @@ def autocast(dtype: torch.dtype) -> AbstractContextManager[object]:
 
 
 def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
-    """Returns times of the library's convolutions of a layer alone.
+    """Returns the times of only the library convolutions of a layer.
 
-    Convolutions of the input and of weights' gradients run for all steps at once, those of the state step by step.
+    The convolutions of the input, and those for gradients of weights, run for all steps at once. The convolutions of
+    the state run step by step.
     """
     steps, frames = len(x), x.detach().flatten(0, 1).to(dtype)
     convolutions = [m for m in core.modules() if isinstance(m, nn.Conv2d)]
@@ -108,7 +110,7 @@ def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
 
 
 def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
-    """Returns times of a forward and a training step, called as usual and from a graph."""
+    """Returns the times of a forward and of a training step, called eagerly and from a graph."""
     leaf, weight = x.clone().requires_grad_(), torch.randn_like(x)
     wanted = [leaf, *layer.parameters()]
 
@@ -125,7 +127,7 @@ def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
 
 
 def measured(runs: Sequence[Run]) -> list[str]:
-    """Returns the milliseconds of each run, called as usual and from a graph."""
+    """Returns the milliseconds of each run, called eagerly and from a graph."""
     found = []
     for run in runs:
         found.append(f"{milliseconds(run, DEVICE, warmup=1, rep=40):.2f}")

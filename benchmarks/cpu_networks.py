@@ -2,10 +2,10 @@
 
     python benchmarks/cpu_networks.py [--output benchmarks/results/cpu_networks.md] [--threads 1] [--only digits]
 
-A step is a forward, cross entropy of the mean over time, a backward, and SGD. ReLU in the neurons' places, over the
-same T·B frames, is the limit: a network whose neurons cost nothing. The networks alternate, step by step; a figure is
-the median of its steps. Sizes come from examples/digits.py, from images and audio as spikes in the documentation,
-and from a small convolutional network.
+A step is a forward, cross entropy of the mean over time, a backward, and SGD. The network with ReLU instead of neurons,
+on the same T·B frames, is the lower limit, because neurons without cost would take as long. The networks alternate step
+by step, and a figure is the median of its steps. The sizes come from examples/digits.py, from the images and audio data
+in the documentation, and from a small convolutional network.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main(path: Path, threads: int, only: str, seconds: float) -> None:
         rows.append((case.name, f"{limit:.1f}", f"{ours:.1f}", f"{loop:.1f}", *costs))
     head = ("network", "ReLU, ms", "LIF, ms", "LIF as a loop, ms", "LIF / ReLU", "loop / ReLU")
     lines = [
-        "# Whole networks on the CPU beside ReLU",
+        "# Whole networks on the CPU, compared with ReLU",
         "",
         f"`python benchmarks/cpu_networks.py --threads {threads}`: a step of training, medians.",
         f"{where(torch.device('cpu'))} float32. Threads: {threads} of {os.cpu_count()} processors; load",
@@ -96,6 +96,6 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_networks.md")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each figure")
+    parser.add_argument("--seconds", type=float, default=1.5, help="time per figure")
     arguments = parser.parse_args()
     main(arguments.output, arguments.threads, arguments.only, arguments.seconds)

@@ -1,11 +1,12 @@
-"""Neurons on the CPU: kernels in C++ against a copy of equally many bytes, the loop, compiled chunks of it, and peers.
+"""Neurons on the CPU: kernels in C++, compared with a copy of the same number of bytes, the loop, compiled chunks of
+the loop, and other libraries.
 
     python benchmarks/cpu_neurons.py [--output benchmarks/results/cpu_neurons.md] [--threads 1] [--shapes 128x8192 ...]
 
-Inference reads the inputs and writes the outputs: the floor is a copy of equal size (two streams). A training step of a
-neuron has at least five streams: the input, the output, the input again, the output's gradient, the input's gradient.
-The target of a copy already exists, as in `copy_`. All compared runs alternate, round by round; a figure is the median
-of its rounds.
+Inference reads the inputs and writes the outputs, so its lower bound is a copy of the same size (two streams). A
+training step of a neuron moves at least five streams: the input, the output, the input again, the gradient of the
+output, and the gradient of the input. The target of a copy already exists, as for `copy_`. All compared runs alternate
+round by round, and a figure is the median of its rounds.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def training(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
 
 
 def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
-    """Returns a loop over chunks of eight steps, each compiled by `torch.compile`; it trains if there is a weight."""
+    """Returns a loop over chunks of eight steps, each compiled by `torch.compile`. If `weight` is given, the loop also
+    runs the backward.
+    """
 
     def several(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         outputs = []
@@ -139,7 +142,7 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
 
 
 def _version(name: str) -> str:
-    """Returns the version of a row's library."""
+    """Returns the version of the library in a row."""
     library = name.split(" ")[0].lower()
     try:
         return importlib.metadata.version(library)
@@ -151,7 +154,7 @@ def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
     """Returns the median milliseconds of each run. The runs alternate, for about `seconds` each."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
-        run()  # compiles
+        run()  # compiles the function
     while any(sum(spent) < seconds and len(spent) < 200 for spent in times.values()):
         for name, run in runs.items():
             if len(times[name]) >= 3 and sum(times[name]) >= seconds:
@@ -176,7 +179,7 @@ def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float
         "loop trains": training(loop, x, weight),
     }
     if name == "LIF":
-        torch._dynamo.reset()  # each size is compiled separately
+        torch._dynamo.reset()  # compiles each size separately
         runs["chunks"] = chunks_compiled(loop, x, None)
         runs["chunks train"] = chunks_compiled(loop, x, weight)
     ms = medians(runs, seconds)
@@ -223,8 +226,8 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
         f"`python benchmarks/cpu_neurons.py --threads {threads}`. {where(torch.device('cpu'))} float32.",
         f"Threads: {threads} of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
         "",
-        "The floor is `copy_` into memory that is there: of the input's bytes for inference, of two and a half times",
-        "as many for training. `chunks`: `torch.compile` of eight steps at a time.",
+        "The floor is `copy_` into existing memory. For inference, it copies the bytes of the input, and for training,",
+        "two and a half times as many. `chunks` is `torch.compile` of eight steps at a time.",
         "",
         *table(head, rows),
         "",
@@ -232,9 +235,9 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
         "",
         *table(("", "version", "ms", "/ ours", "/ copy of five streams"), against),
         "",
-        "No kernel that reads its input and writes its results takes less than the copy: more than the last column",
-        "says, nothing can be faster than that library here.",
-        "Each library's neuron has a formula and a surrogate of its own; theirs are loops of torch's operators.",
+        "A kernel that reads its input and writes its results takes at least as long as the copy. So nothing can be",
+        "faster than a library by more than the factor in its last column. The neuron of each library has its own",
+        "formula and surrogate. Those of other libraries are loops of torch operators.",
     ]
     publish(lines, path)
 
@@ -244,7 +247,7 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_neurons.md")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
-    parser.add_argument("--seconds", type=float, default=0.6, help="for each figure")
+    parser.add_argument("--seconds", type=float, default=0.6, help="time per figure")
     arguments = parser.parse_args()
     assert all(math.prod(map(int, shape.split("x"))) > 0 for shape in arguments.shapes)
     main(arguments.output, arguments.shapes, arguments.threads, arguments.seconds)

@@ -1,15 +1,18 @@
-"""Products with spikes, in parts on tensor cores: times and errors against torch's; training steps against ReLU's.
+"""Products with spikes, computed in parts on tensor cores: their times and errors compared with torch's products, and
+training steps compared with ReLU.
 
     python benchmarks/exact_products.py [--output FILE] [--sweep | --profile | --networks] [--only NETWORK ...]
         [--seconds 240]
 
-The first table shows one product, its forward and both gradients, replayed from a CUDA graph. Spikes are in bfloat16
-and gradients in parts, as neurons write them; the split of the weight is included. "Narrowed" adds the pass over memory
-for spikes that come from no neuron. Errors are differences from float64: their root mean square, relative to that of
-the result. `--sweep` measures tiles instead, and `--profile` the kernels of whole training steps.
-The second table shows whole training steps, called from Python and replayed from a CUDA graph, of networks with LIF
-neurons and with ReLU. Their measurements alternate, with the compiled launcher ready, as it is after 64 steps. "Host"
-is the time to issue a step. Torch's products are in float32 or in TF32, as labelled. The script needs a GPU.
+The first table shows one product: its forward and both gradients, replayed from a CUDA graph. Spikes are in bfloat16
+and gradients are in parts, as neurons write them. The time includes splitting the weight into parts. "Narrowed" adds
+the conversion of spikes that do not come from a neuron. An error is the root mean square of the differences from
+float64, relative to the root mean square of the result. `--sweep` measures tiles instead, and `--profile` measures the
+kernels of whole training steps.
+
+The second table shows whole training steps of networks with LIF neurons and with ReLU, called from Python and replayed
+from a CUDA graph. Their measurements alternate. The compiled launcher is ready, as it is after 64 steps. "Host" is the
+time to issue a step. Torch's products are in float32 or in TF32, as labelled. The script needs a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from flexsn_runtime.products._tiles import Tile
 SHAPES = ((64000, 704, 512), (64000, 512, 512), (3200, 1024, 1024), (25088, 512, 2048), (25088, 2048, 512),
           (8192, 4096, 4096), (4096, 8192, 1024))  # fmt: skip
 SWEPT = ((3200, 1000, 1000), (64000, 512, 512), (8192, 4096, 4096))
-# For a product and its number of parts: rows and columns of a tile, chunk, warps, stages.
+# For a product and its number of parts: rows and columns of a tile, chunk, number of warps, number of stages.
 _TILES = {
     ("y", 3): (
         (128, 128, 64, 8, 3), (128, 64, 32, 4, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 2), (128, 128, 32, 8, 3),
@@ -85,7 +88,7 @@ def by_torch(work: str, of: Operands) -> Callable[[], Tensor]:
 
 
 def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
-    """Returns the product that a layer between neurons launches, in `parts` parts."""
+    """Returns a function that computes the product, in `parts` parts, as a layer between neurons launches it."""
     spikes = of.s.bfloat16()
     grads = tuple(_launch.split(of.grad, parts))
     N, K = of.weight.shape
@@ -97,7 +100,7 @@ def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
 
 
 def narrowed(work: str, of: Operands) -> Callable[[], Tensor] | None:
-    """Returns the product in three parts of a layer without neurons before and after it."""
+    """Returns a function that computes the product in three parts for a layer without neurons before and after it."""
     if work != "y":
         return None
     return lambda: spike_linear(of.s, of.weight, None)[0]
@@ -139,7 +142,7 @@ def product_rows(shape: tuple[int, int, int], rate: float) -> Iterator[tuple[str
 
 
 class Swept(NamedTuple):
-    """One kernel to measure: its work, its parts and its tile. Spikes are bfloat16."""
+    """One kernel to measure: its work, its number of parts and its tile. Spikes are in bfloat16."""
 
     work: str
     parts: int
@@ -147,7 +150,7 @@ class Swept(NamedTuple):
 
 
 def swept() -> list[Swept]:
-    """Returns the cases, first those with the first factor in registers."""
+    """Returns the cases. Those that hold the first factor in registers come first."""
     cases = []
     for held in (True, False):
         for (work, parts), tiles in _TILES.items():
@@ -175,12 +178,12 @@ def compiled(cases: list[Swept]) -> None:
         for of in made:
             try:
                 run_of(case, of)()
-            except Exception as failure:  # the measurement reports it again
+            except Exception as failure:  # the measurement will report the error again
                 print(case, str(failure)[:100], flush=True)
 
 
 def sweep(deadline: float) -> Iterator[list[str]]:
-    """Yields the table, after each shape."""
+    """Yields the table so far after each shape."""
     cases = swept()
     in_processes(compiled, [cases[i::12] for i in range(12)])
     header = ("work", "parts", "M x K x N", "ms", "of torch's float32", "error", *Tile._fields)
@@ -208,7 +211,7 @@ def sweep(deadline: float) -> Iterator[list[str]]:
 
 
 class Network(nn.Module):
-    """Two hidden layers, the mean over time, and a layer that reads it."""
+    """Two hidden layers, the mean over time, and a linear layer on the mean."""
 
     def __init__(self, sizes: tuple[int, ...], spiking: bool) -> None:
         super().__init__()
@@ -226,7 +229,7 @@ class Network(nn.Module):
 
 
 class Case(NamedTuple):
-    """A network with its constructor and its data."""
+    """A network, as a constructor, and its data."""
 
     name: str
     make: Callable[[bool], nn.Module]
@@ -245,7 +248,9 @@ def linear_case(name: str) -> Case:
 
 
 class OverSteps(nn.Module):
-    """Takes the mean over time and, if there are more dimensions than classes, over the last dimension."""
+    """Takes the mean over time. If the result has more dimensions than the scores of classes, also takes the mean over
+    the last dimension.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -284,7 +289,7 @@ def training_step(net: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], tup
     return step
 
 
-RUNS = (  # name, spiking, exact, precision of torch
+RUNS = (  # name, spiking, exact products, precision of torch's products
     ("ReLU, float32", False, False, "highest"),
     ("ReLU, TF32", False, False, "high"),
     ("LIF, float32", True, False, "highest"),
@@ -331,7 +336,7 @@ def network_rows(case: Case, rounds: int = 5) -> Iterator[tuple[str, ...]]:
 
 
 def kernels(name: str) -> Iterator[tuple[str, ...]]:
-    """Yields the kernels of one training step, in three parts, the longest first."""
+    """Yields the kernels of one training step with products in three parts, the longest kernel first."""
     case = linear_case(name)
     torch.manual_seed(0)
     net = case.make(True).cuda()
@@ -355,8 +360,8 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="measure tiles")
     parser.add_argument("--profile", action="store_true", help="list the kernels of training steps")
     parser.add_argument("--networks", action="store_true", help="leave out the table of one product")
-    parser.add_argument("--only", nargs="*", choices=[*NETWORKS], help="linear networks alone, and which")
-    parser.add_argument("--seconds", type=float, default=240, help="for the sweep")
+    parser.add_argument("--only", nargs="*", choices=[*NETWORKS], help="only these linear networks")
+    parser.add_argument("--seconds", type=float, default=240, help="time for the sweep")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
     lines = ["# Products with spikes", "", where(torch.device("cuda")), ""]

@@ -2,10 +2,11 @@
 
     python benchmarks/exact_sums.py [--output FILE] [--elements 1e9] [--device cuda] [--seconds 240]
 
-Each row shows a network, the way of running it, and the number of its spikes that differ from the reference: the loop
-over time on the same device with torch's product. Other ways are compiled kernels, two batches instead of one, the
-neurons in another order, another process, and the CPU for one sixty-fourth of the batch. The rows of each kind of
-weights share the element-steps. Each network runs in a separate process; "in another process" compares two of them.
+Each row shows a network, a way to run it, and the number of spikes that differ from the reference. The reference is the
+loop over time on the same device with torch's product. The other ways are compiled kernels, two batches instead of one,
+the neurons in another order, another process, and the CPU with one sixty-fourth of the batch. The element-steps are
+divided among the rows with one kind of weights. Each network runs in a separate process. The row "in another process"
+compares two processes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ STEPS, CHUNK = 500, 64
 
 
 def network(kind: str, grid: bool, device: str) -> Any:
-    """Makes `"RLIF 256"`, or `"three layers"` of 128 neurons, the last one recurrent."""
+    """Makes the network `"RLIF 256"`, or `"three layers"` of 128 neurons, the last of which is recurrent."""
     torch.manual_seed(0)
     layers: list[nn.Module]
     if kind == "three layers":
@@ -38,7 +39,7 @@ def network(kind: str, grid: bool, device: str) -> Any:
     for layer in layers:
         weighted: Any = layer.recurrent if isinstance(layer, RLIF) else layer
         if isinstance(weighted, nn.Linear):
-            # These weights are strong enough for the last layer of a stack to fire.
+            # With weights of this size, the last layer of a stack fires.
             nn.init.normal_(weighted.weight, std=(8 if kind == "three layers" else 2) / weighted.in_features**0.5)
             if grid:
                 on_grid(weighted)
@@ -46,7 +47,9 @@ def network(kind: str, grid: bool, device: str) -> Any:
 
 
 def inputs(kind: str, batch: int, seed: int) -> Tensor:
-    """Returns spikes for a stack, or currents for a recurrent layer, drawn on the CPU to be equal on all devices."""
+    """Returns spikes for a stack, or currents for a recurrent layer. They are drawn on the CPU, so that they are equal
+    on all devices.
+    """
     generator = torch.Generator().manual_seed(seed)
     if kind == "three layers":
         return (torch.rand(STEPS, batch, 64, generator=generator) < 0.2).float()
@@ -65,7 +68,7 @@ def in_halves(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def reordered(kind: str, grid: bool, device: str) -> Callable[[nn.Module, Tensor], Tensor]:
-    """Returns a way that permutes the recurrent neurons, and puts the results back in order."""
+    """Returns a way that permutes the recurrent neurons, and undoes the permutation in the results."""
 
     def way(net: nn.Module, x: Tensor) -> Tensor:
         twin = network(kind, grid, device)
@@ -117,7 +120,7 @@ class Job(NamedTuple):
 
     Attributes:
         elements: number of element-steps of each way.
-        deadline: time in `time.time` after which no way begins.
+        deadline: time, as in `time.time`, after which no further way starts.
     """
 
     kind: str
@@ -128,7 +131,7 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Rows of the table, and SHA-256 of the spikes of one batch on the job's device and on the CPU."""
+    """Rows of the table, and the SHA-256 of the spikes of one batch, on the device of the job and on the CPU."""
 
     rows: list[tuple[str, ...]]
     digests: tuple[str, ...]
@@ -175,14 +178,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exact_sums.md")
     parser.add_argument(
-        "--elements", type=float, default=1e9, help="element-steps of all networks on a grid, and as many without"
+        "--elements", type=float, default=1e9, help="element-steps with, and the same number without a grid"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=240, help="after which no row begins")
+    parser.add_argument("--seconds", type=float, default=240, help="no further row starts after this time")
     arguments = parser.parse_args()
     deadline = time.time() + arguments.seconds
     kinds = [*(f"RLIF {width}" for width in WIDTHS), "three layers"]
-    # The CPU has few element-steps, and does not count.
+    # The CPU runs few element-steps, which are not counted.
     shares = {kind: sum("CPU" not in name for name, _ in ways(kind, True, arguments.device)) for kind in kinds}
     each = arguments.elements / sum(shares.values())
     jobs = [Job(kind, grid, arguments.device, each, deadline) for grid in (True, False) for kind in kinds]

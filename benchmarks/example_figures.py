@@ -1,11 +1,11 @@
-"""Table of the results at the end of each example, run on the CPU as a newcomer runs it.
+"""Table of the final results of the examples, which run on the CPU as a newcomer would run them.
 
     python benchmarks/example_figures.py [--output FILE] [--only NAME ...]
 
-Each example runs in a separate process, in an empty folder, without arguments (distributed.py in two processes, with
-torchrun). The table shows reproducible output, and so no times. The script ends with status 1 if an example fails or
-does not print its figure. vowels.py needs the package `aeon`. With `--only`, the rows of the other examples come from
-the existing table.
+Each example runs without arguments in a separate process, in an empty folder. (distributed.py runs in two processes,
+started by torchrun.) The table shows no times, because they are not reproducible. The exit status is 1 if an example
+fails or does not print its figure. vowels.py needs the package `aeon`. With `--only`, the rows of the other examples
+come from the existing table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from flexsn_codegen.targets.cpp import why_no_compiler
 ROOT = Path(__file__).resolve().parents[1]
 PERCENT = r"[\d.]+%"
 
-# For each example, a pattern of its figure in the output. All matches belong to the figure, in order.
+# For each example, the pattern of its figure in the output. If the pattern matches several times, the figure consists
+# of all matches in order.
 FIGURES = {
     "digits": rf"^held-out accuracy {PERCENT}",
     "evidence": rf"accuracy {PERCENT} over \d+ steps",
@@ -52,7 +53,7 @@ def figure(name: str) -> str:
     command = [sys.executable]
     if name == "distributed":
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # The environment of a newcomer without a GPU: Triton's interpreter is off.
+    # The environment of a newcomer without a GPU, in which Triton's interpreter is off.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as folder:
@@ -73,13 +74,13 @@ def figure(name: str) -> str:
 
 
 def kept(path: Path) -> dict[str, str]:
-    """Returns the figures of a table that this script wrote, by example."""
+    """Returns the figures of an earlier table of this script, by example."""
     table = path.read_text(encoding="utf-8") if path.exists() else ""
     return dict(re.findall(r"^\| (\S+)\.py \| (.+) \|$", table, re.MULTILINE))
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="What each example ends with.")
+    parser = argparse.ArgumentParser(description="Final result of each example.")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "example_figures.md")
     parser.add_argument("--only", nargs="+", choices=sorted(FIGURES), metavar="NAME")
     chosen = parser.parse_args(arguments)
@@ -90,11 +91,11 @@ def main(arguments: list[str]) -> int:
     rows = [f"| {name}.py | {figures[name]} |" for name in FIGURES if name in figures]
     neurons = "in the plain loop" if why_no_compiler() else "as kernels in C++"
     head = [
-        "# What the examples end with",
+        "# Final results of the examples",
         "",
-        "`python benchmarks/example_figures.py`, whose head says how they run.",
+        "`python benchmarks/example_figures.py`. The head of the script describes how the examples run.",
         f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
-        f"Neurons run {neurons}; run the other way, they differ in last bits.",
+        f"Neurons run {neurons}. Run the other way, the figures differ in the last bits.",
         "",
         "| example | figure |",
         "| --- | --- |",

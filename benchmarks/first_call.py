@@ -1,11 +1,12 @@
-"""The import of flexsn-codegen and the first call of a function in a new process, on the CPU.
+"""Time of importing flexsn-codegen, and of the first call of a function, in a new process on the CPU.
 
     python benchmarks/first_call.py [--output FILE] [--rounds 7]
 
-Medians of CPU seconds of processes in turns, with compiled bytecode, as an installed package has it, and with the
-kernel in the cache folder. `torch's own` is the first trace that PyTorch itself makes in such a process: `make_fx` of
-an addition of fake tensors. It imports PyTorch's compiler, which is most of a first call, and no trace goes without it:
-`make_fx`, fake tensors and each dispatch mode import it themselves.
+Figures are medians of CPU seconds over several processes. The processes of the different rows alternate. Bytecode is
+compiled, as in an installed package, and the kernel is in the cache folder. `torch's own` is the first trace that
+PyTorch itself makes in such a process: `make_fx` of an addition of fake tensors. It imports PyTorch's compiler. This
+import takes most of the time of a first call and cannot be avoided, because `make_fx`, fake tensors and every dispatch
+mode trigger it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ PROGRAMS = {
 
 
 def measured(program: str, folder: Path) -> float:
-    """CPU seconds of a program, in a new process."""
+    """Returns the CPU seconds of a program in a new process."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "FLEXSN_CACHE_DIR": str(folder / "kernels")}
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
@@ -65,7 +66,7 @@ def main() -> None:
         for number in range(given.rounds + 1):
             for name, program in PROGRAMS.items():
                 seconds = measured(program, Path(folder))
-                if number:  # the first round compiles bytecode and the kernel
+                if number:  # the first round compiles the bytecode and the kernel
                     times[name].append(seconds)
     rows = [[name, f"{statistics.median(own):.2f}", f"{min(own):.2f}"] for name, own in times.items()]
     head = f"`python benchmarks/first_call.py`: CPU seconds, {given.rounds} new processes each. " + where(

@@ -1,7 +1,7 @@
-"""Functions of the kinds that are often fused, each written as in a real project.
+"""Functions of kinds that are often fused, each written as in a real project.
 
-A row is a function with a description of its arguments. It names the arguments that the function writes to, so that
-they can be compared, too.
+A row is a function with a description of its arguments. It also lists the arguments that the function writes to, so
+that these can be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Shapes that fill several blocks of a kernel; their sizes are not multiples of a block.
+# Shapes that fill several blocks of a kernel. Their sizes are not multiples of a block.
 ROWS, WIDTH = 37, 24
 
 
@@ -26,7 +26,7 @@ class Values:
     Attributes:
         whole: True if the numbers are whole.
         dtype: dtype that replaces the requested one.
-        requires_grad: True if the gradient for the argument is compared.
+        requires_grad: True if the gradient of the argument is compared.
     """
 
     low: float = -3.0
@@ -57,7 +57,7 @@ def share(*shape: int) -> Values:
 
 
 def data(low: float = -3.0, high: float = 3.0, *shape: int) -> Values:
-    """Returns values without a gradient."""
+    """Returns values that require no gradient."""
     return Values(low, high, shape or (ROWS, WIDTH), requires_grad=False)
 
 
@@ -79,7 +79,7 @@ class Row:
         kind: purpose of the function.
         call: the function.
         arguments: `Values`, or numbers that are passed as they are.
-        writes: positions of the arguments that it writes to.
+        writes: positions of the arguments that the function writes to.
         gradient: True if the function has a gradient.
     """
 
@@ -202,7 +202,7 @@ def dynamic_tanh(x: Tensor, weight: Tensor, bias: Tensor, alpha: Tensor) -> Tens
     return torch.tanh(alpha * x) * weight + bias
 
 
-# -- halves, thirds, quarters of a dimension ------------------------------------------------------------------
+# -- slices of a dimension --------------------------------------------------------------------------------------
 
 gated = _Kind("gated, cells")
 

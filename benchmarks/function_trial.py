@@ -1,17 +1,17 @@
-"""Some thirty functions of other projects, as one kernel each, against eager mode and `torch.compile`.
+"""About thirty functions of other projects, each as one kernel, compared with eager mode and `torch.compile`.
 
     python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15] [--times 1]
 
-Figures are medians of whole calls, which alternate within one process; ratios are medians of the ratios of single
-rounds. On the CPU, in one thread, the time is the CPU time of the process, including Python; other processes on the
-machine do not change it. The C library keeps freed memory. Otherwise, page faults of new memory would take most of the
-time on a CPU; they vary, and are equal for all three. Training is a forward and a backward with one gradient. `differs
-by` is the largest difference between the kernel's result and eager mode's. `raises`: `torch.compile` of the function
-raises in this pass.
+Figures are medians of whole calls. The calls of the three ways alternate within one process. Ratios are medians of the
+ratios in single rounds. On the CPU, the time is the CPU time of the process with one thread, including Python. So other
+processes on the machine do not change it. The C library is set to keep freed memory. Otherwise, page faults would take
+most of the time on a CPU. Page faults vary from call to call, and cost the same in all three ways. Training is a
+forward and a backward for one random gradient. `differs by` is the largest difference between the results of the kernel
+and of eager mode. `raises` means that `torch.compile` raises an error in this pass.
 
-On a GPU, each function has a separate process. All of them compile at the same time, and measure one after the other.
-The GPU waits until the calls of a round are in its queue, so that the time excludes Python. `--times 16` makes tensors
-16 times as large along the first dimension.
+On a GPU, each function has a separate process. The processes compile at the same time, and measure one after another.
+The GPU starts a round only when all its calls are in the queue, so that the time excludes Python. `--times 16` makes
+tensors 16 times as large along the first dimension.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Trial:
     Attributes:
         shapes: shapes of its arguments.
         dtypes: dtypes of its arguments; by default float32.
-        trains: True if a backward is measured.
+        trains: True if the backward is measured.
         low, high: limits of the arguments' values.
         transposed: True if the last argument is a transposed view.
     """
@@ -294,7 +294,7 @@ def _results(returned: Any) -> list[Tensor]:
 
 
 def larger(trial: Trial, times: int) -> Trial:
-    """Returns the function on tensors that are `times` times as large along the first dimension."""
+    """Returns the same function for tensors that are `times` times as large along the first dimension."""
     dimensions = max(map(len, trial.shapes))
     most = max(shape[0] for shape in trial.shapes if len(shape) == dimensions)
     shapes = tuple(
@@ -304,10 +304,11 @@ def larger(trial: Trial, times: int) -> Trial:
 
 
 def on_gpu(call: Callable[[], Any], cycles: int = 20_000_000) -> float:
-    """Returns the time in ms that a GPU takes for a call. Several calls are in its queue before it begins.
+    """Returns the time in ms that a GPU takes for a call. Several calls are in the queue before the GPU starts.
 
     Args:
-        cycles: length of the GPU's wait. If it ends before all calls are in the queue, a longer one is tried.
+        cycles: time for which the GPU waits first. If all calls are not yet in the queue by then, a longer wait is
+            tried.
     """
     begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(cycles)
@@ -333,7 +334,7 @@ def by_process(call: Callable[[], Any]) -> float:
 
 
 def in_turns(calls: list[Callable[[], Any] | None], rounds: int, device: torch.device) -> list[list[float]]:
-    """Returns a list of times in ms for each call, an empty list for `None`. The calls alternate."""
+    """Returns a list of times in ms for each call, which is empty for `None`. The calls alternate."""
     for call in calls:
         for _ in range(3):
             if call is not None:
@@ -352,9 +353,9 @@ Calls = dict[str, list[Callable[[], Any] | None]]
 
 
 def calls_of(trial: Trial, device: torch.device) -> tuple[Calls, float]:
-    """Returns, for each pass, the compiled calls of the three ways, and the largest difference of the results.
+    """Returns the compiled calls of the three ways for each pass, and the largest difference between the results.
 
-    A call of `torch.compile` that raises is `None`.
+    If `torch.compile` raises an error, its call is `None`.
     """
     torch._dynamo.reset()
     compiled, fused = torch.compile(trial.function), pointwise(trial.function, autograd=True)
@@ -405,7 +406,9 @@ def keep_memory() -> None:
 
 
 def in_own_process(number: int, times: int, rounds: int, ready: Any, turn: Any, answers: Any) -> None:
-    """Compiles one function, waits until all are compiled, and measures it while no other process does."""
+    """Compiles one function, waits until all functions are compiled, and measures it while no other process
+    measures.
+    """
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     device = torch.device("cuda")
     found, rows = None, []
@@ -455,8 +458,8 @@ def main() -> None:
             rows += rows_of(TRIALS[i].name, *calls_of(larger(TRIALS[i], given.times), device), device, given.rounds)
             print(*(" | ".join(row) for row in rows[-2:]), sep="\n", flush=True)
     larger_by = f" --times {given.times}" if given.times > 1 else ""
-    head = f"`python benchmarks/function_trial.py{larger_by}`: medians in turns of {given.rounds} rounds, "
-    head += "the GPU's own time. " if device.type == "cuda" else f"{torch.get_num_threads()} threads. "
+    head = f"`python benchmarks/function_trial.py{larger_by}`: medians of {given.rounds} alternating rounds, "
+    head += "GPU time. " if device.type == "cuda" else f"{torch.get_num_threads()} threads. "
     publish(["# Functions of other projects", "", head + where(device), "", *table(HEADER, rows)], given.output)
 
 

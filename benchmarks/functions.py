@@ -1,10 +1,10 @@
-"""Functions as users write them, in `pointwise`, against eager mode: results and gradients in three dtypes. A table.
+"""Table of functions as users write them, in `pointwise` and in eager mode: results and gradients in three dtypes.
 
     TRITON_INTERPRET=1 python benchmarks/functions.py [--output FILE] [NAME ...]
 
-The functions come from `function_catalog.py`. The script runs on a GPU if there is one. It ends with status 1 if an
-answer is wrong, an error has no name, or fewer than 97 % of the functions work. `tests/test_functions.py` runs some of
-them.
+The functions come from `function_catalog.py`. The script runs on a GPU if there is one. Its exit status is 1 if a
+result is wrong, if an error does not name the refused function, or if fewer than 97 % of the functions work.
+`tests/test_functions.py` runs some of the functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
-    # This has to precede the import of triton.
+    # This variable must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -46,7 +46,8 @@ class Outcome:
     """Outcome of a function in a dtype.
 
     Attributes:
-        verdict: ``"equal"``, ``"close"``, ``"refused"``, ``"wrong"`` or ``"crashed"``; ``"–"``: eager mode has none.
+        verdict: ``"equal"``, ``"close"``, ``"refused"``, ``"wrong"`` or ``"crashed"``, or ``"–"`` if eager mode has no
+            result.
     """
 
     verdict: str
@@ -58,7 +59,7 @@ class Outcome:
 
 
 def values(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
-    """Returns tensors of a call: its results, or the arguments that it wrote to."""
+    """Returns the tensors to compare after a call: its results, or the arguments that it wrote to."""
     given = arguments(row, dtype, wide=wide)
     results = call(*given)
     written = [given[i] for i in row.writes]
@@ -66,7 +67,7 @@ def values(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool
 
 
 def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
-    """Returns the results of a call, and the gradients of a weighted sum of the differentiable ones."""
+    """Returns the results of a call, and the gradients of a weighted sum of its differentiable results."""
     given = arguments(row, dtype, wide=wide)
     asked = []
     for value, made in zip(given, row.arguments, strict=True):
@@ -82,7 +83,7 @@ def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: b
 
 
 def arguments(row: Row, dtype: torch.dtype, *, wide: bool) -> list[Any]:
-    """Returns arguments of a call; each call of this function returns equal numbers."""
+    """Returns the arguments of a call. Each call of this function returns the same numbers."""
     generator = torch.Generator().manual_seed(0)
     given = [a.make(dtype, generator) if isinstance(a, Values) else a for a in row.arguments]
     return [(a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a for a in given]
@@ -93,7 +94,7 @@ def as_tuple(value: Any) -> tuple[Tensor, ...]:
 
 
 def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) -> Outcome:
-    """Checks one function in one dtype: `compute` is `values` or `gradients`."""
+    """Checks one function in one dtype. `compute` is either `values` or `gradients`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -117,7 +118,9 @@ def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) ->
 
 
 def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
-    """Describes an error; empty without one. An element may be as far from `exact`, eager float64, as `expected` is."""
+    """Describes an error; returns an empty text if there is none. An element may be as far from `exact`, which is eager
+    mode in float64, as `expected` is.
+    """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
     if not expected.is_floating_point() or expected.dtype not in TOLERANCE:
@@ -134,8 +137,8 @@ def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
 def main() -> int:
     """Writes the table, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("names", nargs="*", help="names of functions; by default all")
-    parser.add_argument("--output", type=Path, help="by default benchmarks/results/functions.md, or nowhere for some")
+    parser.add_argument("names", nargs="*", help="names of functions (default: all)")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/functions.md if all run")
     given = parser.parse_args()
     chosen = [ROWS_BY_NAME[name] for name in given.names] or rows()
     counts: Counter[str] = Counter()
@@ -165,19 +168,20 @@ def page(lines: Sequence[str], counts: Counter[str], chosen: Sequence[Row]) -> s
     kinds = Counter(row.kind for row in chosen)
     tolerances = ", ".join(f"{TOLERANCE[d][0]:g}" for d in DTYPES)
     head = " | ".join(["kind", "function", *(str(d).removeprefix("torch.") for d in DTYPES * 2), "why"])
-    return f"""# Functions as people write them, by `pointwise`
+    return f"""# Functions as users write them, by `pointwise`
 
 Made by `python benchmarks/functions.py` on {where(DEVICE)} Each function of
-`benchmarks/function_catalog.py` as one kernel, against eager mode on the same device: results (and what it writes to)
-in three dtypes, and then the gradients of a weighted sum of its results, where it has one.
+`benchmarks/function_catalog.py` runs as one kernel and is compared with eager mode on the same device: its results (and
+the arguments that it writes to) in three dtypes, and then the gradients of a weighted sum of its results, if it is
+differentiable.
 
 Of {counts.total()} functions ({", ".join(f"{n} {kind}" for kind, n in kinds.items())}), {counts["works"]} work in all
-of them ({share:.1f} %), {counts["refused"]} are refused by name in at least one, {counts["wrong"]} are wrong,
+dtypes ({share:.1f} %), {counts["refused"]} are refused by name in at least one, {counts["wrong"]} are wrong,
 {counts["crashed"]} end with another error.
 
-"Equal" is every bit of every element. "Close" is within `torch.testing.assert_close`'s tolerance of eager mode in the
-same dtype (relative {tolerances}), or no further from eager mode in float64 than eager mode in that dtype is.
-Where eager mode has no such function in a dtype, there is "–".
+"Equal" means that every bit of every element is equal. "Close" means that a result is within the tolerance of
+`torch.testing.assert_close` of eager mode in the same dtype (relative {tolerances}), or no further from eager mode in
+float64 than eager mode in that dtype is. "–" means that eager mode does not support the function in this dtype.
 
 | {head} |
 |{"---|" * (3 + 2 * len(DTYPES))}

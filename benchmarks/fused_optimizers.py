@@ -1,10 +1,10 @@
-"""Optimizer steps over the parameters of a model: `pointwise(...).foreach` against torch's own, on a GPU.
+"""Optimizer steps over all parameters of a model on a GPU: `pointwise(...).foreach` compared with torch's optimizers.
 
     python benchmarks/fused_optimizers.py [--output FILE]
 
-The model is a GPT-2 with 124 million parameters. The copy floor is a copy of the bytes that a step has to
-move: four tensors read and three written for AdamW, three and two for Lion. "GPU" is the time of its kernels in a
-profile, and "call" the time between calls, including Python.
+The model is a GPT-2 with 124 million parameters. The copy floor is the time of a copy of the bytes that a step has to
+move. AdamW reads four tensors and writes three, and Lion reads three and writes two. "GPU" is the time of the kernels
+in a profile, and "call" is the time between calls, including Python.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def optimizer(leaves: list[Tensor], *, fused: bool) -> torch.optim.Optimizer:
 
 
 def steps(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
-    """Returns the steps, and the number of tensors of the parameters' size that each moves."""
+    """Returns the optimizer steps, and for each step the number of tensors of the parameters' size that it moves."""
     params = [torch.randn(size, device=device) for size in SIZES]
     grads = [torch.randn(size, device=device) for size in SIZES]
     m, v = like(params), like(params)

@@ -1,12 +1,13 @@
-"""Held-out accuracy with weights in float32 and on a grid, over seeds: the digits and evidence examples, MNIST-1D.
+"""Held-out accuracy with weights in float32 and on a grid, over several seeds: the digits and evidence examples, and
+MNIST-1D.
 
     python benchmarks/grid_training.py [--output FILE] [--seeds 5] [--epochs 25] [--bits 16 8] [--device cpu]
         [--task digits evidence mnist1d]
 
-All linear layers are on a grid from the first step on; the learned tensors are not rounded. The package `mnist1d` makes
-MNIST-1D (Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", ICML 2024) without a download: 4,000
-sequences of 40 numbers for training, and 1,000 for the test. Two recurrent layers of LIF neurons read one number per
-step.
+All linear layers use weights on a grid from the first step on. The learned tensors themselves are not rounded. The
+package `mnist1d` makes MNIST-1D (Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", ICML 2024) without a
+download: 4,000 sequences of 40 numbers for training, and 1,000 for the test. Two recurrent layers of LIF neurons read
+one number per step.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def digits_accuracy(digits: ModuleType, bits: int | None, seed: int, epochs: int
 
 
 class Mnist1d(nn.Module):
-    """A network from `[T, B, 1]` to logarithms of probabilities `[B, 10]`."""
+    """A network from `[T, B, 1]` to log-probabilities `[B, 10]`."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class Mnist1d(nn.Module):
 
 
 def mnist1d(device: torch.device) -> list[Tensor]:
-    """Returns sequences `[T, samples, 1]` and labels: those for training, and those held out."""
+    """Returns sequences `[T, samples, 1]` and labels, first for training and then held out."""
     data = importlib.import_module("mnist1d.data")
     made = data.make_dataset(data.get_dataset_args())
     sequences = [torch.tensor(made[name]).float().t()[:, :, None].contiguous() for name in ("x", "x_test")]
@@ -101,7 +102,7 @@ def mnist1d_accuracy(data: list[Tensor], bits: int | None, seed: int, epochs: in
     optimizer = torch.optim.AdamW(network.parameters(), rate, weight_decay=1e-2, fused=on_gpu, capturable=on_gpu)
     batches = x.shape[1] // BATCH
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, epochs * batches, cycle_momentum=False)
-    step = graphs.capture(network, F.nll_loss, optimizer, max_norm=1.0)  # on a GPU
+    step = graphs.capture(network, F.nll_loss, optimizer, max_norm=1.0)  # only on a GPU
     for _ in range(epochs):
         for some in torch.randperm(x.shape[1]).to(device).split(BATCH):
             step(x[:, some] + 0.02 * torch.randn_like(x[:, some]), labels[some])

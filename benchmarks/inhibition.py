@@ -2,8 +2,9 @@
 
     python benchmarks/inhibition.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
-A training step is a forward and the backward of a random gradient to the input and the matrices, in float32, eager.
-Loop and kernels alternate, three times; a figure is a median. Without a GPU, the kernels are in C++.
+A training step is a forward, and a backward that computes the gradients of the input and the matrices from a random
+gradient, in float32 and in eager mode. The loop and the kernels alternate three times, and a figure is the median.
+Without a GPU, the kernels are in C++.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Lateral(Inhibited):
 
 
 class Winner(Inhibited):
-    """A row of neurons where only the largest one spikes."""
+    """A row of neurons in which only the largest one spikes."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         h = v + (x - s - v) / 2

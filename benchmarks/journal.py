@@ -1,4 +1,4 @@
-"""Outcomes of random programs from several processes; a run that is started again continues with missing ones."""
+"""Outcomes of random programs that run in several processes. A restarted run continues with the missing outcomes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def outcomes(
     *,
     tasks: int,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Yields outcomes of all seeds, first those in the journal.
+    """Yields the outcomes of all seeds, starting with those in the journal.
 
     Args:
-        run: function from a seed to the seed and its outcome, called in another process.
+        run: function from a seed to the pair of seed and outcome; it is called in another process.
         made: constructor of an outcome.
         tasks: number of seeds after which a process is replaced.
     """

@@ -1,12 +1,12 @@
-"""Bytes that a training step of one normalised layer moves, after its convolution, on a GPU.
+"""Bytes that a training step of a normalised layer moves on a GPU, without its convolution.
 
     python benchmarks/layer_traffic.py [--output benchmarks/results/layer_traffic.md]
 
-The layer reads the convolution's output. It is a batch norm followed by ReLU or LIF, or a `NormNeuron`, whose steps
-compute the norm's affine part, without and with spikes also written as bits. A stream is the number of bytes of the
-convolution's output. The hardware counts the bytes between the GPU and its memory, and each kernel begins with empty
-caches; this needs Nsight Compute (`ncu`). `time` is the time of the kernels, relative to a copy that reads half a
-stream and writes half a stream.
+The layer reads the output of a convolution. It is a batch norm followed by ReLU or LIF, or a `NormNeuron`, whose steps
+compute the affine part of the norm. A `NormNeuron` is measured with and without writing the spikes as bits in addition.
+A stream is the number of bytes of the convolution's output. Hardware counters count the bytes between the GPU and its
+memory, and each kernel starts with empty caches. This needs Nsight Compute (`ncu`). `time` is the time of the kernels,
+relative to a copy that reads half a stream and writes half a stream.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 ROWS = [(name, form, dtype) for dtype in DTYPES for form in FORMATS for name in LAYERS]
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
-MARK = "spin_kernel"  # the kernel of `torch.cuda._sleep`
+MARK = "spin_kernel"  # name of the kernel of `torch.cuda._sleep`
 BYTES = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 
 
@@ -65,7 +65,7 @@ def training_step(name: str, form: str, dtype: torch.dtype) -> Callable[[], None
 
 
 def profiled() -> list[float]:
-    """Returns the bytes that the kernels of a step move, for each row, from one child under `ncu`."""
+    """Returns the bytes that the kernels of a step move, for each row, from one child process under `ncu`."""
     command = [
         *("ncu", "--csv", "--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS)),
         *(sys.executable, __file__, "--child"),
@@ -84,7 +84,7 @@ def profiled() -> list[float]:
 
 
 def profile_steps() -> None:
-    """Runs a step of each row, after a kernel that marks its start."""
+    """Runs a step of each row. A marker kernel precedes each step."""
     for name, form, dtype in ROWS:
         step = training_step(name, form, DTYPES[dtype])
         torch.cuda.profiler.start()
@@ -97,7 +97,7 @@ def profile_steps() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "layer_traffic.md")
-    parser.add_argument("--child", action="store_true", help="one step of each, for the profiler")
+    parser.add_argument("--child", action="store_true", help="run one step of each row, for the profiler")
     chosen = parser.parse_args()
     if chosen.child:
         profile_steps()
@@ -117,9 +117,9 @@ def main() -> None:
         [
             f"# Streams of a normalised layer, {' x '.join(map(str, SHAPE))}",
             "",
-            "`python benchmarks/layer_traffic.py`: a training step behind the convolution. `streams`: bytes to and",
-            "from memory by the counters of Nsight Compute, in bytes of the convolution's output; `time`: of the",
-            "kernels, in times of a copy of one stream.",
+            "`python benchmarks/layer_traffic.py`: a training step after the convolution. `streams`: bytes to and from",
+            "memory, counted by Nsight Compute, relative to the bytes of the convolution's output. `time`: time of the",
+            "kernels, relative to a copy of one stream.",
             where(device),
             "",
             *table(("dtype", "format", "layer", "streams", "time", "kernels"), lines),

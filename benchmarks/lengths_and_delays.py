@@ -1,14 +1,16 @@
-"""Lengths, resets and delays, compared with layers without them; recurrent delays, compared with their published form.
+"""Layers with lengths, resets and delays, compared with layers without them, and recurrent delays, compared with their
+published form.
 
     python benchmarks/lengths_and_delays.py [--output FILE] [--seconds 55] [--check]
 
-A figure is a training step: a forward, and the backward of a random gradient to inputs and parameters. The calls of a
-pair alternate within one run, and the ratio is that of the medians. Each pair is measured twice: called from Python,
-and replayed as a CUDA graph of ten steps (one step for recurrent layers), without the host's share. Lengths are uniform
-with a mean of half of T, the longest first. The published form of recurrent delays adds, in each step, one product for
-each delay to a buffer of future currents (Queant et al., "DelRec", 2025), here as a loop of two layers without input
-weights; this project's form is two `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs small shapes on
-any device. After `--seconds`, no measurement begins.
+A figure is the time of a training step: a forward, and a backward that computes the gradients of inputs and parameters
+from a random gradient. The two calls of a pair alternate within one run, and the ratio is the ratio of their medians.
+Each pair is measured twice: called from Python, and replayed as a CUDA graph of ten steps (one step for recurrent
+layers), which excludes the time of the host. Lengths are uniformly distributed with a mean of half of T, and
+sorted with the longest first. In each step, the published form of recurrent delays adds one product for each delay to a
+buffer of future currents (Queant et al., "DelRec", 2025). Here it is a loop over two layers without input weights. This
+project's form is two layers `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs small shapes on any
+device. After `--seconds`, no further measurement starts.
 """
 
 from __future__ import annotations
@@ -29,20 +31,21 @@ from flexsn_nn.layer import Delay
 
 RESULTS = Path(__file__).parent / "results" / "lengths_and_delays.md"
 MAX_DELAY = 30
-THRESHOLD = 0.4  # low enough for the second layer to fire
-IN_A_GRAPH = 10  # training steps of a neuron, since launching one takes less time than waiting for the device
+THRESHOLD = 0.4  # low enough that the second layer fires
+# training steps of a neuron in one graph, because launching one step takes less time than waiting for the device
+IN_A_GRAPH = 10
 BOUND = (
-    "Bytes of a LIF's training step: an input and an output forward; an input, a gradient in and one out backward. "
-    "Half of the data leaves 3.5 of these 5 streams, 0.70: outputs and gradients are written for padding, too. Where "
-    "all programs run at a time (100 x 256 x 140, and recurrent layers of few rows), the longest sequence is what all "
-    "wait for; recurrent layers in clusters of blocks compute all steps. Loops without delays are what "
-    "loops with delays cannot be faster than."
+    "A training step of LIF moves five streams: the forward reads the input and writes the output, and the backward "
+    "reads the input and a gradient and writes a gradient. With half of the data, 3.5 of these streams remain "
+    "(0.70), because outputs and gradients are also written for the padding. If all programs run at the same time "
+    "(100 x 256 x 140, and recurrent layers with few rows), all of them wait for the longest sequence. Recurrent "
+    "layers in clusters of blocks compute all steps. Loops with delays cannot be faster than loops without delays."
 )
 Run = Callable[[], object]
 
 
 class Published(nn.Module):
-    """A recurrent layer with a buffer of future currents, and one product for each delay and step."""
+    """A recurrent layer with a buffer of future currents, and one product for each delay in each step."""
 
     def __init__(self, weight: Tensor, delay: Tensor, width: float) -> None:
         super().__init__()
@@ -52,7 +55,7 @@ class Published(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         count = MAX_DELAY + 1
         steps = torch.arange(count, device=x.device, dtype=x.dtype)
-        taps = (self.width - (steps - self.delay.unsqueeze(1)).abs()).clamp(min=0) / self.width**2  # [N, L]
+        taps = (self.width - (steps - self.delay.unsqueeze(1)).abs()).clamp(min=0) / self.width**2  # shape [N, L]
         later = x.new_zeros(*x.shape[1:], count)
         v, rows = torch.zeros_like(x[0]), []
         for now in x.unbind(0):
@@ -88,7 +91,7 @@ def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple
             begun = time.perf_counter()
             run()
             synchronize(device)
-            if turn >= 2:  # the first two rounds compile
+            if turn >= 2:  # the first two rounds compile kernels
                 found.append(1e3 * (time.perf_counter() - begun))
     return statistics.median(times[0]), statistics.median(times[1])
 
@@ -130,7 +133,9 @@ def neurons(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str
 
 
 def recurrent_lengths(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str, Run, Run]]:
-    """Returns a recurrent layer on sequences of half the data, the longest first, and the same layer on all of it."""
+    """Returns a recurrent layer on sequences with half of the data, the longest first, and the same layer on full
+    sequences.
+    """
     num_steps, batch, features = shape
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator) + 0.3).to(device)
@@ -148,7 +153,7 @@ def recurrent_lengths(shape: tuple[int, int, int], device: torch.device) -> list
 def recurrent(
     shape: tuple[int, int, int], interpolation: str, width: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Returns this project's form, the published form with equal parameters, and an input."""
+    """Returns this project's form, the published form with the same parameters, and an input."""
     features = shape[-1]
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.5).to(device, dtype)
@@ -169,7 +174,7 @@ def difference(shape: tuple[int, int, int], device: torch.device, dtype: torch.d
     """Describes the largest relative difference of a gradient from that of the published form in float64.
 
     Args:
-        dtype: dtype of this project's form, which runs by kernels in float32, by the loop in float64.
+        dtype: dtype of this project's form, which runs in kernels for float32, and in the loop for float64.
     """
     ours, _, x = recurrent(shape, "triangle", 3.0, device, dtype)
     _, published, _ = recurrent(shape, "triangle", 3.0, device, torch.float64)
@@ -188,7 +193,7 @@ def difference(shape: tuple[int, int, int], device: torch.device, dtype: torch.d
     largest = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
     return (
         f"Gradients of recurrent delays in {str(dtype).removeprefix('torch.')}, {shape}, differ from those of the "
-        f"published form in float64 by {largest:.1e}, and {spikes} spikes."
+        f"published form in float64 by {largest:.1e}. {spikes} spikes differ."
     )
 
 
@@ -221,8 +226,9 @@ def main() -> None:
                     if "published" in what:
                         faster = called[1] / called[0], called[1] / both[0], both[1] / both[0]
                         notes.append(
-                            "{}, {}: {:.0f} times as fast as the loop, both called from Python; as a CUDA graph {:.0f} "
-                            "times that loop, and {:.0f} times the loop as a CUDA graph.".format(what, shape, *faster)
+                            "{}, {}: {:.0f} times as fast as the loop if both are called from Python. As a CUDA graph, "
+                            "{:.0f} times as fast as that loop, and {:.0f} times as fast as the loop as a CUDA "
+                            "graph.".format(what, shape, *faster)
                         )
                 except RuntimeError as error:
                     notes.append(f"{what}, {shape}: no CUDA graph, {str(error).splitlines()[0]}")
@@ -236,7 +242,7 @@ def main() -> None:
         if time.perf_counter() - begun > options.seconds:
             return
         ours, published, x = recurrent(shape, interpolation, width, device, torch.float32)
-        what = f"2 recurrent layers, {interpolation}, beside the published loop"
+        what = f"2 recurrent layers, {interpolation}, and the published loop"
         first = training(reset(ours, ours), x, list(ours.parameters()))
         measured(what, shape, first, training(published, x, list(published.parameters())), 4)
         last = ours[0]  # type: ignore[index]

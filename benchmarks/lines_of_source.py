@@ -1,11 +1,11 @@
-"""Lines of source of each package and room, now and at an earlier commit, and the lines of each capability.
+"""Lines of source code in each package and room, now and at an earlier commit, and the lines of each capability.
 
     python benchmarks/lines_of_source.py [--since COMMIT] [--output benchmarks/results/lines_of_source.md]
 
-The count covers files in packages/*/src that end in .py, .cpp, .h or .cuh, with comments and blank lines, as in
-`wc -l`. A room is a folder of a package; the files outside of its folders are the package's root. A capability is a
-list of rooms and files that were added after the earlier commit and that no other file needs: without them, the rest
-works as before.
+The count covers files in packages/*/src that end in .py, .cpp, .h or .cuh, including comments and blank lines, as `wc
+-l` counts them. A room is a folder of a package. The files outside of these folders are the root of the package. A
+capability is a list of rooms and files that were added after the earlier commit. No other file needs them, so the rest
+would work without them as before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENDINGS = (".py", ".cpp", ".h", ".cuh")
 # The last commit before the first of the capabilities below.
 SINCE = "8bb9126"
-# For each capability, parts of paths: its files contain one of them.
+# For each capability, parts of paths. A file belongs to the capability if its path contains one of them.
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "thread-block clusters, CUDA C++": ("targets/cuda/", "_clusters.py", "_cluster_launch.py"),
     "segments of time": ("/segments/", "_segments.py", "_warm_ups.py"),
@@ -68,7 +68,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
 
 
 def files_of(commit: str | None) -> dict[str, int]:
-    """Returns lines by path, where `None` stands for the working tree."""
+    """Returns the number of lines by path. The commit `None` stands for the working tree."""
     if commit is None:
         found = {}
         for path in sorted(ROOT.glob("packages/*/src/**/*")):
@@ -85,7 +85,7 @@ def git(*arguments: str) -> str:
 
 
 def room_of(path: str) -> tuple[str, str]:
-    """Returns package and room of a file."""
+    """Returns the package and the room of a file."""
     _, distribution, _, _, *rest = PurePosixPath(path).parts
     return distribution, rest[0] if len(rest) > 1 else "(root)"
 
@@ -122,12 +122,12 @@ def main() -> None:
         [
             "# Lines of source",
             "",
-            f"`python benchmarks/lines_of_source.py`: packages/*/src, at {commit} of {date} and on "
-            f"{git('log', '-1', '--format=%as').strip()}; Python, C++ and CUDA C++, with comments and blank lines.",
+            f"`python benchmarks/lines_of_source.py`: packages/*/src at {commit} of {date} and on "
+            f"{git('log', '-1', '--format=%as').strip()}, in Python, C++ and CUDA C++, with comments and blank lines.",
             "",
             *table(["package", *heads], totals),
             "",
-            "Capabilities of which the files are their own; what they changed elsewhere is in the rest.",
+            "Capabilities, counted by their own files. Changes that they needed in other files are part of the rest.",
             "",
             *table(["capability", *heads], capabilities),
             "",

@@ -1,13 +1,14 @@
-"""Long sequences of few neurons with default settings, against serial kernels and torch.associative_scan, on a GPU.
+"""Long sequences of few neurons on a GPU: default settings, compared with serial kernels and torch.associative_scan.
 
     python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep | --shortest | --stages]
 
-Inference is compared with copying the bytes of the inputs and the output. Training is compared with copying these, the
-incoming and outgoing gradients, and the input once more, all in CUDA graphs and in one run. Spikes of both kinds of
-kernels have to be equal to the last bit; those of affine steps with fast math are equal to rounding. With `--sweep`,
-other numbers of segments are measured, too. `--shortest` writes another table: sequences from 512 steps on, in CUDA
-graphs and launched one by one. It shows the length from which segments are worth their launches. `--stages` writes a
-table of serial kernels, by the number of chunks of loads in flight.
+Inference is compared with a copy of the bytes of the inputs and the output. Training is compared with a copy of these
+bytes, of the incoming and outgoing gradients, and of the input once more. Everything is measured in CUDA graphs and in
+one run. The spikes of both kinds of kernels have to be equal to the last bit. For affine steps with fast math, the
+results are equal up to rounding. `--sweep` also measures other numbers of segments. `--shortest` writes another table,
+about sequences from 512 steps on, in CUDA graphs and launched one by one. It shows the length from which segments are
+worth their additional launches. `--stages` writes a table of serial kernels, by the number of chunks whose loads are in
+flight.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ CALLS = 10  # number of calls in which a warm-up is chosen
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes one eigenvalue of a linear recurrent unit, as a pair: rotates by 0.1 and keeps 0.999 of the length."""
+    """Computes one eigenvalue of a linear recurrent unit, as a pair of numbers: rotates by 0.1 and multiplies the
+    length by 0.999.
+    """
     new = 0.99401 * v - 0.09973 * w + x
     return new, new, 0.09973 * v + 0.99401 * w
 
@@ -52,7 +55,7 @@ def lru() -> PointwiseProgram:
 
 
 def selective(a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes a selective scan: decay and input of each step are sequences, each `[B, D, N]`."""
+    """Computes a selective scan. The decay and the input of each step are sequences, each `[B, D, N]`."""
     new = a * h + b
     return new, new
 
@@ -67,15 +70,16 @@ def combined(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tup
 
 
 def combined_pairs(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Combines two maps of complex numbers, as pairs."""
+    """Combines two successive maps of complex numbers, which are given as pairs."""
     (p, q, v, w), (r, s, x, y) = first, second
     return r * p - s * q, r * q + s * p, r * v - s * w + x, r * w + s * v + y
 
 
 def scanned(*leaves: Tensor) -> Tensor:
-    """Returns states of a recurrence of `(a, b)`, or the real parts for `(real a, imaginary a, real b, imaginary b)`.
+    """Returns the states of a recurrence of `(a, b)`, or their real parts for `(real a, imaginary a, real b, imaginary
+    b)`.
 
-    The factors are sequences, because the operator scans tensors of one shape.
+    The factors are sequences, because the operator scans tensors of equal shapes.
     """
     together = combined if len(leaves) == 2 else combined_pairs
     states: tuple[Tensor, ...] = associative_scan(together, leaves, 0, combine_mode="pointwise")  # type: ignore[assignment]
@@ -100,12 +104,12 @@ def plif() -> FlexSN:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A neuron over a sequence.
+    """A neuron that runs over a sequence.
 
     Attributes:
         scale: scale of normally distributed inputs, whose mean is 0.5.
-        limit: limit of training, in copies.
-        inputs: number of inputs; if there are two, the first one is a decay between 0 and 1.
+        limit: limit for the training time, in units of the copy.
+        inputs: number of inputs. If there are two, the first one is a decay between 0 and 1.
         leaves: function from the inputs to the arguments of `scanned`; `None` for steps that are not affine.
     """
 
@@ -121,7 +125,9 @@ class Case:
 
     @property
     def streams(self) -> tuple[int, int]:
-        """Streams of inference and of training: inputs and outputs, their gradients, and inputs once more."""
+        """Numbers of streams of inference and of training. Training moves the inputs, the outputs, their gradients, and
+        the inputs once more.
+        """
         return self.inputs + 1, 3 * self.inputs + 2
 
 
@@ -145,11 +151,11 @@ CASES = [
 
 
 Rule = SegmentRule | None | Literal["usual"]
-USUAL: Literal["usual"] = "usual"  # the default
+USUAL: Literal["usual"] = "usual"  # the default rule
 
 
 class Work:
-    """One kind of kernels on the data of a case.
+    """One kind of kernels, run on the data of a case.
 
     Args:
         rule: rule of segments; `None` for serial kernels.
@@ -196,7 +202,7 @@ class Work:
             return torch.autograd.grad(self.forward(), self._wanted, self._grad)
 
     def told(self) -> tuple[str, str]:
-        """Returns segments and warm-up, and the recomputed elements."""
+        """Returns the numbers of segments and warm-up steps, and of recomputed elements."""
         program = self.neuron if isinstance(self.neuron, PointwiseProgram) else self.neuron._get_program()
         affine = [number for step in program.specializations for number in step.affine_segments.values()]  # type: ignore[attr-defined]
         if affine:
@@ -204,7 +210,7 @@ class Work:
         found = [s for step in program.specializations for s in step.speculations.values()]  # type: ignore[attr-defined]
         for speculation in found:
             if not speculation.meets:
-                return "do not meet", ""
+                return "do not converge", ""
             if speculation.last is not None:
                 last = speculation.last
                 return f"{last.segments}, {last.warm_up}", f"{last.elements} of {last.total}"
@@ -234,7 +240,7 @@ def time_of(function: Callable[[], object], device: torch.device) -> float:
 
 
 def compiled_scan(case: Case) -> Callable[..., Tensor]:
-    """Returns a compiled function of a case's inputs, with `torch.associative_scan` inlined."""
+    """Returns a compiled function of the inputs of a case, with `torch.associative_scan` inlined."""
     leaves = case.leaves
     assert leaves is not None
 
@@ -245,7 +251,9 @@ def compiled_scan(case: Case) -> Callable[..., Tensor]:
 
 
 def associatively(case: Case, device: torch.device) -> str:
-    """Returns the time of `torch.associative_scan`, in copies, and the difference of the states; or its error."""
+    """Returns the time of `torch.associative_scan` in units of the copy and the difference of the states, or the
+    error.
+    """
     work, run = Work(case, USUAL, device), compiled_scan(case)
     copy = copy_floor(case.steps * case.neurons, case.streams[0], device, case.dtype)
     try:
@@ -324,7 +332,9 @@ STAGES = (1, 2, 4, 6)
 
 
 def in_flight(device: torch.device) -> list[list[str]]:
-    """Measures serial kernels over 1024 steps of 8192 LIFs, by chunks of loads in flight, in copies of their bytes."""
+    """Measures serial kernels over 1024 steps of 8192 LIF neurons, in units of a copy of their bytes, by the number of
+    chunks whose loads are in flight.
+    """
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
         work = Work(Case("LIF", LIF, 1024, 8192, dtype), None, device)
@@ -359,8 +369,8 @@ def in_flight(device: torch.device) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "long_sequences.md")
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of names; by default, all")
-    parser.add_argument("--sweep", action="store_true", help="measure other numbers of segments, too")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="first letters of names (default: all)")
+    parser.add_argument("--sweep", action="store_true", help="also measure other numbers of segments")
     parser.add_argument("--shortest", action="store_true", help="measure short sequences of LIF instead")
     parser.add_argument("--stages", action="store_true", help="measure serial kernels by loads in flight instead")
     parser.add_argument("--device", default="cuda", help="cpu: short sequences in Triton's interpreter")
@@ -380,8 +390,9 @@ def main() -> None:
         head = [
             "# Loads in flight",
             "",
-            "`python benchmarks/long_sequences.py --stages`: serial kernels over 1024 steps of 8192 LIFs, in copies of",
-            "two streams (inference) and of three (backward), by how many chunks of 8 steps are loaded at a time.",
+            "`python benchmarks/long_sequences.py --stages`: serial kernels over 1024 steps of 8192 LIF neurons.",
+            "Times are multiples of a copy of two streams (inference) or three streams (backward), by the number of",
+            "chunks of 8 steps that are loaded at a time.",
             where(device),
             "",
         ]
@@ -400,11 +411,11 @@ def main() -> None:
     lines = [
         "# Long sequences of few neurons",
         "",
-        "`python benchmarks/long_sequences.py`: multiples of copying the same streams (of one input, two in",
-        "inference and five in training; of two, three and eight), in CUDA graphs, in one run; `serial` are the",
-        "kernels that walk all steps one after the other. `torch.associative_scan` runs compiled, in inference; its",
-        "factors are sequences of their own. The decay and the input of the selective scan, `[8, 1024, 16]` for each",
-        "step, are given.",
+        "`python benchmarks/long_sequences.py`: times as multiples of a copy of the same streams, in CUDA graphs, in",
+        "one run. With one input, inference has two streams and training has five. With two inputs, they have three",
+        "and eight. `serial` kernels process all steps one after another. `torch.associative_scan` runs compiled, in",
+        "inference. Its factors are additional sequences. The decay and the input of the selective scan, `[8, 1024,",
+        "16]` for each step, are arguments.",
         where(device),
         "",
     ]

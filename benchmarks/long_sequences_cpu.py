@@ -1,11 +1,12 @@
-"""One stream of few neurons over a million steps on the CPU: segments of time in threads.
+"""One sequence of few neurons over a million steps on the CPU: segments of time in several threads.
 
     OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py [--output FILE] [--threads 2] [--calls 60]
 
-Calls with one thread and with several alternate. On a machine that other processes use, too, wall time means little.
-So the table shows the shortest time of a call, and also the running time of its busiest thread, from the system's count
-for each thread (Linux). With one thread, that is the whole call; with several, it is the time of the call if each
-thread has a core. A waiting thread must not spin, because spinning would count.
+Calls with one thread and with several threads alternate. On a machine that other processes also use, wall time means
+little. So the table shows the shortest time of a call, and also the running time of its busiest thread, which Linux
+counts for each thread. With one thread, the running time is that of the whole call. With several threads, it is the
+time that a call would take if each thread had its own core. A waiting thread must not spin, because spinning would
+count as running time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
     "LI": lambda: LI(backend="cpp"),
 }
 LEARNING = 10  # calls in which a warm-up is chosen
-TOGETHER = 10  # calls between two readings of threads' times
+TOGETHER = 10  # calls between two readings of the threads' times
 
 
 def running() -> dict[str, int]:
@@ -46,7 +47,7 @@ def running() -> dict[str, int]:
 
 
 class Call:
-    """Calls of one neuron with a number of threads, and their times."""
+    """Calls of one neuron with a given number of threads, and the times of these calls."""
 
     def __init__(self, neuron: FlexSN, x: Tensor, threads: int, *, training: bool) -> None:
         self._neuron, self._threads = neuron, threads
@@ -66,7 +67,7 @@ class Call:
         return gradient
 
     def measure(self) -> None:
-        """Calls the neuron several times, because the system counts a thread's time in ticks."""
+        """Calls the neuron several times, because the system counts the time of a thread in ticks."""
         before = running()
         for _ in range(TOGETHER):
             begun = time.perf_counter()
@@ -77,17 +78,17 @@ class Call:
 
     @property
     def busiest(self) -> float:
-        """Milliseconds of a call, on average, of the thread that computes most."""
+        """Average milliseconds of a call in the thread that computes most."""
         return max(self._ran.values()) / self._calls / 1e6
 
 
 def told(neuron: FlexSN) -> str:
-    """Returns segments and warm-up of the forward."""
+    """Returns the numbers of segments and warm-up steps of the forward."""
     program = neuron._get_program()
     for step in program.specializations:
         for speculation in step.speculations.values():  # type: ignore[attr-defined]
             last = speculation.last
-            return "do not meet" if not speculation.meets else f"{last.segments}, {last.warm_up}"
+            return "do not converge" if not speculation.meets else f"{last.segments}, {last.warm_up}"
     return "serial"
 
 
@@ -130,10 +131,12 @@ def main() -> None:
         "# One long stream on the CPU",
         "",
         f"`OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py --threads {chosen.threads}`:",
-        f"{chosen.steps:,} steps of {chosen.neurons} neurons, float32, kernels in C++, milliseconds of a call; calls",
-        f"with one thread and with {chosen.threads} take turns: the least of {chosen.calls}, a quarter in training.",
-        "`busiest` is the average running time of the thread that computes most, which does not count waiting for",
-        f"other processes. Load averages before and after: {before:.1f} and {os.getloadavg()[0]:.1f}, on",
+        f"{chosen.steps:,} steps of {chosen.neurons} neurons, float32, kernels in C++, milliseconds per call. Calls",
+        f"with one thread and with {chosen.threads} threads alternate. Figures are the minimum of {chosen.calls} calls",
+        "(a quarter of them in training). `busiest` is the average running time of the thread that computes most,",
+        "which",
+        "excludes waiting for other processes. Load averages before and after: "
+        f"{before:.1f} and {os.getloadavg()[0]:.1f}, on",
         f"{os.cpu_count()} processors.",
         where(torch.device("cpu")),
         "",

@@ -1,12 +1,12 @@
-"""Training on long sequences: seconds of an epoch of examples/long_sequence.py, for each way to run its neurons.
+"""Training on long sequences: seconds per epoch of examples/long_sequence.py, for each way to run its neurons.
 
     python benchmarks/long_training.py [--output FILE] [--device cuda] [--batches 8] [--rounds 3]
 
-`serial` means kernels without segments of time. On a GPU, kernels with and without segments are measured in calls and
-as captured steps (`flexsn_nn.graphs.capture`), which Python does not slow down. A batch of the loop or of snnTorch
-takes as long as thousands of batches in kernels: one batch of at most 2,000 steps is measured, and multiplied by steps
-and batches; the table marks such figures. The table is written after each measurement.
-On the CPU, seconds are CPU time of the process, in one thread: waiting for other processes does not count.
+`serial` means kernels without segments of time. On a GPU, kernels with and without segments are measured in eager calls
+and as captured steps (`flexsn_nn.graphs.capture`), which Python does not slow down. A batch in the loop or in snnTorch
+takes as long as thousands of batches in kernels. So only one batch of at most 2,000 steps is measured, and its time is
+extrapolated to all steps and batches. The table marks such figures. The table is written after each measurement. On the
+CPU, seconds are CPU time of the process with one thread, so that waiting for other processes does not count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 example: Any = importlib.import_module("long_sequence")
 
 WARM = 16  # number of batches that compile kernels, choose warm-ups and capture steps
-STEPS = 2000  # most steps of a batch of the loops
+STEPS = 2000  # largest number of steps in a batch of the loops
 
 Step = Callable[[Tensor, Tensor], object]
 
@@ -63,7 +63,7 @@ class Way(NamedTuple):
 
     Attributes:
         make: function from a number of classes to a network.
-        rule: rule of its segments, as a context.
+        rule: context that sets the rule of segments.
         is_loop: True if each time step has several launches.
         is_captured: True if training steps are CUDA graphs.
     """
@@ -97,15 +97,15 @@ def training_step(network: nn.Module, way: Way) -> Step:
 
 
 def epoch(step: Step, data: Any, rounds: int) -> float:
-    """Returns the seconds of an epoch, the minimum of some rounds."""
+    """Returns the seconds of an epoch, as the minimum over some rounds."""
     device = data.train_x.device
-    # All batches have one size, so that one graph suffices; the last batch overlaps the previous one.
+    # All batches have the same size, so that one graph is enough. For this, the last batch overlaps the previous one.
     firsts = [min(i, len(data.train_x) - example.BATCH) for i in range(0, len(data.train_x), example.BATCH)]
     batches = [(data.train_x[i : i + example.BATCH], data.train_y[i : i + example.BATCH]) for i in firsts]
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     for _ in range(WARM):
         step(*batches[0])
-        synchronize(device)  # so that counts of repairs can be read
+        synchronize(device)  # so that the counts of repairs can be read
     took = []
     for _ in range(rounds):
         begun = clock()
@@ -117,7 +117,7 @@ def epoch(step: Step, data: Any, rounds: int) -> float:
 
 
 def epoch_of_loop(step: Step, data: Any) -> float:
-    """Returns the seconds of an epoch, multiplied from one batch of at most `STEPS` steps."""
+    """Returns the seconds of an epoch, extrapolated from one batch of at most `STEPS` steps."""
     device, (samples, steps) = data.train_x.device, data.train_x.shape
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     x, y = data.train_x[: example.BATCH], data.train_y[: example.BATCH]
@@ -147,7 +147,7 @@ def ways(device: torch.device) -> dict[str, Way]:
 
 
 def segments_of(network: nn.Module) -> str:
-    """Returns the segments of time in `explain()`."""
+    """Returns the lines about segments of time in `explain()`."""
     hidden = network.hidden
     assert isinstance(hidden, FlexSN)
     lines = hidden.explain().splitlines()
@@ -155,7 +155,7 @@ def segments_of(network: nn.Module) -> str:
 
 
 def measure(way: Way, data: Any, rounds: int) -> tuple[str, str]:
-    """Returns the seconds of an epoch, and the segments."""
+    """Returns the seconds of an epoch, and the description of the segments."""
     torch.manual_seed(0)
     with way.rule():
         network = way.make(data.classes).to(data.train_x.device)
@@ -173,8 +173,8 @@ def main() -> None:
     results = Path(__file__).parent / "results"
     parser.add_argument("--output", type=Path)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--batches", type=int, default=8, help="of an epoch of waves")
-    parser.add_argument("--rounds", type=int, default=3, help="epochs; the least is kept")
+    parser.add_argument("--batches", type=int, default=8, help="batches per epoch of waves")
+    parser.add_argument("--rounds", type=int, default=3, help="epochs, of which the fastest counts")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     if device.type == "cpu":
@@ -190,17 +190,17 @@ def main() -> None:
     lines = [
         "# Training on long sequences",
         "",
-        f"`python benchmarks/long_training.py --device {device.type}`: seconds of an epoch of",
-        f"examples/long_sequence.py, {example.BATCH} sequences a batch and {example.HIDDEN} neurons; the least of "
-        f"{chosen.rounds} epochs.",
-        "`serial`: kernels that walk all steps one after the other."
+        f"`python benchmarks/long_training.py --device {device.type}`: seconds per epoch of",
+        f"examples/long_sequence.py, with {example.BATCH} sequences per batch and {example.HIDDEN} neurons, as the "
+        f"minimum of {chosen.rounds} epochs.",
+        "`serial`: kernels that process all steps one after another."
         + (
             " `captured`: training steps in CUDA graphs; all others are run in eager mode."
             if "captured" in every
             else ""
         ),
-        f"`~`: one batch of at most {STEPS} steps was measured, and multiplied by steps and batches."
-        + (" Seconds that one thread computes." if device.type == "cpu" else "")
+        f"`~`: one batch of at most {STEPS} steps was measured and extrapolated to all steps and batches."
+        + (" Seconds are the CPU time of one thread." if device.type == "cpu" else "")
         + ("" if "snnTorch" in every else " snnTorch was not installed."),
         where(device),
         "",

@@ -1,11 +1,11 @@
-"""Counts of resources that remain when neurons are created, run and dropped: memory, modules, files, descriptors.
+"""Resources that remain after neurons are created, run and deleted: memory, modules, files, and file descriptors.
 
     python benchmarks/many_neurons.py [--output benchmarks/results/many_neurons.md] [--neurons 10000]
 
-Each neuron is trained for one call, in the loop or in compiled kernels (in Triton's interpreter if there is no GPU),
-and dropped. Two in three are custom neurons: closures of one function with five different numbers, and so with five
-kernels. The others are ready-made. Resources are counted after the first tenth of the neurons and at the end: growth
-between the two counts would continue forever.
+Each neuron is trained for one call and then deleted. It runs in the loop or in compiled kernels (in Triton's
+interpreter if there is no GPU). Two of three neurons are custom neurons: closures of one function with five different
+numbers, which therefore have five kernels. The others are ready-made neurons. Resources are counted after the first
+tenth of the neurons and at the end. If they grow between the two counts, they would grow forever.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flexsn_codegen import cache_folder
 from flexsn_nn import LIF, FlexSN
 from flexsn_runtime import flexsn_kernel_registry_info, triton_interpreted, why_unavailable
 
-NUMBERS = 5  # different kernels
+NUMBERS = 5  # number of different kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Held:
 
     Attributes:
         memory: resident memory, in MB.
-        objects: objects of the garbage collector.
+        objects: objects that the garbage collector tracks.
         modules: imported modules.
         generated: imported modules from generated sources.
         files: files in the cache folder.
@@ -54,7 +54,7 @@ class Held:
 
     @staticmethod
     def now() -> Held:
-        """Counts after a collection of garbage."""
+        """Counts the resources after a garbage collection."""
         gc.collect()
         return Held(
             memory=_resident() / 2**20,
@@ -87,7 +87,7 @@ def made(number: int, backend: str) -> FlexSN:
 
 
 def run(first: int, last: int, backend: str, device: str) -> None:
-    """Creates the neurons of these numbers, trains each for one call, and drops it."""
+    """Creates neurons with these numbers, trains each for one call, and deletes it."""
     for number in range(first, last):
         x = torch.ones(2, 8, device=device, requires_grad=True)
         output = made(number, backend)(x)
@@ -96,7 +96,7 @@ def run(first: int, last: int, backend: str, device: str) -> None:
 
 
 def held_by(backend: str, device: str, early: int, neurons: int) -> tuple[Held, Held]:
-    """Returns resources held after the first `early` neurons, and after all."""
+    """Returns the resources held after the first `early` neurons, and after all neurons."""
     run(0, early, backend, device)
     before = Held.now()
     run(early, neurons, backend, device)
@@ -116,8 +116,8 @@ def main(path: Path, neurons: int) -> None:
     lines = [
         "# Neurons created, run and dropped",
         "",
-        f"`python benchmarks/many_neurons.py --neurons {neurons}`: what one process holds after so many, each trained",
-        "for one call.",
+        f"`python benchmarks/many_neurons.py --neurons {neurons}`: resources that one process holds after this number",
+        "of neurons, each of which was trained for one call.",
         "In Triton's interpreter." if triton_interpreted() else "",
         where(torch.device(device)),
         "",

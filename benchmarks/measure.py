@@ -1,4 +1,4 @@
-"""Tools of the benchmarks: times, the copy floor, processes that compile, and a heading with the machine."""
+"""Tools of the benchmarks: timing, the copy floor, processes that compile, and a heading that names the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 
 def milliseconds(function: Callable[[], object], device: torch.device, *, warmup: int = 10, rep: int = 60) -> float:
-    """Returns the median time of a call, from CUDA events on a GPU, and from the clock elsewhere.
+    """Returns the median time of a call in ms, measured with CUDA events on a GPU, and with the clock elsewhere.
 
     Args:
         warmup, rep: times for warm-up and measurement, in ms.
@@ -43,11 +43,11 @@ def copy_floor(elements: int, streams: int, device: torch.device, dtype: torch.d
 
 
 def graphed(function: Callable[[], object]) -> Callable[[], None]:
-    """Returns `function`, captured in a CUDA graph; a call of the result replays it. This needs a GPU."""
+    """Returns a call that replays `function`, which is captured in a CUDA graph. This needs a GPU."""
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        for _ in range(3):  # compiles, and fills the allocator's pool
+        for _ in range(3):  # compiles kernels, and fills the pool of the allocator
             function()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -63,7 +63,9 @@ def issue_time(function: Callable[[], object], device: torch.device, *, calls: i
 
 
 def timed(function: Callable[[], object], calls: int, device: torch.device) -> tuple[float, float]:
-    """Returns the seconds of `calls` calls, with one synchronisation at the end, and the CPU's part of them."""
+    """Returns the seconds of `calls` calls, with one synchronisation at the end, and the seconds that the CPU needed to
+    issue them.
+    """
     synchronize(device)
     begun = time.perf_counter()
     for _ in range(calls):
@@ -74,7 +76,7 @@ def timed(function: Callable[[], object], calls: int, device: torch.device) -> t
 
 
 def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, float]:
-    """Returns the microseconds that the GPU computes per call, and the number of its kernels."""
+    """Returns the microseconds of GPU time per call, and the number of kernels per call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(calls):
             function()
@@ -84,14 +86,16 @@ def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, floa
 
 
 def in_processes(function: Callable[[_Case], _Result], every: Sequence[_Case]) -> list[_Result]:
-    """Calls the function on each case, in parallel new processes; their compiled kernels stay in the caches on disk."""
+    """Calls the function on each case, in new processes that run in parallel. Compiled kernels stay in the caches on
+    disk.
+    """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(every), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
         return list(pool.map(function, every))
 
 
 def where(device: torch.device) -> str:
-    """Returns device, versions and date."""
+    """Returns a text with the device, versions and date."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     name += ", Triton's interpreter" if interpreted else ""
@@ -100,13 +104,13 @@ def where(device: torch.device) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Returns lines of a Markdown table."""
+    """Returns the lines of a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return [f"| {' | '.join(str(cell) for cell in line)} |" for line in lines]
 
 
 def publish(lines: Iterable[str], path: Path) -> None:
-    """Writes the lines, and prints them."""
+    """Writes the lines to a file, and prints them."""
     text = "\n".join(lines) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

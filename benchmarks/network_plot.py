@@ -1,4 +1,4 @@
-"""Plots networks of spiking neurons relative to the same networks with ReLU."""
+"""Plots of networks of spiking neurons, relative to the same networks with ReLU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MARKERS = "osD^vP*Xhp<>"
 
 
 def draw(ratios: Mapping[str, Mapping[tuple[str, str], float]], path: Path) -> None:
-    """Draws one panel per measured figure: a point for each network and neuron, at its ratio to ReLU.
+    """Draws one panel per measured figure, with a point for each network and neuron at its ratio to ReLU.
 
     Args:
         ratios: for each name of a figure, the ratio of each pair (network, neuron).
         path: the SVG file to write.
     """
-    mpl.rcParams["svg.hashsalt"] = "flexsn"  # makes the file the same in every run
+    mpl.rcParams["svg.hashsalt"] = "flexsn"  # makes the SVG file reproducible
     pairs = list(dict.fromkeys(pair for figure in ratios.values() for pair in figure))
     networks, neurons = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
     height = 1.6 + 0.42 * len(neurons) + 0.2 * len(networks)

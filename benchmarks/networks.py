@@ -1,6 +1,6 @@
-"""Usual networks with any activation where neurons would be: `nn.ReLU`, or a spiking one.
+"""Common networks with a choice of activation: `nn.ReLU`, or spiking neurons.
 
-All of them map sequences `[T, B, ...]` to `[T, B, classes]`. Layers other than neurons work on T·B frames.
+All networks map sequences `[T, B, ...]` to `[T, B, classes]`. Layers other than neurons process T·B frames at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Activation = Callable[[], nn.Module]
 
 
 class SEWBlock(nn.Module):
-    """Two convolutions with norms, each followed by an activation, whose result is added to the block's input.
+    """Two convolutions with norms, each followed by an activation. The result is added to the input of the block.
 
     Source: Fang et al., "Deep residual learning in spiking neural networks", NeurIPS 2021, with addition.
     """
@@ -66,7 +66,7 @@ def vgg8(activation: Activation, classes: int = 10) -> nn.Module:
 
 
 class SpikingAttention(nn.Module):
-    """Attention without a softmax, between activations: `[T, B, width, tokens]` to an equal shape.
+    """Attention without a softmax, between activations. It maps `[T, B, width, tokens]` to the same shape.
 
     Source: Zhou et al., "Spikformer: when spiking neural network meets transformer", ICLR 2023.
     """
@@ -88,7 +88,7 @@ class SpikingAttention(nn.Module):
 
 
 class SpikformerBlock(nn.Module):
-    """Attention and two projections, each of which is added to its input. Source: see `SpikingAttention`."""
+    """Attention and two projections, each of which is added to its input. For the source, see `SpikingAttention`."""
 
     def __init__(self, width: int, heads: int, activation: Activation) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class SpikformerBlock(nn.Module):
 
 
 class Spikformer(nn.Module):
-    """Spikformer blocks over tokens: `[T, B, width, tokens]` to `[T, B, classes]`."""
+    """Spikformer blocks on tokens, from `[T, B, width, tokens]` to `[T, B, classes]`."""
 
     def __init__(self, activation: Activation, width: int = 384, heads: int = 12, depth: int = 4) -> None:
         super().__init__()

@@ -1,11 +1,12 @@
-"""A training step of every neuron against the copy floor, on a GPU.
+"""Training steps of all neurons on a GPU, compared with the copy floor.
 
     python benchmarks/neurons.py [--output benchmarks/results/neurons.md] [--shape 32x1600000] [NEURON ...]
 
-A call is one forward and one backward of the module, as a user calls it, from a reset state. The floor of every neuron
-is five streams (a stream is one `T x NCL` float32 tensor read or written once): read x, write s; read grad_s, read x
-again, write grad_x. The table lists the few other bytes that a neuron moves: a checkpoint of each state every few
-steps, and a partial sum per element for each learned parameter. Several processes compile the kernels beforehand.
+A call is one forward and one backward of the module, as a user would call it, from a reset state. The floor of every
+neuron is five streams, where a stream is one `T x NCL` float32 tensor that is read or written once. The forward reads x
+and writes s. The backward reads grad_s, reads x again and writes grad_x. The table lists the few other bytes that a
+neuron moves: a checkpoint of each state every few steps, and a partial sum per element for each learned parameter.
+Several processes compile the kernels beforehand.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FLOOR_STREAMS = 5
 LIMIT = 1.3
 TRANSCENDENTAL = ("exp", "log", "sigmoid", "tanh", "pow", "sin", "cos")
 
-# The arguments make every term of the equation present.
+# The arguments are chosen so that every term of the equation is present.
 NEURONS: dict[str, Callable[[], Neuron]] = {
     "IF": neuron.IF,
     "LIF": neuron.LIF,
@@ -57,7 +58,7 @@ NEURONS: dict[str, Callable[[], Neuron]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Measurements of one neuron: times in ms, ops per element and step, and resources of its kernels."""
+    """Measurements of one neuron: times in ms, ops per element and step, and resource use of its kernels."""
 
     name: str
     compiled: float
@@ -123,7 +124,9 @@ def training_step(name: str, steps: int, ncl: int, device: torch.device, backend
 
 
 def count_ops(name: str) -> tuple[int, int, int]:
-    """Returns numbers of ops: the step's, its VJP's, and the transcendental ones. The backward runs all."""
+    """Returns three numbers of ops: those of the step, of its VJP, and the transcendental ops of both. The backward
+    runs all of them.
+    """
     made = NEURONS[name]()
     examples = (torch.zeros(2),) * (made.num_inputs + made.num_states)
     graphs = generate_forward_and_backward_graph(made.core, examples)
@@ -133,7 +136,7 @@ def count_ops(name: str) -> tuple[int, int, int]:
 
 
 def compile_one(name: str, steps: int, ncl: int, device: str) -> None:
-    """Runs in a separate process: compiles the kernels into Triton's cache."""
+    """Compiles the kernels into Triton's cache. Runs in a separate process."""
     training_step(name, steps, ncl, torch.device(device), "triton")()
 
 
@@ -142,7 +145,7 @@ def compile_all(names: list[str], steps: int, ncl: int, device: torch.device) ->
 
 
 def loaded_kernels() -> list[CompiledKernel]:
-    """Returns all kernels in this process. Triton has no list of them."""
+    """Returns all kernels that this process has loaded. Triton has no list of them."""
     return [value for value in gc.get_objects() if type(value) is CompiledKernel]
 
 
@@ -168,10 +171,10 @@ def measure(name: str, steps: int, ncl: int, device: torch.device) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("neurons", nargs="*", metavar="NEURON", help=f"of {', '.join(NEURONS)}; default: all")
+    parser.add_argument("neurons", nargs="*", metavar="NEURON", help=f"some of {', '.join(NEURONS)} (default: all)")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "neurons.md")
     parser.add_argument("--shape", default="32x1600000", help="T x NCL")
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     chosen = parser.parse_args()
     names = chosen.neurons or list(NEURONS)
     steps, ncl = map(int, chosen.shape.split("x"))
@@ -186,9 +189,9 @@ def main() -> None:
         f"# Training step of every neuron, {steps} x {ncl}, float32",
         "",
         "`python benchmarks/neurons.py`: one forward and one backward of the module, medians in ms, in one run.",
-        "`copy 5` moves as many bytes as five streams; `graph` is the replay of the call under a CUDA graph; `loop` is",
-        '`backend="torch"`; ops per element and step, of the step and of its VJP; registers per thread, forward and',
-        f"backward. Reasons: of calls above {LIMIT}.",
+        "`copy 5` moves as many bytes as five streams. `graph` is a replay of the call in a CUDA graph. `loop` is",
+        '`backend="torch"`. Ops are counted per element and step, for the step and its VJP. Registers are per thread,',
+        f"for forward and backward. Reasons are given for calls above {LIMIT}.",
         where(device),
         "",
         *table(header, [row.cells(floor, steps) for row in rows]),

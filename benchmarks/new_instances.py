@@ -1,10 +1,11 @@
-"""CPU time of the first training step of a neuron, of a second instance, a copy, and another batch size.
+"""CPU time of the first training step of a neuron, of a second instance, of a copy, and for another batch size.
 
     python benchmarks/new_instances.py [--output benchmarks/results/new_instances.md] [--repeats 3]
 
-Each row is a separate process. The kernels are in the cache on disk, which a first process fills. A step is a forward
-and a backward over 8 time steps, in C++ kernels; the times are those of the process with one thread, medians over
-processes. The warm column is a repeated step of the first instance; the other columns include such a step.
+Each row runs in a separate process. The kernels are in the cache on disk, which an earlier process has filled. A step
+is a forward and a backward over 8 time steps, in C++ kernels. Times are CPU times of the process with one thread, as
+medians over processes. The warm column is a repeated step of the first instance. The times in the other columns include
+the time of such a step.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "new_instances.md")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--network", help="measures one network in this process, and prints numbers")
+    parser.add_argument("--network", help="measure one network in this process, and print numbers")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.network is not None:
@@ -81,7 +82,7 @@ def main() -> None:
         "",
         where(torch.device("cpu")),
         "",
-        "CPU milliseconds of a training step, kernels in the cache on disk:",
+        "CPU milliseconds of a training step, with the kernels in the cache on disk:",
         "",
         *table(("network", *COLUMNS), rows),
     ]

@@ -1,11 +1,11 @@
-"""Random numbers inside of a step: their statistics, and the time of a training step of a noisy LIF.
+"""Random numbers inside of a step: their statistics, and the time of a training step of a noisy LIF neuron.
 
     python benchmarks/noise.py [--output benchmarks/results/noise.md] [--numbers 1e9] [--steps 32] [--rows 256]
         [--neurons 16384] [--rounds 20]
 
-The statistics cover numbers that a kernel draws, summed in float64; the table also shows their distances from the exact
-values in standard deviations. The times are medians of training steps; those with and without noise alternate within
-one run. On a CPU, reduce the numbers (`--numbers 1e7`) and neurons (`--neurons 512`).
+The statistics describe numbers that a kernel draws. They are summed in float64. The table also shows their distances
+from the exact values, in standard deviations. The times are medians of training steps. Steps with and without noise
+alternate within one run. On a CPU, reduce the amount of numbers (`--numbers 1e7`) and neurons (`--neurons 512`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LAYERS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 
 
 def moments(numbers: int, device: torch.device, backend: str) -> list[tuple[str, str, str]]:
-    """Returns rows of a table: a statistic, its value, its distance from the exact one in standard deviations."""
+    """Returns rows of a table: a statistic, its value, and its distance from the exact value in standard deviations."""
     steps, rows = 16, 64
     size = min(1 << 16, max(numbers // (steps * rows), 4) // 4 * 4)
     neuron = FlexSN(drawn, 1, 1, 2, backend=backend)
@@ -91,7 +91,9 @@ def moments(numbers: int, device: torch.device, backend: str) -> list[tuple[str,
 
 
 def steps_of(options: argparse.Namespace, device: torch.device, backend: str) -> list[tuple[str, str, str]]:
-    """Returns rows of a table: a layer, the median of its training step in ms, the ratio to a layer without noise."""
+    """Returns rows of a table: a layer, the median time of its training step in ms, and the ratio to a layer without
+    noise.
+    """
     x = torch.randn(options.steps, options.rows, options.neurons, device=device).add_(0.8).requires_grad_()
     gradient = torch.randn_like(x)
     layers = {name: FlexSN(core, 1, 1, 1, backend=backend) for name, core in LAYERS.items()}
@@ -139,7 +141,7 @@ def main() -> None:
         "",
         *table(("statistic", "value", "distance"), moments(int(options.numbers), device, backend)),
         "",
-        f"Training steps of a LIF on {shape} float32, forward and backward, medians in ms, in turns:",
+        f"Training steps of a LIF neuron on {shape} float32, forward and backward, medians in ms; the rows alternate:",
         "",
         *table(("noise", "ms", "ratio"), steps_of(options, device, backend)),
     ]

@@ -1,13 +1,15 @@
-"""Time of a batch norm and a LIF as one layer, forward and backward, against copies of the bytes that it has to move.
+"""Time of a batch norm and a LIF neuron as one layer, forward and backward, compared with a copy of the bytes that the
+layer has to move.
 
     python benchmarks/norm_neuron.py [--output FILE]
 
-A fused layer moves nine streams, each the bytes of its input: statistics read one; the forward reads one and writes
-one; the backward reads two and writes one; the gradient through the statistics reads two and writes one. Each row is a
-layer of a ResNet18 after its convolution, T 4, B 32. Everything is replayed from CUDA graphs. A time is the median over
-rounds, in which all measured calls alternate, so that a change of the clock affects all of them. The script needs a
-GPU; `--check` runs small shapes in Triton's interpreter. `--elements` and `--fewest` set other blocks for the kernels
-that sum gradients: the numbers that a thread handles, and the number of programs below which none walks several rows.
+A stream is the number of bytes of the layer's input. A fused layer moves nine streams: the statistics read one, the
+forward reads one and writes one, the backward reads two and writes one, and the gradient through the statistics reads
+two and writes one. Each row is a layer of a ResNet18 after its convolution, for T = 4 and B = 32. Everything is
+replayed from CUDA graphs. A time is the median over rounds. All measured calls alternate within a round, so that a
+change of the clock rate affects all of them. The script needs a GPU, but `--check` runs small shapes in Triton's
+interpreter. `--elements` and `--fewest` change the kernels that sum gradients: `--elements` sets how many numbers a
+thread handles, and `--fewest` sets the number of programs below which no program processes several rows.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Shape(NamedTuple):
-    """Shape of a layer: its channels, the side of its images, and the number of norms of a ResNet18 with that shape."""
+    """Shape of a layer: its channels, the side length of its images, and the number of norms in a ResNet18 with this
+    shape.
+    """
 
     channels: int
     side: int
@@ -47,7 +51,9 @@ SMALL = (Shape(5, 6, 1), Shape(64, 3, 19))
 
 
 class Times(NamedTuple):
-    """Milliseconds of a copy of one stream, the parts of the layer, the whole layer, and torch's norm with ReLU."""
+    """Milliseconds of a copy of one stream, of the parts of the layer, of the whole layer, and of torch's norm with
+    ReLU.
+    """
 
     stream: float
     torch_statistics: float
@@ -67,7 +73,9 @@ class Case(NamedTuple):
 
 
 def works_of(case: Case) -> list[Callable[[], object]]:
-    """Returns a copy of one stream, statistics of torch and of this project, the forward, the layer, torch's layers."""
+    """Returns the functions to time: a copy of one stream, the statistics by torch and by this project, the forward,
+    the whole layer, and torch's layers.
+    """
     device, shape = torch.device(case.device), case.shape
     size = (T * B if device.type == "cuda" else T * 2, shape.channels, shape.side, shape.side)
     frames = torch.randn(size, device=device).to(DTYPES[case.dtype]).contiguous(memory_format=FORMATS[case.form])
@@ -117,8 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "norm_neuron.md")
     parser.add_argument("--check", action="store_true", help="small shapes on the CPU, with TRITON_INTERPRET=1")
-    parser.add_argument("--dtype", choices=DTYPES, action="append", help="this one alone")
-    parser.add_argument("--format", choices=FORMATS, action="append", help="this one alone")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="only this one")
+    parser.add_argument("--format", choices=FORMATS, action="append", help="only this one")
     parser.add_argument("--elements", type=int, default=_rows._ELEMENTS)
     parser.add_argument("--fewest", type=int, default=_rows._FEWEST_PROGRAMS)
     chosen = parser.parse_args()
@@ -176,7 +184,8 @@ def main() -> None:
             f"# A batch norm and a LIF as one layer, T {T}, B {B}",
             "",
             "`python benchmarks/norm_neuron.py`: `NormNeuron` in training. A stream is the time of a copy that moves",
-            "the bytes of the layer's input; nine are what the layer has to move. All is replayed from CUDA graphs.",
+            "the bytes of the layer's input. The layer has to move nine streams. Everything is replayed from CUDA",
+            "graphs.",
             where(device),
             "",
             *table(head, lines),

@@ -1,10 +1,10 @@
-"""All of PyTorch's elementwise ops and their gradients in `pointwise` and in `FlexSN`, against eager mode: a table.
+"""Table of PyTorch's elementwise ops and their gradients, in `pointwise` and in `FlexSN`, compared with eager mode.
 
     TRITON_INTERPRET=1 python benchmarks/opinfo_table.py [--samples N] [--out FILE] [VARIANT ...]
 
-The script runs in Triton's interpreter, on the CPU, for about half an hour. It ends with status 1 if an answer is
-wrong, an error has no name, the two ways do not agree, or fewer than 95 % of the runs pass. `tests/test_opinfo.py` runs
-a quick subset.
+The script runs in Triton's interpreter on the CPU, and takes about half an hour. Its exit status is 1 if a result is
+wrong, if an error does not name the refused op, if the two ways disagree, or if fewer than 95 % of the runs pass.
+`tests/test_opinfo.py` runs a quick subset.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Outcomes = dict[torch.dtype, Outcome]
 def main() -> int:
     """Writes the table, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("variants", nargs="*", help="names of variants; by default all")
-    parser.add_argument("--samples", type=int, default=4, help="of PyTorch's samples per variant and dtype")
-    parser.add_argument("--out", type=Path, help="by default benchmarks/results/opinfo.md, or nowhere for some")
+    parser.add_argument("variants", nargs="*", help="names of variants (default: all)")
+    parser.add_argument("--samples", type=int, default=4, help="number of PyTorch's samples per variant and dtype")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/opinfo.md if all run")
     arguments = parser.parse_args()
     chosen = [v for v in variants() if not arguments.variants or variant_name(v) in arguments.variants]
     rows = []
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def _verdict(outcomes: Outcomes) -> str:
-    """Returns the worst verdict of the dtypes, or an empty text if nothing ran."""
+    """Returns the worst verdict over the dtypes, or an empty text if nothing ran."""
     found = outcomes.values()
     if any(o.wrong or o.crashed or o.apart for o in found):
         return "wrong"
@@ -106,25 +106,26 @@ def _page(rows: list[str], counts: Counter[str], runs: Counter[str], samples: in
     return f"""# PyTorch's elementwise ops by `pointwise` and by `FlexSN`
 
 Made by `python benchmarks/opinfo_table.py` with torch {torch.__version__} and Triton {triton.__version__}, in
-Triton's interpreter on the CPU. For each variant and dtype: {samples} of PyTorch's own samples, and special
-values (NaN, infinities, zeros of both signs, denormal, huge; for two arguments all pairs), against eager mode.
-Backward where PyTorch says that the variant is differentiable: results and gradients for the same samples, in
-float64, float32, float16 and bfloat16. "–" is where no dtype has a gradient. Each sample runs twice, as a kernel of
-`pointwise` and as a step of `FlexSN`, and counts as the worse of the two. Left out are ops that are random or return
-complex numbers.
+Triton's interpreter on the CPU. For each variant and dtype, {samples} of PyTorch's samples and special values (NaN,
+infinities, zeros of both signs, denormal and huge numbers; all pairs for two arguments) are compared with eager mode.
+If PyTorch lists the variant as differentiable, "backward" compares results and gradients for the same samples, in
+float64, float32, float16 and bfloat16. "–" means that no dtype has a gradient. Each sample runs twice, as a kernel of
+`pointwise` and as a step of `FlexSN`, and the worse of the two outcomes counts. Ops that are random or return complex
+numbers are left out.
 
 Of {runs["runs"]} runs, {runs["passed"]} pass ({share:.1f} %), {runs["refused"]} are refused
-(by an `UnsupportedOpError`), {runs["wrong"]} are wrong, {runs["crashed"]} end with another error. In {runs["apart"]},
-the two ways do not agree. By variant: {counts["passes"]} pass, {counts["refused"]} are refused in at least one dtype
+(with an `UnsupportedOpError`), {runs["wrong"]} are wrong, {runs["crashed"]} end with another error. In {runs["apart"]},
+the two ways disagree. By variant: {counts["passes"]} pass, {counts["refused"]} are refused in at least one dtype
 or in the backward, {counts["wrong"]} are wrong.
 
-Passing is: equal for integers and bool; for floats within `torch.testing.assert_close`'s tolerance of eager
-mode, or of eager mode in float64, rounded, or no further from it than eager mode is (its float32 code is off in
-places: `gelu(inf)` is NaN). "Equal" counts samples whose every element is equal. On purpose different:
+Integers and bool pass if they are equal. Floating-point numbers pass if they are within the tolerance of
+`torch.testing.assert_close` of eager mode, or of eager mode in float64 after rounding, or no further from float64 than
+eager mode is (whose float32 code has errors in places: `gelu(inf)` is NaN). "Equal" counts samples in which every
+element is equal. Different on purpose:
 
 {_notes(EXCEPTIONS.items())}
 
-Compared to a unit of the values that are subtracted, in the backward:
+In the backward, errors of these are relative to the values that are subtracted:
 
 {_notes(CANCELLING.items())}
 

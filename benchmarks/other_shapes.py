@@ -1,11 +1,11 @@
-"""States of other shapes: training steps of compiled kernels and of the loop.
+"""States whose shapes differ from that of the step: training steps in compiled kernels and in the loop.
 
     python benchmarks/other_shapes.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
-A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, which a 4 x 4 matrix joins. A
-network has four excitatory neurons for each inhibitory one. A training step is a forward and the backward of a random
-gradient to the input and the parameters, in float32, eager. Loop and kernels alternate, three times; a figure is a
-median. Without a GPU, the kernels are in C++.
+A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, which a 4 x 4 matrix couples. A
+network has four excitatory neurons for each inhibitory one. A training step is a forward, and a backward that computes
+the gradients of the input and the parameters from a random gradient, in float32 and in eager mode. The loop and the
+kernels alternate three times, and a figure is the median. Without a GPU, the kernels are in C++.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ BRANCHES = 4
 
 
 class Dendritic(nn.Module):
-    """A neuron whose branches drive a soma; the largest branch opens an apical compartment, which adds to the soma.
+    """A neuron whose branches drive its soma. The largest branch opens an apical compartment, which adds to the soma.
 
-    A `matrix` joins the branches of a neuron.
+    If `matrix`, a matrix couples the branches of a neuron.
     """
 
     def __init__(self, neurons: int, *, matrix: bool = True) -> None:
@@ -48,14 +48,14 @@ class Dendritic(nn.Module):
 
 
 class Branches(Dendritic):
-    """Dendritic neurons with separate branches."""
+    """Dendritic neurons whose branches are not coupled."""
 
     def __init__(self, neurons: int) -> None:
         super().__init__(neurons, matrix=False)
 
 
 class Populations(nn.Module):
-    """LIF neurons with recurrent weights: `neurons` excitatory ones, and `neurons // 4` inhibitory ones."""
+    """LIF neurons with recurrent weights: `neurons` excitatory ones and `neurons // 4` inhibitory ones."""
 
     def __init__(self, neurons: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Populations(nn.Module):
 
 
 class Disynaptic(Populations):
-    """Populations without weights among excitatory neurons."""
+    """Populations without weights between excitatory neurons."""
 
     def within(self, neurons: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""LIF neurons of other installed libraries, for use as an activation."""
+"""LIF neurons of other installed libraries, as activations for a network."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def has(library: str) -> bool:
 
 
 def spikingjelly_lif() -> nn.Module:
-    """Returns SpikingJelly 2's neuron as installed, with its Triton kernels on a GPU."""
+    """Returns the neuron of the installed SpikingJelly 2, which uses its Triton kernels on a GPU."""
     node: nn.Module = importlib.import_module("spikingjelly.activation_based.neuron").LIFNode(tau=2.0, step_mode="m")
     return node
 
 
 def spikingjelly_loop() -> nn.Module:
-    """Returns SpikingJelly's LIF neuron in a loop of PyTorch's operators, as SpikingJelly runs custom steps."""
+    """Returns SpikingJelly's LIF neuron as a loop over PyTorch operators, as SpikingJelly runs custom neurons."""
     base = importlib.import_module("spikingjelly.activation_based.base").MemoryModule
     node = importlib.import_module("spikingjelly.activation_based.neuron").LIFNode
 
@@ -34,7 +34,7 @@ def spikingjelly_loop() -> nn.Module:
 
 
 def spikingjelly_graph(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns SpikingJelly's `StaticCudaGraph` of a function of two tensors on a GPU; its fourth call is captured."""
+    """Returns a function of two tensors in SpikingJelly's `StaticCudaGraph` on a GPU. The fourth call is captured."""
     graph: Callable[[Tensor, Tensor], Tensor] = importlib.import_module(
         "spikingjelly.activation_based._cuda_graph"
     ).StaticCudaGraph(step)
@@ -42,7 +42,7 @@ def spikingjelly_graph(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Te
 
 
 class SnnTorchLeaky(nn.Module):
-    """snnTorch's `Leaky` in a loop over time: `[T, B, ...]` to an equal shape."""
+    """snnTorch's `Leaky` in a loop over time. It maps `[T, B, ...]` to the same shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def resets(net: nn.Module) -> list[Callable[[], object]]:
     """Returns functions that reset the neurons of other libraries in a network."""
     found: list[Callable[[], object]] = []
     for module in net.modules():
-        # Base classes count, too: the class of a module may derive from a library's class.
+        # Base classes also count, because the class of a module may derive from a class of the library.
         theirs = any(kind.__module__.startswith("spikingjelly") for kind in type(module).__mro__)
         if theirs and hasattr(module, "reset"):
             found.append(module.reset)  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
-"""The examples of `docs/fuse-pointwise.md` and `docs/scan.md` against `torch.compile` and torch's own scans.
+"""The examples of `docs/fuse-pointwise.md` and `docs/scan.md`, compared with `torch.compile` and torch's scans.
 
     python benchmarks/pointwise_peers.py [--output FILE] [--seconds 80] [--without WAY ...] [--device cuda] [--scale 1]
 
-Figures are medians of whole calls in ms, including Python; training is a forward and a backward. `first` is each way's
-first call, including compilation. The loop calls the step T times in Python, in a function for `torch.compile`; long
-sequences are not compiled this way, because that takes minutes. The table names refusals. After `--seconds`, the table
-marks the remaining rows as left out.
+Figures are medians of whole calls in ms, including Python. Training is a forward and a backward. `first` is the first
+call, including compilation. The loop is a function that calls the step T times in Python, compiled by `torch.compile`.
+Long sequences are not compiled in this way, because this would take minutes. If a way refuses a function, the table
+shows its error. Rows that are not measured within `--seconds` are marked as left out.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Example:
     """One function in several ways.
 
     Attributes:
-        arguments: function that makes the arguments; they require gradients where these are measured.
-        ways: calls by name; the first one is the reference for the others.
+        arguments: function that makes the arguments, which require gradients if the backward is measured.
+        ways: calls by name; the first call is the reference for the others.
         trains: True if a backward is measured.
     """
 
@@ -50,12 +50,12 @@ class Example:
 
 
 def gelu_gate(x: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
-    """Computes a gated unit with a bias and a limit."""
+    """Computes a gated unit with a bias and clamping."""
     return (x * functional.gelu(gate + bias, approximate="tanh")).clamp(-8.0, 8.0)
 
 
 def snake(x: Tensor, alpha: Tensor) -> Tensor:
-    """Computes Ziyin, Hartwig and Ueda, Neural Networks Fail to Learn Periodic Functions, equation 3."""
+    """Computes equation 3 of Ziyin, Hartwig and Ueda, Neural Networks Fail to Learn Periodic Functions."""
     return x + torch.sin(alpha * x).square() / alpha
 
 
@@ -65,7 +65,7 @@ def moving_average(mean: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def minimal_gru(h: Tensor, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Computes a step of a GRU whose gate and candidate depend on the input alone.
+    """Computes a step of a GRU whose gate and candidate depend only on the input.
 
     Source: Feng et al., Were RNNs All We Needed?, section 3.1.
     """
@@ -75,7 +75,7 @@ def minimal_gru(h: Tensor, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def kalman(carry: tuple[Tensor, Tensor], z: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Filters one number per element: Kalman, A New Approach to Linear Filtering and Prediction Problems."""
+    """Filters one number per element. Source: Kalman, A New Approach to Linear Filtering and Prediction Problems."""
     mean, variance = carry
     variance = variance + 0.01
     gain = variance / (variance + 0.25)
@@ -89,7 +89,7 @@ def linear(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, 
 
 
 def associative(function: Function) -> Function:
-    """Computes a linear recurrence in torch's associative scan: `function` makes decays and new terms."""
+    """Computes a linear recurrence in torch's associative scan. `function` computes the decays and the new terms."""
 
     def call(*tensors: Tensor) -> Tensor:
         from torch._higher_order_ops.associative_scan import associative_scan
@@ -138,7 +138,7 @@ def recurrences(shapes: list[tuple[int, int]], device: torch.device) -> Iterator
                 return found
 
             def torchs(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
-                def apart(carry: Any, x: Any) -> Any:  # torch's scan refuses two results in one memory
+                def apart(carry: Any, x: Any) -> Any:  # torch's scan refuses two results that share memory
                     carry, y = step(carry, x)
                     return carry, y.clone()
 
@@ -195,16 +195,16 @@ def chains(rows: int, columns: int, device: torch.device) -> Iterator[Example]:
 
 
 def measured(example: Example, device: torch.device, until: float, without: list[str]) -> Iterator[list[str]]:
-    """Yields a row for each way, except for some."""
+    """Yields a row for each way, except for the ways in `without`."""
     expected: Tensor | None = None
     for way, function in example.ways.items():
         if way in without:
             continue
         start = [example.name, example.size, way]
         if time.perf_counter() > until:
-            yield [*start, "the time was over", "", "", ""]
+            yield [*start, "no time was left", "", "", ""]
             continue
-        torch.compiler.reset()  # examples share code, and torch compiles only a few forms of one function
+        torch.compiler.reset()  # examples share code, and torch only compiles a few versions of one function
         torch.manual_seed(0)
         tensors = example.arguments()
         plain = [t.detach() for t in tensors]
@@ -247,9 +247,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/pointwise_peers.md"))
     parser.add_argument("--seconds", type=float, default=80.0)
-    parser.add_argument("--without", nargs="*", default=[], help="ways to leave out, as torch's scans")
+    parser.add_argument("--without", nargs="*", default=[], help="ways to leave out, such as torch's scans")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--scale", type=int, default=1, help="sizes are divided by it")
+    parser.add_argument("--scale", type=int, default=1, help="divisor of the sizes")
     given = parser.parse_args()
     device, scale = torch.device(given.device), math.isqrt(given.scale)
     until = time.perf_counter() + given.seconds
@@ -262,7 +262,7 @@ def main() -> None:
         for example in examples:
             for row in measured(example, device, until, given.without):
                 rows.append(row)
-                # The table is written after each row, because the next one may take longer than the time allows.
+                # The table is written after each row, because the next row may take longer than the available time.
                 publish([*head, *table(HEADER, rows)], given.output)
 
 

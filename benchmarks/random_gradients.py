@@ -1,13 +1,14 @@
-"""Random step functions with captured tensors, compiled against the loop: values, dtypes and gradients. A table.
+"""Table of random step functions with captured tensors: the values, dtypes and gradients of compiled scans, compared
+with the loop.
 
     python benchmarks/random_gradients.py [--seeds 0:1000] [-n PROCESSES] [--device cpu] [--on-cpu cpp] [--output FILE]
         [--journal FILE]
 
-The cores and calls come from `tests/gradient_cores.py`; they run on the CPU in Triton's interpreter, or in C++. Each
+The cores and calls come from `tests/gradient_cores.py`. On the CPU, they run in Triton's interpreter or in C++. Each
 call counts once. If the loop itself raises an error, nothing is compared. Otherwise, the compiled scan is equal to the
-loop, or different, or refused with an error of FlexSN that names the core's line, or it fails with any other error. The
-script ends with status 1 if anything is different or fails. The outcome of each seed is immediately written to the
-journal, if one is named; a run that is started again continues with the missing seeds.
+loop, or different, or refused with an error of FlexSN that names the line of the core, or it fails with any other
+error. The exit status is 1 if anything is different or fails. With `--journal`, the outcome of each seed is immediately
+written to the journal, and a restarted run continues with the missing seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # This has to precede the import of triton.
+    # This variable must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -40,7 +41,8 @@ COUNTED = ("equal to the loop", "different", "refused by name", "failed otherwis
 
 def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome]:
     torch.set_num_threads(1)
-    # Half of the seeds save values of the forward for the backward, and half recompute them.
+    # For half of the seeds, the forward saves values for the backward. For the other half, the backward recomputes
+    # them.
     residuals = ("recompute", "save")[seed % 2]
     try:
         return seed, compare(random_core(seed), device=device, residuals=residuals, on_cpu=on_cpu)
@@ -49,19 +51,21 @@ def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome
 
 
 def kind(refusal: str) -> str:
-    """Returns the kind of a refusal: its text without the parts that belong to one core."""
+    """Returns the kind of a refusal: its text without the parts that are specific to one core."""
     text = refusal.split(": ", 1)[1].split("\n")[0]
     return re.sub(r"\([^()]*\)|\[[^\[\]]*\]|number \d+|\d+", "…", text)[:150]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0:1000", help="FIRST:BEHIND_LAST, or some: 625,664")
+    parser.add_argument("--seeds", default="0:1000", help="FIRST:END without END, or a list: 625,664")
     parser.add_argument("-n", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--device", default=DEVICE)
-    parser.add_argument("--on-cpu", choices=["triton", "cpp"], default="triton", help="the kernels' language there")
+    parser.add_argument(
+        "--on-cpu", choices=["triton", "cpp"], default="triton", help="language of the kernels on the CPU"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_gradients.md")
-    parser.add_argument("--journal", type=Path, help="to go on where a run ended")
+    parser.add_argument("--journal", type=Path, help="file of outcomes, for a run that can be restarted")
     options = parser.parse_args()
     seeds = [int(seed) for seed in re.split("[:,]", options.seeds)]
     if ":" in options.seeds:
@@ -86,17 +90,18 @@ def main() -> int:
         if seed % 100 == 99:
             print(f"seed {seed}: {dict(counts)}", flush=True)
     lines = [
-        "# Random step functions: gradients of what they compute with captured tensors",
+        "# Random step functions: gradients of computations with captured tensors",
         "",
         f"`python benchmarks/random_gradients.py --seeds {options.seeds} --device {options.device}"
         f" --on-cpu {options.on_cpu}`, on",
         where(torch.device(options.device)),
         "",
-        f"{len(seeds)} random step functions, two to four calls each: in-place operations and custom",
-        "`autograd.Function`s on captured tensors, parameters frozen and trained between calls, values that are read",
-        "in Python and changed between calls, results that are in no loss, 0 to 11 steps; float64, compiled against",
-        "the loop in values, dtypes and gradients. Where the loop itself raises an error, there is nothing to compare.",
-        *([f"Of {earlier} of them, what an earlier part of the run wrote down."] if earlier else []),
+        f"{len(seeds)} random step functions, each with two to four calls, with in-place operations and custom",
+        "`autograd.Function`s on captured tensors, parameters that are frozen and trained between calls, values that",
+        "Python code reads and that change between calls, results that no loss uses, and 0 to 11 steps, in float64.",
+        "The values, dtypes and gradients of compiled scans are compared with the loop, unless the loop itself raises",
+        "an error.",
+        *([f"The outcomes of {earlier} of them come from an earlier part of the run."] if earlier else []),
         "",
         "| calls | number |",
         "|---|---:|",

@@ -1,13 +1,13 @@
-"""Random lives of small networks: as a loop and compiled, compared after each act. A table.
+"""Table of random lives of small networks: a loop and its compiled twin are compared after each act.
 
     python benchmarks/random_lives.py [--runs 2000] [--rules 50] [-n PROCESSES] [--device cpu] [--output FILE]
         [--journal FILE]
 
-The networks and acts come from `tests/lives`. On the CPU, they run in C++, launched by Python and by the compiled
-launcher, and in Triton's interpreter; on a GPU, they run in Triton, launched by both. A difference is shrunk and
-printed as a Python program, which runs with `PYTHONPATH=tests`. The script ends with status 1 after a difference. The
-results of each piece of the run are immediately written to the journal, if one is named; a run that is started again
-continues with the missing pieces.
+The networks and acts come from `tests/lives`. On the CPU, the twins run in C++ (launched by Python and by the compiled
+launcher) and in Triton's interpreter. On a GPU, they run in Triton (launched by Python and by the compiled launcher).
+The program with a difference is shortened and printed in Python; run it with `PYTHONPATH=tests`. The exit status is 1
+after a difference. With `--journal`, the results of each piece of the run are immediately written to the journal, and a
+restarted run continues with the missing pieces.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # This has to precede the import of triton.
+    # This variable must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -36,7 +36,7 @@ from lives.machine import Backends, machine, run  # noqa: E402
 from lives.twins import DifferenceError, Twins  # noqa: E402
 from measure import publish, table, where  # noqa: E402
 
-# Number of lives in one piece. They share a backend and a seed.
+# Number of lives in one piece. All lives of a piece have the same backend, and come from one seed.
 PIECE = 20
 BACKENDS: dict[str, Backends] = {
     "cpu": (("auto", "auto"), ("cpp", "compiled"), ("cpp", "auto"), ("triton", "auto")),
@@ -46,7 +46,7 @@ Piece = dict[str, Any]
 
 
 def lives_of(number: int, rules: int, device: str) -> Piece:
-    """Runs one piece. Returns its counts and, after a difference, its program."""
+    """Runs one piece. Returns its counts, and the program with a difference if there is one."""
     torch.set_num_threads(1)
     pair = BACKENDS[device][number % len(BACKENDS[device])]
     Twins.counts.clear()
@@ -59,7 +59,7 @@ def lives_of(number: int, rules: int, device: str) -> Piece:
 
 
 def pieces(numbers: range, rules: int, device: str, processes: int, journal: Path | None) -> Iterator[Piece]:
-    """Yields all pieces, first those in the journal."""
+    """Yields all pieces, starting with those in the journal."""
     known: dict[int, Piece] = {}
     if journal is not None and journal.exists():
         entries = map(json.loads, journal.read_text(encoding="utf-8").splitlines())
@@ -77,11 +77,11 @@ def pieces(numbers: range, rules: int, device: str, processes: int, journal: Pat
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000, help=f"lives, in pieces of {PIECE}")
-    parser.add_argument("--rules", type=int, default=50, help="acts of a life")
+    parser.add_argument("--rules", type=int, default=50, help="acts per life")
     parser.add_argument("-n", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--device", default=DEVICE)
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_lives.md")
-    parser.add_argument("--journal", type=Path, help="to go on where a run ended")
+    parser.add_argument("--journal", type=Path, help="file of outcomes, for a run that can be restarted")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     lives: Counter[str] = Counter()
@@ -104,12 +104,13 @@ def main() -> int:
             f" --device {options.device}`, on",
             where(torch.device(options.device)),
             "",
-            f"{total} lives of networks of two or three layers, of at most {options.rules} acts each: as a loop",
-            "and compiled. After each act, all that can be seen is compared: outputs, states, sequences, counts,",
-            "records, parameters and their gradients, in values, dtypes and strides, and what the modules hold.",
-            "Gradients are equal up to the order of sums; all else is equal to the bit. Some acts raise in both",
-            "twins, as a call with a state for another batch. Some are refused by one twin by name, as a",
-            "double backward; then both go on from the loop's state.",
+            f"{total} lives of networks of two or three layers, with at most {options.rules} acts each. The loop and",
+            "the compiled twin are compared after each act in everything visible: outputs, states, sequences, counts,",
+            "records, parameters and their gradients (in values, dtypes and strides), and the contents of the",
+            "modules. Gradients are equal up to the order of sums; everything else is equal to the last bit. Some",
+            "acts raise an error in both twins, such as a call with a state for another batch. Some are refused by",
+            "one twin with a clear error, such as a double backward. Then both twins continue from the state of the",
+            "loop.",
             "",
             f"Different: {len(different)}.",
             "",

@@ -1,11 +1,11 @@
-"""Random steps of `flexsn_hop.scan`, called three times in each lowering, against a plain loop. A table.
+"""Table of random steps in `flexsn_hop.scan`: three calls in each lowering are compared with a plain loop.
 
     python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
         [--output FILE] [--journal FILE]
 
-The programs come from `tests/random_steps.py`, and run on the CPU. The script ends with status 1 if anything is
-different or fails. The outcome of each seed is immediately written to the journal, if one is named; a run that is
-started again continues with the missing seeds.
+The programs come from `tests/random_steps.py`, and run on the CPU. The exit status is 1 if anything is different or
+fails. With `--journal`, the outcome of each seed is immediately written to the journal, and a restarted run continues
+with the missing seeds.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def outcome_of(seed: int, lowerings: Sequence[str]) -> tuple[int, Outcome]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0:200", help="FIRST:BEHIND_LAST")
+    parser.add_argument("--seeds", default="0:200", help="FIRST:END without END")
     parser.add_argument("-n", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--lowerings", default=",".join(LOWERINGS))
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_scans.md")
-    parser.add_argument("--journal", type=Path, help="to go on where a run ended")
+    parser.add_argument("--journal", type=Path, help="file of outcomes, for a run that can be restarted")
     options = parser.parse_args()
     seeds = range(*map(int, options.seeds.split(":")))
     lowerings = options.lowerings.split(",")
@@ -62,11 +62,11 @@ def main() -> int:
         f"`python benchmarks/random_scans.py --seeds {options.seeds} --lowerings {options.lowerings}`, on",
         where(torch.device("cpu")),
         "",
-        f"{len(seeds)} random programs: 1 to 3 tensors carried, 0 to 3 sequences, 1 to 4 steps; indexing, writes into",
-        "fresh tensors, broadcasting, reductions, products and views in the step; float64. Each compiled function is",
-        f"called {CALLS} times, and each time its results and gradients are compared with those of a plain loop; then",
-        f"all arguments and captured tensors with what they were. {without_loop} programs fail as loops, too: there is",
-        "nothing to compare.",
+        f"{len(seeds)} random programs with 1 to 3 carried tensors, 0 to 3 sequences and 1 to 4 steps, in float64. The",
+        "steps contain indexing, writes into new tensors, broadcasting, reductions, products and views. Each compiled",
+        f"function is called {CALLS} times. Each time, its results and gradients are compared with those of a plain",
+        "loop, and all arguments and captured tensors with their earlier values. Programs that fail as loops as well",
+        f"are not compared: {without_loop}.",
         "",
         f"| lowering | {' | '.join(kinds)} |",
         "|---|---:|---:|---:|",

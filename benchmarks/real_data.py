@@ -1,23 +1,25 @@
-"""Accuracy on real data over seeds, compared with equal networks in another library and published numbers: a table.
+"""Table of accuracies on real data over several seeds, compared with the same networks in another library and with
+published numbers.
 
     hatch run peers && hatch run series && hatch run python benchmarks/real_data.py
     python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu]
     python benchmarks/real_data.py --seconds-only --device cuda [--samples FILE] [--epochs 6] ...
 
-The data sets come from packages, which contain or make them:
+The data sets come from packages that contain or generate them:
 
-- digits: scikit-learn's, 8 x 8 pixels, the first half for training and the second for the test, as in scikit-learn's
-  own example. Each pixel is a current at all 8 steps; the network has two layers of `LIF`.
-- mnist1d: 4,000 and 1,000 rows of 40 numbers, made by the package `mnist1d` with its own seed. A row is the current of
-  all 8 steps; the network has the three convolutions of the data set's authors, each followed by `Leaky`, and the mean
-  over time of a linear layer.
-- japanese_vowels: 270 and 370 recordings of nine speakers, 12 numbers per step, 7 to 29 steps, from the package `aeon`.
-  A layer of `RLeaky`, and the mean of a linear layer over each recording's own steps.
-- basic_motions: 40 and 40 recordings of four movements, 6 numbers per step, 100 steps, from `aeon`. Two
-  layers of `Leaky`, and the mean of a linear layer over time.
+- digits: the digits of scikit-learn, 8 x 8 pixels. The first half is for training and the second half for the test, as
+  in scikit-learn's example. Each pixel is a constant current in all 8 steps. The network has two layers of `LIF`.
+- mnist1d: 4,000 rows of 40 numbers for training and 1,000 for the test, which the package `mnist1d` generates with its
+  default seed. A row is the current in all 8 steps. The network has the three convolutions that the authors of the data
+  set use, each followed by `Leaky`, and then the mean over time of a linear layer.
+- japanese_vowels: 270 recordings of nine speakers for training and 370 for the test, with 12 numbers per step and 7 to
+  29 steps, from the package `aeon`. The network has a layer of `RLeaky`, and then the mean of a linear layer over the
+  steps of each recording.
+- basic_motions: 40 recordings of four movements for training and 40 for the test, with 6 numbers per step and 100
+  steps, from `aeon`. The network has two layers of `Leaky`, and then the mean of a linear layer over time.
 
-Both libraries begin with equal weights and get equal batches. Their epochs alternate. Seconds of an epoch cover
-training alone, without the first epoch. `real_data_networks.py` has the networks.
+Both libraries start with the same weights and get the same batches. Their epochs alternate. The seconds per epoch cover
+only training, and leave out the first epoch. The networks are in `real_data_networks.py`.
 
 `--seconds-only` trains one seed for a few epochs, and writes no accuracy. `--samples FILE` is for a machine without the
 packages of the data: it reads the data sets from a file, which is written first if it is missing.
@@ -68,7 +70,7 @@ class Part:
         return self.x[:, chosen], self.lengths[chosen], self.y[chosen]
 
     def to(self, device: str) -> Part:
-        """Returns all tensors on a device."""
+        """Returns the part with all tensors on a device."""
         return Part(self.x.to(device), self.lengths.to(device), self.y.to(device))
 
 
@@ -78,9 +80,9 @@ class Task:
 
     Attributes:
         load: function that returns samples for training and for the test.
-        ours, theirs: functions that make modules with parameters of equal shapes and order.
+        ours, theirs: functions that make modules whose parameters have the same shapes and the same order.
         peer: the other library.
-        published: numbers of a source, in words.
+        published: published numbers and their source, as text.
     """
 
     load: Callable[[], tuple[Part, Part]]
@@ -95,12 +97,12 @@ class Task:
 
 
 def currents(rows: Tensor, y: Tensor, steps: int = 8) -> Part:
-    """Returns samples with each row as the current of all steps."""
+    """Returns samples in which each row is the current of all steps."""
     return Part(rows.expand(steps, *rows.shape), torch.full((len(y),), steps), y)
 
 
 def load_digits() -> tuple[Part, Part]:
-    """Returns scikit-learn's handwritten digits, in halves."""
+    """Returns the handwritten digits of scikit-learn, as two halves."""
     from sklearn.datasets import load_digits as load
 
     found = load()
@@ -111,7 +113,7 @@ def load_digits() -> tuple[Part, Part]:
 
 
 def load_mnist1d() -> tuple[Part, Part]:
-    """Returns MNIST-1D, made from its templates."""
+    """Returns MNIST-1D, generated from its templates."""
     from mnist1d.data import get_dataset_args, make_dataset
 
     found = make_dataset(get_dataset_args())
@@ -120,7 +122,9 @@ def load_mnist1d() -> tuple[Part, Part]:
 
 
 def load_series(name: str) -> tuple[Part, Part]:
-    """Returns multivariate series of `aeon`, normalised by each channel's mean and deviation in the training set."""
+    """Returns multivariate series from `aeon`, normalised by the mean and deviation of each channel in the training
+    set.
+    """
     import aeon.datasets
 
     load = getattr(aeon.datasets, f"load_{name}")
@@ -184,7 +188,7 @@ TASKS = {
 
 
 def samples_of(name: str, path: Path | None) -> tuple[Part, Part]:
-    """Returns a data set, from the file `path` unless this is `None`."""
+    """Returns a data set, from the file `path` unless `path` is `None`."""
     if path is None:
         return TASKS[name].load()
     if not path.is_file():
@@ -195,7 +199,7 @@ def samples_of(name: str, path: Path | None) -> tuple[Part, Part]:
 
 @dataclass
 class Trained:
-    """One library's network while it trains."""
+    """The network of one library during training."""
 
     net: Network
     optimizer: torch.optim.Optimizer
@@ -230,7 +234,9 @@ def accuracy(net: Network, part: Part) -> float:
 
 
 def run(task: Task, training: Part, test: Part, seed: int, epochs: int) -> list[tuple[float, list[float]]]:
-    """Returns accuracy and seconds per epoch of both libraries, ours first, from equal weights and batches."""
+    """Returns the accuracy and the seconds per epoch of both libraries, this project first, from the same weights and
+    batches.
+    """
     torch.manual_seed(seed)
     nets = [task.ours().to(training.x.device), task.theirs().to(training.x.device)]
     with torch.no_grad():
@@ -276,12 +282,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="benchmarks/results/real_data.md, or real_data_seconds.md")
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, help="instead of each task's own")
+    parser.add_argument("--epochs", type=int, help="epochs instead of the default of each task")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--note", default="", help="a sentence about the run, for the table")
-    parser.add_argument("--samples", type=Path, help="file that has the data sets")
+    parser.add_argument("--samples", type=Path, help="file with the data sets")
     parser.add_argument(
-        "--seconds-only", action="store_true", help="no accuracies; one seed, and 6 epochs if not given"
+        "--seconds-only", action="store_true", help="measure no accuracies; one seed, 6 epochs by default"
     )
     options = parser.parse_args(arguments)
     if options.seconds_only:
@@ -296,7 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def kept_rows(path: Path) -> dict[str, str]:
-    """Returns rows of an earlier run, by data set; a run of some data sets keeps the rows of the others."""
+    """Returns the rows of an earlier run by data set, because a run of some data sets keeps the rows of the others."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return {name: line for line in lines for name in TASKS if line.startswith(f"| {name} |")}
 
@@ -312,8 +318,8 @@ def write(options: argparse.Namespace, rows: list[str]) -> None:
         text = [
             "# Seconds of an epoch on real data",
             "",
-            "`python benchmarks/real_data.py --seconds-only`: training alone, the first epoch left out, both libraries",
-            f"in turns; medians. {where}. {options.note}".rstrip(),
+            "`python benchmarks/real_data.py --seconds-only`: medians of training without the first epoch. The",
+            f"epochs of both libraries alternate. {where}. {options.note}".rstrip(),
             "",
             "| data | this project, s / epoch | the same network in | s / epoch |",
             "|---|---|---|---|",
@@ -322,9 +328,9 @@ def write(options: argparse.Namespace, rows: list[str]) -> None:
         text = [
             "# Accuracy on real data",
             "",
-            "`python benchmarks/real_data.py`, whose head says what each network and each split is.",
+            "`python benchmarks/real_data.py`. The head of the script describes each network and each split.",
             f"{where}; {options.seeds} seeds, mean ± standard deviation; seconds: "
-            f"median over epochs, both libraries in turns. {options.note}".rstrip(),
+            f"median over epochs, which alternate between both libraries. {options.note}".rstrip(),
             "",
             "| data | epochs | this project | s / epoch | the same network in | accuracy | s / epoch | published |",
             "|---|---|---|---|---|---|---|---|",

@@ -1,4 +1,6 @@
-"""Networks of `real_data.py`, in this project and in two others, with parameters of equal shapes and order."""
+"""Networks of `real_data.py`, in this project and in two others. Their parameters have the same shapes and the same
+order.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,23 @@ CHANNELS, HIDDEN, BETA, SLOW = 25, 64, 0.5, 0.9
 
 
 class Network(nn.Module):
-    """A network that is called with samples `[T, B, ...]` and lengths `[B]`, and returns scores `[B, classes]`."""
+    """A network that maps samples `[T, B, ...]` and lengths `[B]` to scores `[B, classes]`."""
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         raise NotImplementedError
 
 
 def mean_of(values: Tensor, lengths: Tensor) -> Tensor:
-    """Returns means of `[T, B, C]` over the first steps of each sequence, as `[B, C]`."""
+    """Returns the means of `[T, B, C]` over the steps of each sequence, as `[B, C]`."""
     steps = torch.arange(len(values), device=values.device)
     counts = (steps[:, None] < lengths).unsqueeze(2)
     return torch.where(counts, values, 0.0).sum(0) / lengths.unsqueeze(1)
 
 
 def convolutions() -> list[nn.Module]:
-    """Returns the convolutions of MNIST-1D's authors: lengths go from 40 to 19, 10 and 5, in `CHANNELS` channels."""
+    """Returns the convolutions that the authors of MNIST-1D use. They reduce the length from 40 to 19, 10 and 5, in
+    `CHANNELS` channels.
+    """
     return [
         nn.Conv1d(1, CHANNELS, 5, stride=2, padding=1),
         nn.Conv1d(CHANNELS, CHANNELS, 3, stride=2, padding=1),
@@ -34,7 +38,7 @@ def convolutions() -> list[nn.Module]:
 
 
 class _Ours(Network):
-    """Layers on sequences, with the mean over time."""
+    """Layers that run on sequences, followed by the mean over time."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
-"""Recurrent LIF: one launch for all steps, against loops over time and cuDNN.
+"""Recurrent LIF neurons: one launch for all steps, compared with loops over time and with cuDNN.
 
     python benchmarks/recurrence.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--only NAME ...]
         [--seconds 180]
 
-A shape is T x batch x neurons. A training step is the forward and the backward of a random gradient, to the input and
-the matrix. It is measured as usual, with the backward in a thread of autograd, and with everything in one thread. This
-project's layer and the loop are also captured in a CUDA graph, and Inductor also compiles the loop's step. nn.RNN,
-Norse and SpikingJelly's container multiply the input by a matrix, too. cuDNN rounds float32 to TF32, unless that is
-switched off. The table names missing libraries. A figure is the median wall time of a few successive calls. After
-`--seconds`, no measurement begins.
+A shape is T x batch x neurons. A training step is a forward, and a backward that computes the gradients of the input
+and the matrix from a random gradient. It is measured in the default mode, with the backward in a thread of autograd,
+and with everything in one thread. This project's layer and the loop are also captured in a CUDA graph, and the step of
+the loop is also compiled by Inductor. nn.RNN, Norse and SpikingJelly's container also multiply the input by a matrix.
+cuDNN rounds float32 to TF32, unless this is switched off. The table lists missing libraries. A figure is the median
+wall time of a few successive calls. After `--seconds`, no further measurement starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Run = Callable[[], object]
 
 
 class Layer(nn.Module):
-    """A recurrent layer that starts at its initial states in every call."""
+    """A recurrent layer that starts each call from its initial states."""
 
     def __init__(self, hidden: int, backend: str) -> None:
         super().__init__()
@@ -72,7 +72,9 @@ class Compiled(nn.Module):
 
 
 class Peer(nn.Module):
-    """A cell of another library in a loop: `start()` returns its first states, `cell(x, states)` output and states."""
+    """A cell of another library in a loop. `start()` returns the first states, and `cell(x, states)` returns the output
+    and new states.
+    """
 
     def __init__(self, cell: nn.Module, call: Callable[[Tensor, Any], tuple[Tensor, Any]], start: Run) -> None:
         super().__init__()
@@ -112,7 +114,7 @@ def norse(hidden: int) -> nn.Module:
 
 
 class GRUCell(nn.Module):
-    """A GRU cell in cuDNN's form."""
+    """A GRU cell as cuDNN computes it."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class LSTMCell(nn.Module):
 
 
 class Gates(nn.Module):
-    """A gated layer with its input product."""
+    """A gated layer, including the product with its input."""
 
     def __init__(self, hidden: int, cell: nn.Module, count: int, states: int) -> None:
         super().__init__()
@@ -153,7 +155,8 @@ class Gates(nn.Module):
         return output
 
 
-# Peers in the order of measurement. The name of a graph ends with that of the peer that it captures.
+# Peers in the order of measurement. If a peer is captured as a graph, the name of the graph ends with the name of the
+# peer.
 PEERS: dict[str, Callable[[int], nn.Module]] = {
     "ours": lambda hidden: Layer(hidden, "auto"),
     "ours in a CUDA graph": lambda hidden: Layer(hidden, "auto"),
@@ -214,7 +217,7 @@ def seconds_of(run: Run, device: torch.device) -> float:
 
 
 def of_kernel(run: Run, num_steps: int) -> str:
-    """Returns the microseconds of the kernel over all steps, divided by their number."""
+    """Returns the microseconds of the kernel over all steps, divided by the number of steps."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             run()
@@ -226,8 +229,8 @@ def of_kernel(run: Run, num_steps: int) -> str:
 class Times(NamedTuple):
     """Measured times of a layer.
 
-    They are seconds of a forward, of a training step, of a training step in one thread; µs of the kernel in a time
-    step; seconds of the first training step.
+    These are the seconds of a forward, of a training step, and of a training step in one thread, the µs of the kernel
+    per time step, and the seconds of the first training step.
     """
 
     forward: float
@@ -259,7 +262,7 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
         first = f"{time.perf_counter() - begun:.1f}"
         forward()
         kernel = of_kernel(forward, steps) if device.type == "cuda" else ""
-    for _ in range(4):  # this project records these calls, and repeats them later
+    for _ in range(4):  # this project records these calls, and replays them later
         forward()
         both()
     training_time = seconds_of(both, device)
@@ -269,7 +272,7 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
 
 def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, path: Path) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    importlib.import_module("torch._dynamo")  # fake tensors import it: seconds before any step
+    importlib.import_module("torch._dynamo")  # fake tensors import it, which takes seconds before the first step
     shapes = shapes or list(GPU_SHAPES if device.type == "cuda" else CPU_SHAPES)
     dtypes = dtypes or (["bfloat16", "float32"] if device.type == "cuda" else ["float32"])
     begun, missing = time.perf_counter(), list[str]()
@@ -290,7 +293,7 @@ def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, 
                     print(shape, dtype, name, found[shape, dtype, name], flush=True)
                 except ImportError as error:
                     missing.append(f"{name}: {error}")
-                except Exception as error:  # other libraries may raise any error: the rest is still measured
+                except Exception as error:  # other libraries may raise any error, and the rest is still measured
                     missing.append(f"{name}, {shape}, {dtype}: {str(error).splitlines()[0][:160]}")
     rows = []
     for shape in shapes:
@@ -312,11 +315,11 @@ def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, 
         "# Recurrent LIF",
         "",
         f"`python benchmarks/recurrence.py`. {where(device)}",
-        f"Our calls are launched by: {launcher_in_words(device)}.",
-        f"Threads of torch's: {torch.get_num_threads()}; load {os.getloadavg()[0]:.1f} at the end.",
+        f"This project's calls are launched by: {launcher_in_words(device)}.",
+        f"Threads of torch: {torch.get_num_threads()}; load {os.getloadavg()[0]:.1f} at the end.",
         "",
-        "`ours`: on a GPU one launch for all steps, forward and backward. `first`: seconds of the first training step, "
-        "in which kernels are compiled, with Dynamo imported before.",
+        "`ours`: on a GPU, one launch for all steps, forward and backward. `first`: seconds of the first training "
+        "step, including the compilation of kernels, after an import of Dynamo.",
         "",
         *table(("T x B x H", "dtype", "layer", *times), rows),
         "",
@@ -330,7 +333,7 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "recurrence.md")
     parser.add_argument("--shapes", nargs="*", default=[])
     parser.add_argument("--dtypes", nargs="*", default=[])
-    parser.add_argument("--only", nargs="*", default=[], choices=list(PEERS), help="these, besides ours")
+    parser.add_argument("--only", nargs="*", default=[], choices=list(PEERS), help="only these peers, and ours")
     parser.add_argument("--seconds", type=float, default=180.0)
     os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
     options = parser.parse_args()

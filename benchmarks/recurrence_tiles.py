@@ -1,13 +1,15 @@
-"""Recurrent LIF in one launch: programs that share rows and exchange spikes, against programs with all columns.
+"""Recurrent LIF neurons in one launch: programs that share rows and exchange spikes, compared with programs that have
+all columns.
 
     python benchmarks/recurrence_tiles.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--seconds 90]
 
 A shape is T x batch x neurons. Many processes compile the kernels first. The times of kernels in a call without
-gradients, and in a training step's forward and backward, come from the profiler. The times of a whole forward and a
-whole training step come from replays of a CUDA graph. Results of each division into tiles are compared with those of
-the exchange, for weights and inputs that make all sums exact: the spikes themselves, and the gradient of the input by
-its largest difference, relative to its largest value. cuDNN's nn.RNN multiplies the input by a matrix, too, and rounds
-float32 to TF32. After `--seconds`, no measurement begins.
+gradients, and in the forward and backward of a training step, come from the profiler. The times of a whole forward and
+of a whole training step come from replays of a CUDA graph. The results of each division into tiles are compared with
+those of programs that exchange spikes. Weights and inputs are chosen so that all sums are exact. The comparison counts
+the spikes that differ, and shows the largest difference of the input's gradient relative to its largest value. cuDNN's
+nn.RNN also multiplies the input by a matrix, and rounds float32 to TF32. After `--seconds`, no further measurement
+starts.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def held(rows: int, num_warps: int) -> Tiles:
     return Tiles(rows, 1, 512, num_warps, ahead=1, exchanged=False)
 
 
-# Choices in the order of measurement; `None` if programs exchange spikes.
+# Choices in the order of measurement. `None` means that programs exchange spikes.
 CHOICES: dict[str, Tiles | None] = {
     "exchange": None,
     "8 rows, 4 warps": held(8, 4),
@@ -57,7 +59,9 @@ class Case(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Microseconds of kernels in a step; milliseconds of a replayed forward and training step; differences."""
+    """Times of a layer: microseconds of its kernels per step, and milliseconds of a replayed forward and training step;
+    and differences of its results.
+    """
 
     inference: str
     forward: str
@@ -70,7 +74,7 @@ class Times(NamedTuple):
 
 @contextmanager
 def divided(choice: str) -> Iterator[None]:
-    """Gives these tiles to the kernels that are made in this context."""
+    """Uses these tiles for the kernels that are made in this context."""
     tiles, module = CHOICES[choice], cast(Any, _one_launch)
     original = module.tiles_for
 
@@ -89,7 +93,7 @@ def divided(choice: str) -> Iterator[None]:
 
 
 def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
-    """Returns a layer, its input and a gradient of the output, all with numbers of few bits."""
+    """Returns a layer, its input and a gradient of the output. All of their numbers have few significant bits."""
     steps, batch, hidden = map(int, shape.split("x"))
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -103,19 +107,19 @@ def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
 
 
 def compiled(case: Case) -> None:
-    """Compiles the kernels into the cache on disk. They are equal for any T and batch."""
+    """Compiles the kernels into the cache on disk. The same kernels serve any T and batch."""
     _, batch, hidden = case.shape.split("x")
     layer, x, weight = made(f"3x{batch}x{hidden}", case.dtype)
     try:
         with divided(case.tiles):
             training(layer, x, weight)()
             inference(layer, x)()
-    except Exception as error:  # the measurement reports it again
+    except Exception as error:  # the measurement will report the error again
         print(case, error, flush=True)
 
 
 def results(layer: Layer, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns spikes, and the gradient of the input."""
+    """Returns the spikes, and the gradient of the input."""
     leaf = x.clone().requires_grad_()
     spikes = layer(leaf)
     (gradient,) = torch.autograd.grad(spikes, [leaf], weight)
@@ -123,7 +127,7 @@ def results(layer: Layer, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_kernels(run: Run, num_steps: int) -> dict[str, str]:
-    """Returns the microseconds of each kernel, divided by the number of steps: ``"forward"`` and ``"backward"``."""
+    """Returns the microseconds of the kernels ``"forward"`` and ``"backward"``, divided by the number of steps."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             run()
@@ -137,10 +141,10 @@ def of_kernels(run: Run, num_steps: int) -> dict[str, str]:
 
 
 def measured(case: Case, expected: tuple[Tensor, Tensor] | None) -> tuple[Times, tuple[Tensor, Tensor]]:
-    """Returns times and results.
+    """Returns the times and the results.
 
     Args:
-        expected: results of the exchange; `None` if these are the exchange's.
+        expected: results of programs that exchange spikes; `None` if the case itself measures these programs.
     """
     device = torch.device("cuda")
     num_steps = int(case.shape.split("x")[0])
@@ -167,7 +171,7 @@ def measured(case: Case, expected: tuple[Tensor, Tensor] | None) -> tuple[Times,
 
 
 def of_rnn(shape: str, dtype: str) -> list[str]:
-    """Returns the milliseconds of cuDNN's forward and training step, and of both in a CUDA graph."""
+    """Returns the milliseconds of cuDNN's forward and training step, called eagerly and in a CUDA graph."""
     steps, batch, hidden = map(int, shape.split("x"))
     device = torch.device("cuda")
     layer = nn.RNN(hidden, hidden, bias=False, device=device, dtype=getattr(torch, dtype))
@@ -200,7 +204,7 @@ def main(shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> No
             times, got = measured(case, expected.get(key))
             expected.setdefault(key, got)
             rows[case] = [f"{one:.3g}" if isinstance(one, float) else str(one) for one in times]
-        except Exception as error:  # compilers and devices may raise any error: the rest is still measured
+        except Exception as error:  # compilers and devices may raise any error, and the rest is still measured
             rows[case] = [(str(error).splitlines() or [repr(error)])[0][:160]]
         print(*case, *rows[case], flush=True)
     theirs = []

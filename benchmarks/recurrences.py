@@ -1,4 +1,4 @@
-"""Recurrences for the benchmarks of `flexsn_hop.scan`, as steps that PyTorch's own scan accepts, too."""
+"""Recurrences for the benchmarks of `flexsn_hop.scan`, as steps that PyTorch's scan also accepts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Recurrence:
-    """One recurrence with its data.
+    """A recurrence and its data.
 
     Attributes:
-        step: one time step, a module if it has parameters.
-        init: the first carry, whose tensors require grad.
-        xs: the sequences, time first; floating ones require grad.
+        step: one time step; a module if it has parameters.
+        init: the first carry, whose tensors require gradients.
+        xs: the sequences, with time as their first dimension. Floating-point sequences require gradients.
     """
 
     step: Any
@@ -44,7 +44,9 @@ class EMA(nn.Module):
 
 
 def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """Computes Feng et al., Were RNNs All We Needed?, in the sequential form; gates are computed before the scan."""
+    """Computes the minimal GRU of Feng et al., Were RNNs All We Needed?, in its sequential form. The gates are computed
+    before the scan.
+    """
     gate = x[0].sigmoid()
     h = (1 - gate) * h + gate * x[1]
     return h, h.clone()
@@ -88,7 +90,7 @@ class HMM(nn.Module):
 
 
 def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """Computes Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers, equations 23 to 25."""
+    """Computes equations 23 to 25 of Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers."""
     query, key, value, rate = x
     old = torch.einsum("bvk,bk->bv", memory, key)
     memory = memory + torch.einsum("bv,bk->bvk", rate * (value - old), key)
@@ -118,7 +120,7 @@ class Kalman(nn.Module):
 
 
 def make(name: str, steps: int) -> Recurrence:
-    """Returns the recurrence of this name, on random data."""
+    """Returns the recurrence with this name, on random data."""
     torch.manual_seed(0)
     batch, size = 16, 64
     if name == "EMA":

@@ -1,10 +1,10 @@
-"""Recurrences of other projects in `flexsn_hop.scan`, compiled alone, and with flexsn-runtime installed.
+"""Recurrences of other projects in `flexsn_hop.scan`, compiled without other packages and with flexsn-runtime.
 
     python benchmarks/recurrences_tried.py [--output FILE] [--only TEXT ...]
 
-Inductor compiles each recurrence with its gradient twice: with the lowering `compiled_loop`, which needs no other
-package, and with the installed packages. Both are compared with the eager scan. The page shows the form of the
-forward and the backward, and the reasons for missing kernels. The script ends with status 1 if a result differs.
+Inductor compiles each recurrence and its gradient twice: with the lowering `compiled_loop`, which needs no other
+package, and with the installed packages. Both are compared with the eager scan. The page shows how the forward and the
+backward run, and why some have no kernels. The exit status is 1 if a result differs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Tried:
-    """One recurrence: `step` from `init` over `xs`, whose floating tensors require a gradient."""
+    """A recurrence: `step` runs from `init` over `xs`, whose floating-point tensors require a gradient."""
 
     step: Step
     init: Any
@@ -56,13 +56,13 @@ def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def ssm(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """Computes a diagonal state space as in Mamba, with a sum over the small last dimension."""
+    """Computes a diagonal state space model as in Mamba, with a sum over the small last dimension."""
     h = h * torch.exp(-functional.softplus(x["delta"])[..., None]) + x["u"][..., None] * x["b"][:, None, :]
     return h, (h * x["c"][:, None, :]).sum(-1)
 
 
 def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
-    """Computes RWKV's recurrence, in a numerically stable form."""
+    """Computes the recurrence of RWKV in a numerically stable form."""
     top, bottom, largest = carry
     now = torch.maximum(largest, x["k"])
     y = (top * torch.exp(largest - now) + x["v"] * torch.exp(x["k"] - now)) / (
@@ -74,7 +74,7 @@ def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
 
 
 def slstm(carry: Any, x: Any) -> tuple[Any, Tensor]:
-    """Computes xLSTM's scalar memory."""
+    """Computes the scalar memory of xLSTM."""
     c, n, m = carry
     largest = torch.maximum(x[2] + m, x[1])
     i, f = torch.exp(x[1] - largest), torch.exp(x[2] + m - largest)
@@ -89,7 +89,7 @@ def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def complex_pairs(h: Any, x: Tensor) -> tuple[Any, Tensor]:
-    """Rotates a complex number, as two tensors."""
+    """Rotates a complex number that is given as two tensors."""
     real, imaginary = 0.9 * h[0] - 0.3 * h[1] + x, 0.3 * h[0] + 0.9 * h[1]
     return (real, imaginary), real.square() + imaginary.square()
 
@@ -117,7 +117,7 @@ def kalman(belief: Any, x: Tensor) -> tuple[Any, Tensor]:
 
 
 def counted(carry: Any, x: Tensor) -> tuple[Any, Tensor]:
-    """Computes Adam's first moment, with a count of steps as a tensor without dimensions."""
+    """Computes Adam's first moment, with a step count in a 0-d tensor."""
     count, m = carry
     count = count + 1
     m = 0.9 * m + 0.1 * x
@@ -125,7 +125,7 @@ def counted(carry: Any, x: Tensor) -> tuple[Any, Tensor]:
 
 
 def indexed(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Reads entries of a captured tensor by their indices."""
+    """Reads elements of a captured tensor by their indices."""
     h = h * RATES[0] + x * RATES[1]
     return h, h - RATES[2]
 
@@ -211,9 +211,9 @@ def made(steps: int = 6) -> dict[str, Tried]:
 
 
 def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
-    """Returns the results, and the gradients of a sum of squares."""
+    """Returns the results, and the gradients of a weighted sum of their squares."""
     results = [r for r in tree_leaves(run(tried.init, tried.xs)) if r is not None]
-    # Elements need different weights, because the squares of a norm's results have a constant sum.
+    # The elements need different weights, because the squares of the results of a norm have a constant sum.
     weights = [torch.linspace(0.5, 1.5, r.numel()).view(r.shape) for r in results]
     loss = sum((w * r).square().mean() for w, r in zip(weights, results, strict=True) if r.is_floating_point())
     leaves = [t for t in tree_leaves((tried.init, tried.xs)) if t.requires_grad]
@@ -223,7 +223,7 @@ def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
 
 @contextlib.contextmanager
 def counted_kernels() -> Iterator[list[str]]:
-    """Yields a list that collects the names of passes for which kernels are made."""
+    """Yields a list that collects the names of the passes for which kernels are made."""
     made_for: list[str] = []
     originals = {name: getattr(KernelLowering, name) for name in ("forward", "backward")}
 
@@ -245,7 +245,9 @@ def counted_kernels() -> Iterator[list[str]]:
 
 
 def attempt(tried: Tried, lowering: str) -> tuple[str, str, list[Tensor] | None]:
-    """Returns the outcome of the compiled scan in words, the reason for a missing kernel, and its results."""
+    """Describes the outcome of the compiled scan. Returns it with the reason for a missing kernel, and with the
+    results.
+    """
     torch._dynamo.reset()
     os.environ["FLEXSN_HOP_LOWERING"] = lowering
     with counted_kernels() as kernels, warnings.catch_warnings(record=True) as caught:
@@ -293,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=[""])
     chosen = parser.parse_args(argv)
     torch.set_num_threads(1)
-    torch._inductor.config.force_disable_caches = True  # kernels from a cache are not counted
+    torch._inductor.config.force_disable_caches = True  # a kernel from a cache would not be counted
     rows = []
     for name, tried in made().items():
         if any(text in name for text in chosen.only):
@@ -302,9 +304,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = [
         "# Recurrences of other projects",
         "",
-        "`python benchmarks/recurrences_tried.py`: what `flexsn_hop.scan` becomes under `torch.compile`, alone and",
-        "with flexsn-runtime installed. `differs by`: the largest difference of a result or a gradient to the eager",
-        "scan, relative to the largest element.",
+        "`python benchmarks/recurrences_tried.py`: how `flexsn_hop.scan` runs under `torch.compile`, without other",
+        "packages and with flexsn-runtime installed. `differs by`: the largest difference of a result or a gradient",
+        "from the eager scan, relative to the largest element.",
         where(torch.device("cpu")),
         "",
         *table(HEADER, rows),

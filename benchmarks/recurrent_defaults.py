@@ -1,10 +1,12 @@
-"""Two recurrent layers with default settings, trained for a few epochs. A table shows which settings fire and learn.
+"""Table of networks with two recurrent layers, trained for a few epochs: it shows with which settings they fire and
+learn.
 
     python benchmarks/recurrent_defaults.py [--output FILE] [--epochs 8]
 
-The task has four classes: two groups of channels burst, or do not, in two windows of 50 steps, over noise. The network
-is `Linear(20, 64)`, a layer, `Linear(64, 64)`, a layer, `Linear(64, 4)`, `LI(tau=10.0, decay_input=False)`, trained
-with Adam at 3e-3. 512 samples are for training, and 512 for the test; chance is 25%.
+The task has four classes. A sequence has 50 steps of background noise. Each of two groups of channels has a window of
+ten steps, in which it fires a burst or does not. The network is `Linear(20, 64)`, a layer, `Linear(64, 64)`, a layer,
+`Linear(64, 4)`, `LI(tau=10.0, decay_input=False)`. It is trained with Adam at a learning rate of 3e-3. There are 512
+samples for training and 512 for the test. Guesses would reach 25%.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 
 
 def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns `[50, count, 20]` spikes and classes `[count]`."""
+    """Returns spikes `[50, count, 20]` and classes `[count]`."""
     labels = torch.randint(4, (count,), generator=generator)
     x = (torch.rand(50, count, 20, generator=generator) < 0.03).float()
     for start, channels, on in ((5, slice(0, 5), labels // 2), (25, slice(5, 10), labels % 2)):
@@ -55,7 +57,7 @@ def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def row(kind: str, options: dict[str, Any], epochs: int) -> str:
-    """Trains, and returns a row of the table."""
+    """Trains a network, and returns its row of the table."""
     generator = torch.Generator().manual_seed(0)
     (x, y), (x_test, y_test) = sequences(512, generator), sequences(512, generator)
     torch.manual_seed(0)
@@ -88,18 +90,18 @@ def row(kind: str, options: dict[str, Any], epochs: int) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Writes the table."""
-    parser = argparse.ArgumentParser(description="Recurrent layers as they start.")
+    parser = argparse.ArgumentParser(description="Recurrent layers with their initial settings.")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "recurrent_defaults.md")
     parser.add_argument("--epochs", type=int, default=8)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", FiringWarning)
     rows = [row(kind, settings, options.epochs) for kind, settings in SETTINGS]
     head = [
-        "# Recurrent layers as they start",
+        "# Recurrent layers with their initial settings",
         "",
-        "`python benchmarks/recurrent_defaults.py`, whose head says what is trained. "
+        "`python benchmarks/recurrent_defaults.py`. The head of the script describes the task. "
         f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
-        f"Accuracy after {options.epochs} epochs, and the rates of both layers then.",
+        f"Accuracy after {options.epochs} epochs, and the firing rates of both layers at that time.",
         "",
         "| layers | settings | accuracy | rate of the first | rate of the second |",
         "|---|---|---|---|---|",

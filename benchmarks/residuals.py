@@ -1,10 +1,10 @@
-"""Training steps on a GPU: the forward keeps values for the backward, or the backward recomputes them.
+"""Training steps on a GPU in which the forward saves values for the backward, or the backward recomputes them.
 
     python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
 
-Times come from replays of a CUDA graph of the step. `auto` chooses by bytes: those of inputs that are read again and
-of checkpoints, against those of residuals, which are written and read. The gradients of both ways have to agree to
-rounding; otherwise, the script stops.
+Times come from replays of a CUDA graph of the step. `auto` chooses the way that moves fewer bytes. To recompute, the
+step reads the inputs again, and writes and reads checkpoints. To save, it writes and reads residuals. The gradients of
+both ways have to agree up to rounding; otherwise, the script stops.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def work_of(case: Case, device: torch.device) -> Work:
 
 
 def compile_one(case: Case) -> None:
-    """Runs in a separate process: compiles the kernels into Triton's cache."""
+    """Compiles the kernels into Triton's cache. Runs in a separate process."""
     work_of(case, torch.device("cuda")).train()
 
 
@@ -81,15 +81,15 @@ def row(name: str, shape: str, device: torch.device) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "residuals.md")
-    parser.add_argument("--device", default="cuda", help="cpu, to try this script out at small sizes")
+    parser.add_argument("--device", default="cuda", help="cpu runs small sizes, to test this script")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     if device.type == "cuda":
         in_processes(compile_one, [(n, s, r) for n in NEURONS for s in chosen.shapes for r in ("recompute", "save")])
     rows = [row(name, shape, device) for name in NEURONS for shape in chosen.shapes]
-    lines = ["# Recompute, or save: a training step, float32", ""]
-    lines += ["`python benchmarks/residuals.py`, whose head says what is compared."]
+    lines = ["# Training steps that recompute or save values, float32", ""]
+    lines += ["`python benchmarks/residuals.py`. The head of the script describes the comparison."]
     publish([*lines, where(device), "", *table(HEADER, rows)], chosen.output)
 
 

@@ -1,10 +1,10 @@
-"""Training on 1, 2, 4, … GPUs of one machine: images and sequences per second, data parallel and fully sharded.
+"""Training on 1, 2, 4, … GPUs of one machine: images or sequences per second, with data parallelism and full sharding.
 
     python benchmarks/scaling.py [--output benchmarks/results/scaling.md] [--processes 1 2 4]
 
 Each process has its own batch (weak scaling). A step is a forward, cross entropy of the mean over time, a backward, and
-SGD; its time is the median of `--repeat` steps of the slowest process. Efficiency is the throughput per GPU over that
-of one GPU in the same run. Each number of processes starts its own group.
+SGD. Its time is the median of `--repeat` steps in the slowest process. Efficiency is the throughput per GPU divided by
+the throughput of one GPU in the same run. A new process group is started for each number of processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flexsn_nn.functional import reset_net
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A network and its input on one process."""
+    """A network, and the input of one process."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -58,7 +58,7 @@ STRATEGIES = ("ddp", "fsdp")
 
 
 def shared(net: nn.Module, strategy: str, device: torch.device) -> nn.Module:
-    """Returns the network on all processes."""
+    """Returns the network, distributed over all processes."""
     if strategy == "ddp":
         return DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
     for layer in net.children():
@@ -100,7 +100,7 @@ def seconds_per_step(case: Case, strategy: str, device: torch.device, repeat: in
 
 
 def work(rank: int, count: int, folder: str, kind: str, repeat: int) -> None:
-    """Runs one of `count` processes: each measures every case, and the first one writes the results."""
+    """Runs one of `count` processes. Each process measures every case, and the first one writes the results."""
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     os.environ["LOCAL_RANK"] = str(rank)
     if kind == "cuda":
@@ -118,8 +118,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scaling.md")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--repeat", type=int, default=30, help="steps to take the median of")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu, to try this script out")
+    parser.add_argument("--repeat", type=int, default=30, help="steps per median")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to test this script")
     chosen = parser.parse_args()
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -139,10 +139,10 @@ def main() -> None:
     lines = [
         "# Training on several GPUs",
         "",
-        f"`python benchmarks/scaling.py --processes {' '.join(map(str, chosen.processes))}`: weak scaling, each GPU",
-        "has the batch of the name; LIF; SEW-ResNet18 under autocast to bfloat16, the feed-forward network in float32.",
-        f"A step's median of {chosen.repeat} in ms, samples per second on all GPUs, and the throughput per GPU",
-        f"over that of {chosen.processes[0]}.",
+        f"`python benchmarks/scaling.py --processes {' '.join(map(str, chosen.processes))}`: weak scaling. Each GPU",
+        "has the batch in the name of the network. Neurons are LIF. SEW-ResNet18 runs under autocast to bfloat16, and",
+        f"the feed-forward network in float32. Columns: the median of {chosen.repeat} steps in ms, samples per second",
+        f"on all GPUs, and the throughput per GPU divided by that with {chosen.processes[0]} GPU.",
         where(torch.device(chosen.device)),
         "",
         *table(("network", "parallel", "GPUs", "step", "samples / s", "efficiency"), rows),

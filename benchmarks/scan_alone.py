@@ -1,12 +1,12 @@
-"""`flexsn_hop.scan` without any other package, against its eager form and PyTorch's own scan.
+"""`flexsn_hop.scan` without any other package, compared with its eager form and with PyTorch's scan.
 
     python benchmarks/scan_alone.py [--output FILE] [--steps 200] [--only NAME ...] [--device cpu] [--without-torch]
         [--compilation NAME ...]
 
-Figures are milliseconds of a forward without gradients and of a training step (forward and backward): the shortest of
-several runs in one thread. The runs of all ways alternate. On a CPU, they are CPU time of the process. `first` is the
-first training step over T steps with empty caches, including compilation.
-Compiled scans have `FLEXSN_HOP_LOWERING=compiled_loop`, so that no kernels of another package replace them.
+Figures are milliseconds of a forward without gradients, and of a training step (forward and backward). Each is the
+shortest of several runs in one thread. The runs of all ways alternate. On a CPU, the time is the CPU time of the
+process. `first` is the first training step over T steps with empty caches, including compilation. Compiled scans run
+with `FLEXSN_HOP_LOWERING=compiled_loop`, so that kernels of another package do not replace them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEADER = [
 ]
 ROUNDS = 15
 LENGTHS = (4, 4000)
-# On a CPU, CPU time of the process, which other processes on the machine change least.
+# On a CPU, the CPU time of the process is used, because other processes on the machine affect it least.
 CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 
 
@@ -92,10 +92,10 @@ def ways(name: str, steps: int, device: torch.device, with_torch: bool) -> list[
 
 
 def seconds_to_compile(name: str, steps: int, device: torch.device) -> float:
-    """Returns the seconds of the first training step of a compiled scan, with only headers in the caches."""
+    """Returns the seconds of the first training step of a compiled scan. The caches contain only headers."""
     _decode.cache_clear()
     with fresh_cache():
-        torch.compile(lambda x: x.sin() * 2)(torch.ones(4))  # Inductor precompiles headers with the first kernel
+        torch.compile(lambda x: x.sin() * 2)(torch.ones(4))  # Inductor precompiles headers with its first kernel
         torch._dynamo.reset()
         return ways(name, steps, device, False)[1].timed("training", device, lambda: sum(os.times()[:4]))
 
@@ -117,7 +117,7 @@ def rows(name: str, steps: int, device: torch.device, with_torch: bool, with_com
     for _ in range(ROUNDS):
         for way in able:
             for what in way.times:
-                way.timed(what, device, clock)  # fills the caches, which other ways have emptied
+                way.timed(what, device, clock)  # fills the CPU caches, which other ways have overwritten
                 way.times[what].append(way.timed(what, device, clock))
     found = []
     reference = {way.name: way for way in able}
@@ -148,28 +148,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--only", nargs="*", default=recurrences.NAMES)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--without-torch", action="store_true", help="without PyTorch's own scan")
-    parser.add_argument("--compilation", nargs="*", default=recurrences.NAMES, help="those whose first step is timed")
+    parser.add_argument("--without-torch", action="store_true", help="leave out PyTorch's scan")
+    parser.add_argument(
+        "--compilation", nargs="*", default=recurrences.NAMES, help="recurrences whose first step is timed"
+    )
     chosen = parser.parse_args(argv)
     os.environ["FLEXSN_HOP_LOWERING"] = "compiled_loop"
     torch.set_num_threads(1)
     device = torch.device(chosen.device)
     found = []
     if chosen.compilation:
-        seconds_to_compile("EMA", 3, device)  # imports
+        seconds_to_compile("EMA", 3, device)  # imports modules
     for name in chosen.only:
         found += rows(name, chosen.steps, device, not chosen.without_torch, name in chosen.compilation)
         print("\n".join(table(HEADER, found[-3:])), flush=True)
     lines = [
-        f"# `scan` alone, {chosen.steps} steps",
+        f"# `scan` without other packages, {chosen.steps} steps",
         "",
-        "`python benchmarks/scan_alone.py`: ms of a forward without gradients and of a training step, the least of",
-        f"{ROUNDS} runs that the ways take in turns, each after one that is not timed, in one thread, by the process's",
-        "time on a CPU. `first` is the",
-        "first training step for T steps, with what is compiled, with empty caches, by the time of the process and of",
-        "those that it starts. Ratios are of the compiled scan's time to that of the other ways. The machine was",
-        "shared: several other processes ran on its two cores.",
-        "`differs by`: the largest difference of a gradient to eager mode's, relative to the largest element.",
+        "`python benchmarks/scan_alone.py`: ms of a forward without gradients and of a training step, as the minimum",
+        f"of {ROUNDS} runs in one thread. The runs of the ways alternate, and an untimed run precedes each. On a CPU,",
+        "times are CPU times of the process. `first` is the first training step over T steps with empty caches,",
+        "including compilation, as CPU time of the process and of its child processes. Ratios are the time of the",
+        "compiled scan over the time of another way. The machine was shared: several other processes ran on its two",
+        "cores. `differs by`: the largest difference of a gradient from eager mode, relative to the largest element.",
         where(device),
         "",
         *table(HEADER, found),

@@ -1,9 +1,9 @@
-"""Spikes and gradients against the eager loop, in 10^9 element-steps of each neuron, on a GPU.
+"""Spikes and gradients on a GPU, compared with the eager loop in 10^9 element-steps of each neuron.
 
     python benchmarks/scan_exactness.py [--output FILE] [--steps 100] [--elements 1000000] [--seeds 10]
 
-Half of the seeds draw inputs at random. The other half choose each step's input so that the membrane lands within a
-few ulps of float32 around the threshold, where any other rounding would flip the spike.
+For half of the seeds, inputs are random. For the other half, the input of each step is chosen so that the membrane
+potential is within a few float32 ulps of the threshold, where any other rounding would flip the spike.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plif_input(neuron: FlexSN, v: Tensor) -> Tensor:
     return v + (THRESHOLD - v) / torch.sigmoid(neuron.w.detach())
 
 
-# For each name, the neuron, and the input that brings its membrane to the threshold.
+# For each name, the neuron, and the input that brings its membrane potential to the threshold.
 NEURONS: dict[str, tuple[Callable[[], FlexSN], Callable[[FlexSN, Tensor], Tensor]]] = {
     "LIF": (LIF, lif_input),
     "IF": (IF, if_input),
@@ -72,7 +72,9 @@ class Counts:
 
 @torch.no_grad()
 def adversarial(neuron: FlexSN, to_threshold: Callable[[FlexSN, Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns `x`, where every other step's input brings the membrane close to the threshold."""
+    """Returns `x`, with every other step replaced by an input that brings the membrane potential close to the
+    threshold.
+    """
     v = torch.zeros_like(x[0])
     for t, step in enumerate(x):
         if t % 2:
@@ -85,7 +87,9 @@ def adversarial(neuron: FlexSN, to_threshold: Callable[[FlexSN, Tensor], Tensor]
 
 @torch.no_grad()
 def near_threshold(neuron: FlexSN, x: Tensor) -> int:
-    """Counts the charged membranes near the threshold. (Without a reset, the state after a step is its charge.)"""
+    """Counts the charged membrane potentials near the threshold. (Without a reset, the state after a step is its
+    charge.)
+    """
     v, count = torch.zeros_like(x[0]), 0
     for step in x:
         spike, after = neuron.core(step, v)
@@ -146,7 +150,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--elements", type=int, default=1_000_000)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     # The number of elements must not be a multiple of a block.
@@ -163,9 +167,9 @@ def main() -> None:
     lines = [
         "# Exactness, float32",
         "",
-        f"`python benchmarks/scan_exactness.py`: T = {chosen.steps}, {shape[1] * shape[2]} elements,",
-        f"{chosen.seeds} seeds; against the eager loop on the same device. The last column is the largest difference,",
-        "relative to the largest gradient, over the input and the parameters.",
+        f"`python benchmarks/scan_exactness.py`: T = {chosen.steps}, {shape[1] * shape[2]} elements, {chosen.seeds}",
+        "seeds, compared with the eager loop on the same device. The last column is the largest difference of the",
+        "gradients of the input and the parameters, relative to the largest gradient.",
         where(device),
         "",
         *table(HEADER, rows),

@@ -1,12 +1,14 @@
-"""Bytes that a training step of LIF holds, per element and step, on a GPU.
+"""Bytes of memory that a training step of LIF needs on a GPU, per element and step.
 
     python benchmarks/scan_memory.py [--output FILE] [--peers FOLDER] [--shape 32x1600000]
 
-The input and the incoming gradient belong to the caller (4 bytes each in float32), and are left out. `held` is the
-memory allocated between forward and backward, and `peak` the most that is allocated during either. Both include the
-output (4 bytes); the peak also includes the input's gradient (4 more). The scan itself needs the rest.
+The input and the incoming gradient (4 bytes each in float32) belong to the caller and are not counted. `held` is the
+memory that is allocated between forward and backward. `peak` is the largest amount that is allocated during either of
+them. Both include the output (4 bytes), and the peak also includes the gradient of the input (another 4 bytes). The
+scan itself needs the rest.
 
-`counted` follows from the design: a checkpoint of the state every K steps, 4 / K, and the final state, 4 / T.
+`counted` is the expected number: 4 / K bytes for a checkpoint of the state every K steps, and 4 / T bytes for the final
+state.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ HEADER = ["who", "held", "held, less the output", "peak", "peak, less output and
 
 
 def bytes_per_element(forward: Forward, x: Tensor, grad: Tensor) -> tuple[float, float]:
-    """Returns `(held, peak)` of the second step, because the first one compiles."""
+    """Returns `(held, peak)` of the second step, because the first step compiles kernels."""
     for _ in range(2):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -81,8 +83,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"# Memory of a training step, LIF at {steps} x {ncl}, float32",
         "",
         "`python benchmarks/scan_memory.py`: bytes per element and step, beyond the input and the incoming gradient.",
-        "`held` between forward and backward, `peak` during either. The output and the input's gradient are 4 each.",
-        f"The design counts 4 / K for checkpoints and 4 / T = {4 / steps:.3f} for the final state.",
+        "`held`: memory between forward and backward. `peak`: maximum during either. The output and the input's",
+        f"gradient take 4 each. The design needs 4 / K for checkpoints and 4 / T = {4 / steps:.3f} for the final",
+        "state.",
         where(device),
         "",
         *table(HEADER, rows),

@@ -1,4 +1,4 @@
-"""Neurons for the scan benchmarks, on data of a given size."""
+"""Neurons for the scan benchmarks, with data of a given size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHANNELS = 128
 
 
 class TwoInTwoOut(nn.Module):
-    """A step function of two inputs, two states and two outputs, with a learned gain per channel."""
+    """A step function with two inputs, two states and two outputs, and with a learned gain per channel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class TwoInTwoOut(nn.Module):
 
 @dataclass(frozen=True)
 class Model:
-    """A neuron with the numbers of its input and output sequences."""
+    """A neuron, and the numbers of its input and output sequences."""
 
     make: Callable[[], FlexSN]
     num_inputs: int = 1
@@ -39,12 +39,14 @@ class Model:
 
     @property
     def inference_streams(self) -> int:
-        """Streams of inference: reads of the inputs, and writes of the outputs."""
+        """Number of streams of inference: it reads the inputs and writes the outputs."""
         return self.num_inputs + self.num_outputs
 
     @property
     def training_streams(self) -> int:
-        """Streams of inference, plus reads of output gradients and of inputs again, plus writes of input gradients."""
+        """Number of streams of training: those of inference, plus reads of the output gradients, reads of the inputs
+        again, and writes of the input gradients.
+        """
         return self.inference_streams + self.num_outputs + 2 * self.num_inputs
 
 
@@ -59,7 +61,7 @@ MODELS: dict[str, Model] = {
 
 
 class Work:
-    """A neuron on random data `[T, NCL / CHANNELS, CHANNELS]`, with the calls that are timed."""
+    """A neuron on random data `[T, NCL / CHANNELS, CHANNELS]`, and the calls that are timed."""
 
     def __init__(
         self, model: Model, steps: int, ncl: int, device: torch.device, dtype: torch.dtype = torch.float32
@@ -82,7 +84,7 @@ class Work:
         return self.forward()
 
     def train(self) -> tuple[Tensor, ...]:
-        """Runs one forward and backward, from a reset state, and returns the gradients of inputs and parameters."""
+        """Runs one forward and backward from a reset state, and returns the gradients of inputs and parameters."""
         return torch.autograd.grad(self.forward(), self._wanted, self._grads)
 
     def forward(self) -> Sequence[Tensor]:

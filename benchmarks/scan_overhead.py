@@ -2,13 +2,13 @@
 
     python benchmarks/scan_overhead.py [--output FILE] [--profile]
 
-`call` is wall time per call, over many calls and one synchronisation at the end: the shortest of several runs. The runs
-of all rows alternate. `issue` is the CPU's part of it, without waiting. `graph` is the time of a replay of the same
-call in a CUDA graph. `of 20` is the time of a call in a graph of 20 calls, like the layers of a network in one graph.
-`kernels` is the time of a call's kernels alone, from the profiler. A single replay takes at least as long as the CPU
-needs to launch a graph with any content. `one thread` rows run the backward in the calling thread
-(`torch.autograd.set_multithreading_enabled(False)`), which saves the switch to autograd's thread and back. The compiled
-launcher launches training steps, except in rows marked for Python.
+`call` is the wall time per call, over many calls with one synchronisation at the end, as the shortest of several runs.
+The runs of all rows alternate. `issue` is the CPU time of a call, without waiting for the GPU. `graph` is the time of
+replaying the same call in a CUDA graph. `of 20` is the time per call in a graph of 20 calls, which is like the layers
+of a network in one graph. `kernels` is the time of the kernels of a call, from the profiler. A single replay takes at
+least as long as the CPU needs to launch any graph. Rows with `one thread` run the backward in the calling thread
+(`torch.autograd.set_multithreading_enabled(False)`), which avoids switching to autograd's thread and back. The compiled
+launcher launches training steps, except in rows marked `by Python`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ Call = Callable[[], object]
 
 
 def microseconds(function: Call, calls: int, device: torch.device) -> tuple[float, float]:
-    """Returns wall time per call and the CPU's part of it, each the minimum of several runs."""
+    """Returns the wall time per call and the CPU time for issuing it, each as the minimum of several runs."""
     return in_turns([function], calls, device)[0]
 
 
 def in_turns(functions: Sequence[Call], calls: int, device: torch.device) -> list[tuple[float, float]]:
-    """Returns times of several functions, whose runs alternate, so that slow periods of a host affect all of them."""
+    """Returns the times of several functions. Their runs alternate, so that slow periods of a host affect all of
+    them.
+    """
     best = [(float("inf"), float("inf"))] * len(functions)
     for _ in range(REPEATS):
         for i, function in enumerate(functions):
@@ -72,7 +74,7 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
         with torch.no_grad():
             return torch.relu(x)
 
-    # A repeated call moves to the chosen launcher.
+    # After some calls, a repeated call moves to the chosen launcher.
     for choice, begin in (("compiled", (model.train, kernel_train)), ("python", (by_python.train,))):
         os.environ["FLEXSN_LAUNCHER"] = choice
         for call in begin * 3:
@@ -120,9 +122,9 @@ def cells(who: str, what: str, call: Call, eager: tuple[float, float], calls: in
 
 
 def breakdown(call: Call, calls: int, device: torch.device, shown: int = 25) -> str:
-    """Returns the parts of the forward's Python time.
+    """Returns the parts of the Python time of the forward.
 
-    The profiler itself slows the call down, and does not cover autograd's thread.
+    The profiler itself slows down the call, and does not cover autograd's thread.
     """
     profile = cProfile.Profile()
     profile.enable()
@@ -139,8 +141,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scan_overhead.md")
     parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--profile", action="store_true", help="print where the Python time of our calls goes, too")
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--profile", action="store_true", help="also print a profile of the Python time")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     every = works(device)
@@ -151,12 +153,12 @@ def main() -> None:
     lines = [
         f"# Overhead, LIF at {STEPS} x {BATCH} x {FEATURES}, float32",
         "",
-        "`python benchmarks/scan_overhead.py`: microseconds per call; `call` wall time in eager mode, `issue` the",
-        f"CPU's part of it, the least of {REPEATS} runs of {chosen.calls} calls, which the rows take in turns;",
-        f"`graph` a replay under a CUDA graph, `of {TOGETHER}` a call in a graph of {TOGETHER}, `kernels` what the GPU",
-        f"computes in a call, in so many kernels. Ratios are to be at most {GRAPH_LIMIT}. Limits of calls were set",
-        "where `add_` took 6 us and relu's training step 52.",
-        "`one thread`: with `torch.autograd.set_multithreading_enabled(False)`.",
+        "`python benchmarks/scan_overhead.py`: microseconds per call. `call`: wall time in eager mode. `issue`: CPU",
+        f"time of it. Both are the minimum of {REPEATS} runs of {chosen.calls} calls; the runs of the rows alternate.",
+        f"`graph`: a replay as a CUDA graph. `of {TOGETHER}`: a call in a graph of {TOGETHER} calls. `kernels`: GPU",
+        f"time of a call, with the number of its kernels. Ratios should be at most {GRAPH_LIMIT}. The limits of calls",
+        "were set on a machine on which `add_` took 6 us and the training step of relu 52. `one thread`: with",
+        "`torch.autograd.set_multithreading_enabled(False)`.",
         where(device),
         "",
         *table(header, rows),

@@ -1,13 +1,13 @@
-"""LIF against other implementations on a GPU: `torch.compile` of the loop, and the neurons of SpikingJelly.
+"""LIF on a GPU, compared with other implementations: `torch.compile` of the loop, and the neurons of SpikingJelly.
 
     python benchmarks/scan_peers.py [--output FILE] [--peers FOLDER] [--only NAME ...] [--shapes 8x6400000 ...]
 
-FOLDER (default `.peers`) holds the peers that are not installed, one folder each, as `pip install --target` fills
-them: `sj2` with spikingjelly 2 and loguru (Triton neurons, and its FlexSN), `sj14` with spikingjelly 0.0.0.0.14 (CuPy
-neurons; needs cupy). The table names missing peers.
+FOLDER (default `.peers`) holds the peers that are not installed, each in a subfolder that `pip install --target` has
+filled: `sj2` contains spikingjelly 2 and loguru (Triton neurons, and its FlexSN), and `sj14` contains spikingjelly
+0.0.0.0.14 (CuPy neurons, which need cupy). The table lists missing peers.
 
-Each peer runs in a separate process, which times it and this project's module side by side, in whole calls through
-autograd. A process is stopped after its time limit; its earlier measurements stay in the table.
+Each peer runs in a separate process. The process times whole calls through autograd of the peer and of this project's
+module, side by side. A process is stopped after its time limit, but its earlier measurements stay in the table.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def spikingjelly_flexsn() -> Forward:
 
 
 def spikingjelly_cupy() -> Forward:
-    importlib.import_module("cupy")  # without it, spikingjelly would continue silently
+    importlib.import_module("cupy")  # without cupy, spikingjelly would silently use another implementation
     numpy: Any = importlib.import_module("numpy")
     if not hasattr(numpy, "int"):
-        numpy.int = int  # that version of spikingjelly reads it
+        numpy.int = int  # this version of spikingjelly reads `numpy.int`
     return _spikingjelly(_lif_node(backend="cupy"))
 
 
@@ -93,7 +93,7 @@ class Peer:
     """An implementation to run.
 
     Attributes:
-        folder: its folder below the folder of peers, if it is not installed.
+        folder: its subfolder in the folder of peers, if it is not installed.
         seconds: time limit of its process.
         longest: largest T that it runs.
     """
@@ -114,7 +114,7 @@ PEERS = {
 
 
 def records(peer: Peer, shapes: list[str], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yields the measurements of training, then of inference, for each shape."""
+    """Yields the measurements of training and then of inference, for each shape."""
     forward = peer.make()
     for shape in shapes:
         steps, ncl = map(int, shape.split("x"))
@@ -142,14 +142,14 @@ def records(peer: Peer, shapes: list[str], device: torch.device) -> Iterator[dic
 
 
 def work(name: str, shapes: list[str], peers: Path, device: torch.device) -> None:
-    """Runs the process of one peer: prints a line of JSON for each measurement."""
+    """Runs in the process of one peer: prints a line of JSON for each measurement."""
     peer = PEERS[name]
     if peer.folder:
         sys.path.insert(0, str(peers / peer.folder))
     try:
         for record in records(peer, shapes, device):
             print(json.dumps(record), flush=True)
-    except Exception as error:  # any error of a peer is a line of the table
+    except Exception as error:  # any error of a peer becomes a line of the table
         print(json.dumps({"failure": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}))
 
 
@@ -157,7 +157,7 @@ def run(name: str, shapes: list[str], chosen: argparse.Namespace) -> list[dict[s
     """Starts the process of one peer, and reads its output until the time limit."""
     peer = PEERS[name]
     arguments = ["--worker", name, "--peers", str(chosen.peers), "--device", chosen.device, "--shapes", *shapes]
-    # Without this variable, SpikingJelly may choose another implementation than the named one.
+    # Without this variable, SpikingJelly may use an implementation other than the named one.
     settings = {**os.environ, "SJ_LIF_CUDA_IMPLEMENTATION": "triton"}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=output, env=settings)
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, default=Path(".peers"), help="folder of the peers that are not installed")
     parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS), metavar="NAME")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="TxNCL")
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
@@ -212,8 +212,8 @@ def main() -> None:
         [
             "# LIF, float32: peers",
             "",
-            "`python benchmarks/scan_peers.py`: medians in ms of whole calls of the modules, through autograd; a peer",
-            "and this project's module are timed in one process. `differ` counts spikes that are not the same.",
+            "`python benchmarks/scan_peers.py`: medians in ms of whole calls of the modules, through autograd. A peer",
+            "and this project's module are timed in one process. `differ` counts the spikes that differ.",
             where(device),
             "",
             *table(HEADER, lines),

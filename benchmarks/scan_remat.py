@@ -1,12 +1,13 @@
-"""Memory of long scans that keep every K-th carry: `flexsn_hop.scan(..., remat=K)`, on a CPU.
+"""Memory of long scans that save only every K-th carry, `flexsn_hop.scan(..., remat=K)`, on a CPU.
 
     python benchmarks/scan_remat.py [--output FILE] [--steps 100000] [--size 65536] [--eager-steps 4000]
 
-The recurrence of the training step is `h = h + a (x - h)`, with `--size` elements in h, a number x for each step, and a
-gradient for a. The scan is compiled, with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row is a separate process. It first
-runs once over 4 steps. `peak` is the most memory that the process then holds, from the system's count (`VmHWM`), less
-its memory before the measured step. It includes Python's memory for code that calls the steps. Without `remat`, T is
-smaller, because memory is T carries. The `bits` of the gradient are compared at that T with those without `remat`.
+The recurrence of the training step is `h = h + a (x - h)`. h has `--size` elements, x is one number for each step, and
+a has a gradient. The scan is compiled with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row runs in a separate process,
+which first runs a step over 4 time steps. `peak` is the largest memory of the process during the measured step, which
+the system counts (`VmHWM`), minus its memory before this step. It includes Python's memory for the code that calls the
+steps. Without `remat`, T is smaller, because the memory would hold T carries. The `bits` of the gradient are compared,
+at this smaller T, with those of a scan without `remat`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ HEADER = ["way", "T", "remat", "time, s", "peak, MB", "peak, carries", "2 sqrt(T
 
 
 def memory(what: str) -> int:
-    """Returns the bytes that this process holds (`VmRSS`), or the most that it has held (`VmHWM`)."""
+    """Returns the bytes that this process holds (`VmRSS`), or the largest number of bytes that it has held
+    (`VmHWM`).
+    """
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]
     return 1024 * int(line.split()[1])
 
@@ -46,7 +49,7 @@ def network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor]
 
 
 def measure(way: str, steps: int, size: int, remat: int | None) -> str:
-    """Returns one row's figures, in a separate process."""
+    """Returns the figures of one row, in a separate process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     a = torch.rand(size, requires_grad=True)
@@ -65,7 +68,8 @@ def measure(way: str, steps: int, size: int, remat: int | None) -> str:
 
 def row(way: str, steps: int, size: int, remat: int | None) -> tuple[list[str], str]:
     command = [sys.executable, __file__, "--measure", way, str(steps), str(size), str(remat or 0)]
-    # Each carry has its own memory map: a heap keeps freed carries if smaller objects lie between them.
+    # With this setting, each carry has its own memory map. In a heap, freed carries would not be released while smaller
+    # objects lie between them.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "32768"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     limit = f"{2 * math.sqrt(steps):.0f}"
@@ -103,8 +107,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"# Memory of long scans, a carry of {chosen.size} float32",
         "",
         "`python benchmarks/scan_remat.py`: a training step of a moving average with a learned coefficient for each",
-        "element. `peak` is the most memory beyond what the process holds before, in MB and in carries, with what",
-        "Python needs to call code for steps, and, in eager mode, autograd's nodes (`MALLOC_MMAP_THRESHOLD_=32768`).",
+        "element. `peak` is the largest memory during the step minus the memory before it, in MB and in carries. It",
+        "includes Python's memory for the code that calls steps and, in eager mode, autograd's nodes",
+        "(`MALLOC_MMAP_THRESHOLD_=32768`).",
         where(torch.device("cpu")),
         "",
         *table(HEADER, rows),

@@ -1,11 +1,12 @@
-"""Neurons against the copy floor, in inference and training, called eagerly and under a CUDA graph, on a GPU.
+"""Neurons on a GPU compared with the copy floor, in inference and training, called eagerly and in a CUDA graph.
 
     python benchmarks/scan_table.py [--output FILE] [--models LIF IF ...] [--shapes 8x6400000 ...]
 
-A stream is one `T x NCL` tensor read or written once. `copy` moves the bytes of the streams that the work needs at
-least. For inference, these are inputs and outputs; for training, also the outputs' gradients, the inputs again, and
-their gradients. `call` is a whole call of the module, through autograd; `graph` is the replay of the same call,
-captured. Gradients of two runs have to agree to the last bit; otherwise, the script stops.
+A stream is one `T x NCL` tensor that is read or written once. `copy` is the time of a copy that moves as many bytes as
+the work has to move at least. Inference moves the inputs and the outputs. Training also moves the gradients of the
+outputs, the inputs again, and the gradients of the inputs. `call` is a whole call of the module, through autograd.
+`graph` is a replay of the same call, captured in a CUDA graph. The gradients of two runs have to agree to the last bit;
+otherwise, the script stops.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def work_of(case: Case, device: torch.device) -> Work:
 
 
 def compile_one(case: Case) -> None:
-    """Runs in a separate process: compiles the kernels into Triton's cache."""
+    """Compiles the kernels into Triton's cache. Runs in a separate process."""
     work = work_of(case, torch.device("cuda"))
     work.infer()
     work.train()
@@ -78,7 +79,7 @@ def graph_time(function: Callable[[], object], device: torch.device) -> tuple[fl
 
 
 def measure(case: Case, device: torch.device) -> tuple[list[list[str]], list[str]]:
-    """Returns rows of the table for inference and training, and the reason of a failed capture."""
+    """Returns the rows of the table for inference and training, and the reasons for failed captures."""
     model, shape, dtype = case
     work = work_of(case, device)
     elements = work.inputs[0].numel()
@@ -106,7 +107,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scan_table.md")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="TxNCL")
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     every = cases(chosen.models, chosen.shapes)
@@ -120,8 +121,8 @@ def main() -> None:
     lines = [
         "# Scans against the copy floor",
         "",
-        "`python benchmarks/scan_table.py`: medians in ms, in one run; `copy` moves as many bytes as `streams` tensors",
-        "of `T x NCL`; `call` is a call of the module, through autograd, `graph` the replay of it under a CUDA graph.",
+        "`python benchmarks/scan_table.py`: medians in ms, in one run. `copy` moves as many bytes as `streams` tensors",
+        "of `T x NCL`. `call` is a call of the module, through autograd, and `graph` is its replay as a CUDA graph.",
         "Gradients of two runs were equal to the last bit in every row.",
         where(device),
         "",

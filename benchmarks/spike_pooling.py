@@ -1,11 +1,12 @@
-"""Time of spike pooling, forward and backward, against copies of the bytes that it has to move, and against torch.
+"""Time of spike pooling, forward and backward, compared with a copy of the bytes that it has to move, and with torch.
 
     python benchmarks/spike_pooling.py [--output FILE]
 
-A forward reads the input and writes the result; a backward reads the result's gradient and writes the input's. Bytes of
-codes, which store the places of maxima, are extra, and do not count as bytes to move. `kept` is the backward's memory,
-in bytes of the input; torch keeps the input, and 64 bits for each number of the result. All calls are replayed from
-CUDA graphs, and alternate. The script needs a GPU; `--check` runs small shapes in Triton's interpreter.
+A forward reads the input and writes the result. A backward reads the gradient of the result and writes the gradient of
+the input. Codes that store the positions of maxima are additional bytes, which do not count as bytes to move. `kept` is
+the memory that is saved for the backward, relative to the bytes of the input. torch saves the input, and 64 bits for
+each number of the result. All calls are replayed from CUDA graphs, and alternate. The script needs a GPU, but `--check`
+runs small shapes in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Case(NamedTuple):
-    """A layer and its input: number of channels, side of the images."""
+    """A layer and its input: the number of channels, and the side length of the images."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -54,7 +55,7 @@ class Times(NamedTuple):
 
 
 def measured(case: Case, dtype: torch.dtype, form: str, device: torch.device) -> tuple[Times, float, float]:
-    """Returns times, and bytes kept for the backward here and in torch, in bytes of the input."""
+    """Returns the times, and the bytes saved for the backward here and in torch, relative to the bytes of the input."""
     frames, side = (FRAMES, case.side) if device.type == "cuda" else (2, 9)
     spikes = torch.rand(frames, case.channels, side, side, device=device) < RATE
     x = spikes.to(dtype).contiguous(memory_format=FORMATS[form]).requires_grad_()
@@ -127,7 +128,7 @@ def main() -> None:
             f"# Pooling of spikes, {FRAMES} frames",
             "",
             "`python benchmarks/spike_pooling.py`: `spike_pooling` and torch's layers. A copy moves the bytes of the",
-            "input and the result once. All is replayed from CUDA graphs.",
+            "input and the result once. Everything is replayed from CUDA graphs.",
             where(device),
             "",
             *table(head, lines),

@@ -1,10 +1,10 @@
-"""A small convolutional network with LIF layers: a training step on every path, and the neurons' share of its time.
+"""Training steps of a small convolutional network with LIF layers, on every path, and the neurons' share of the time.
 
     python benchmarks/spiking_conv_net.py [--output benchmarks/results/spiking_conv_net.md] [--batch 32] [--steps 16]
 
 The network has three blocks of convolution, batch norm, LIF and pooling, and a linear readout of the firing rates;
 images of 3 x 32 x 32 are shown for T steps. A training step is a forward, cross entropy, and a backward. The share of
-the neurons is the difference from the time of an equal network on an equal path with `nn.Identity` in their places.
+the neurons is the difference from the time of the same network on the same path with `nn.Identity` instead of neurons.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flexsn_nn import LIF, OverTime
 from flexsn_nn.functional import reset_net
 
 CLASSES = 10
-# The backend of the neurons; True if torch.compile(fullgraph=True) compiles the network.
+# The backend of the neurons, and True if torch.compile(fullgraph=True) compiles the network.
 PATHS = (("torch", False), ("hop", False), ("triton", False), ("hop", True), ("triton", True))
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--width", type=int, default=64, help="channels of the first block")
-    parser.add_argument("--device", default="cuda", help="cpu, with TRITON_INTERPRET=1, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu, with TRITON_INTERPRET=1, to test this script")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     image = torch.rand(chosen.batch, 3, 32, 32, device=device)
@@ -70,7 +70,7 @@ def main() -> None:
     labels = torch.randint(CLASSES, (chosen.batch,), device=device)
 
     def measure(neuron: Callable[[], nn.Module], compiled: bool) -> tuple[float, float]:
-        """Returns times of a training step: the first one in s, and the median in ms."""
+        """Returns the time of the first training step in s, and the median time of later steps in ms."""
         torch.manual_seed(0)
         network: nn.Module = Network(chosen.width, neuron).to(device)
         if compiled:
@@ -83,7 +83,7 @@ def main() -> None:
         first = time.perf_counter() - begun
         return first, milliseconds(step, device, warmup=50, rep=300)
 
-    measure(nn.Identity, False)  # starts the libraries
+    measure(nn.Identity, False)  # initialises the libraries
     alone = {compiled: measure(nn.Identity, compiled)[1] for compiled in (False, True)}
     rows, loop = [], 0.0
     for backend, compiled in PATHS:
@@ -93,7 +93,7 @@ def main() -> None:
         except RuntimeError as error:  # a failed path does not affect the others
             rows.append((name, *["-"] * 5, f"failed: {str(error).splitlines()[0]}"))
             continue
-        loop = loop or ms  # of the first path
+        loop = loop or ms  # the time of the first path
         of_neurons = ms - alone[compiled]
         cells = (f"{ms:.2f}", f"{alone[compiled]:.2f}", f"{of_neurons:.2f}", f"{of_neurons / ms:.0%}")
         rows.append((name, *cells, f"{loop / ms:.1f}", f"{first:.1f}"))
@@ -103,8 +103,8 @@ def main() -> None:
         "",
         "`python benchmarks/spiking_conv_net.py`: a training step of three blocks of convolution, batch norm, LIF and",
         f"pooling ({chosen.width}, {2 * chosen.width}, {4 * chosen.width} channels); medians in ms, in one run.",
-        "`neurons` is the step less the same step with `nn.Identity` in their places. `torch.compile` is with",
-        "`fullgraph=True`; outside of it, `hop` runs the loop of `torch`.",
+        "`neurons` is the time of the step minus the time with `nn.Identity` instead of neurons. `torch.compile` runs",
+        "with `fullgraph=True`. Outside of it, `hop` runs the loop of `torch`.",
         where(device),
         "",
         *table(header, rows),

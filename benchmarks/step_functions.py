@@ -1,4 +1,4 @@
-"""Step functions that the benchmarks share, in the form that users write."""
+"""Step functions that several benchmarks share, written as users would write them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SigmoidSpike(torch.autograd.Function):
 
 
 def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes leaky integrate-and-fire: `h = v + (x - v) / 2`, a spike where `h >= 1`, hard reset to 0."""
+    """Computes leaky integrate-and-fire: `h = v + (x - v) / 2`, a spike where `h >= 1`, and a hard reset to 0."""
     h = v + (x - v) / 2.0
     spike: Tensor = SigmoidSpike.apply(h - 1.0)
     return spike, h * (1.0 - spike)

@@ -1,9 +1,9 @@
-"""Step functions of every kind with all surrogates in four dtypes, each against the eager loop: a table.
+"""Table of step functions of every kind, with all surrogates, in four dtypes, each compared with the eager loop.
 
     python benchmarks/steps_by_surrogate.py [--output FILE] [--jobs N] [--limit SECONDS] [--quick]
 
-The script runs on the GPU, or without one in Triton's interpreter. tests/step_zoo.py defines the comparisons. `--quick`
-runs the part that the tests run. The script ends with status 1 if one of the combinations does not pass.
+The script runs on the GPU, or in Triton's interpreter if there is no GPU. tests/step_zoo.py defines the comparisons.
+`--quick` runs only the combinations that the tests run. The exit status is 1 if a combination does not pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # This has to precede the import of triton.
+    # This variable must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "packages/flexsn-codegen/tests")]
@@ -42,7 +42,7 @@ from step_zoo import (  # noqa: E402
     label,
 )
 
-# An outcome, or the text of an error instead.
+# An outcome, or the text of an error.
 Result = Outcome | str
 
 
@@ -60,7 +60,7 @@ def measure(index: int) -> Result:
 
 def run(indices: Sequence[int], jobs: int, limit: float) -> list[Result]:
     end = time.monotonic() + limit
-    # The pool ends with `terminate`, so that a process that hangs does not block this one.
+    # `Pool.__exit__` calls `terminate`, so that a process that hangs does not block this one.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         pending = [pool.apply_async(measure, (i,)) for i in indices]
         return [_result(p, end) for p in pending]
@@ -81,21 +81,22 @@ def page(done: Sequence[tuple[Combination, Result]], seconds: float) -> str:
     header = f"""# Step functions with surrogates: kernels against the eager loop
 
 Made by `python benchmarks/steps_by_surrogate.py`: the step functions of `tests/step_zoo.py`, one for each kind of
-neuron, with each surrogate of `flexsn_nn.surrogate`; {STEPS} steps of {list(SHAPE)}; outputs, states and all gradients
-against autograd through a plain loop in the same dtype.
+neuron, with each surrogate of `flexsn_nn.surrogate`, for {STEPS} steps of {list(SHAPE)}. Outputs, states and all
+gradients are compared with autograd through a plain loop in the same dtype.
 {where(torch.device(DEVICE))} {seconds:.0f} s.
 
-{len(done)} combinations: {len(done) - len(wrong)} pass, {len(wrong)} do not. In {equal}, every output and state has the
-loop's bits.
+{len(done)} combinations: {len(done) - len(wrong)} pass, {len(wrong)} do not. In {equal}, every output and state is
+bitwise equal to the loop.
 
 {failures}
-To pass, outputs and states have the loop's bits, and gradients are within {MAX_ERROR:.0f} units; on the CPU, where it
-computes a function in another way, both are within {MAX_INEXACT:.0f}. The unit of a result is the dtype's eps times the
-tensor's largest entry; of a gradient of the input or a state, eps times the largest gradient of the same neuron times
-the surrogate's peak, because terms of this size may cancel; of a captured parameter's gradient, which is a sum of n
-terms, eps times the tensor's largest entry times the square root of n.
+To pass, outputs and states have to be bitwise equal to the loop, and the errors of gradients must not exceed
+{MAX_ERROR:.0f} units. If the CPU computes a function in another way, errors of both may be up to
+{MAX_INEXACT:.0f} units. The unit of a result is the eps of the dtype times the largest entry of the tensor. The unit of
+a gradient of the input or a state is eps times the largest gradient of the same neuron times the peak of the surrogate,
+because terms of this size may cancel. The gradient of a captured parameter is a sum of n terms, and its unit is eps
+times the largest entry of the tensor times the square root of n.
 
-In the tables: the largest error of a result / of a gradient / of a parameter's gradient, in these units.
+The tables show the largest error of a result / of a gradient / of a parameter's gradient, in these units.
 
 """
     tables = (
@@ -134,10 +135,12 @@ def _cell(outcomes: Sequence[Outcome]) -> str:
 def main() -> int:
     """Writes the page, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--output", type=Path, help="by default benchmarks/results/steps_by_surrogate.md")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/steps_by_surrogate.md")
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--limit", type=float, default=3000.0, help="seconds, then a page is made of what there is")
-    parser.add_argument("--quick", action="store_true", help="the part that the tests run")
+    parser.add_argument(
+        "--limit", type=float, default=3000.0, help="seconds after which the page is written with the results so far"
+    )
+    parser.add_argument("--quick", action="store_true", help="only the combinations that the tests run")
     given = parser.parse_args()
     everything = combinations()
     names = {label(c) for c in covering()} if given.quick else {label(c) for c in everything}

@@ -1,10 +1,10 @@
-"""A network of two layers at B = 1, frame by frame, on the CPU: the time of a frame beyond its linear layers.
+"""A network of two layers on the CPU, frame by frame with B = 1: the time per frame in addition to its linear layers.
 
     python benchmarks/streaming.py [--output benchmarks/results/streaming.md] [--threads 1] [--frames 2000]
 
-Neurons in step mode "s" keep their state from frame to frame. The network, its linear layers alone and an equal network
-in the loop alternate, a hundred frames each. The table shows the median and the minimum over frames; their difference
-shows other work on the machine.
+Neurons in step mode "s" keep their state from frame to frame. Three networks alternate, with a hundred frames each: the
+network, only its linear layers, and the same network in the loop. The table shows the median and the minimum over
+frames. Their difference shows how much other work the machine does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Frame = Callable[[Tensor], Tensor]
 
 
 def network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
-    """Returns two layers, each a linear layer and a neuron."""
+    """Returns a network of two layers, each of which is a linear layer followed by a neuron."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(INPUTS, HIDDEN),

@@ -1,11 +1,12 @@
-"""Time from a step function to kernel source, on the CPU, and its growth with the function's size.
+"""Time from a step function to kernel source, on the CPU, and how it grows with the size of the function.
 
     python benchmarks/trace_time.py [--output benchmarks/results/trace_time.md] [--repeats 7]
 
-The time covers the way from the Python function to the two Triton sources of a training step: the forward graph
-(`trace`), the graph of its gradient (`gradient`), and the scan kernels written from both (`code`). It excludes Triton's
-own compilation. No tensor holds data, so the sizes of the step do not matter. Figures are medians of CPU time in one
-process that has done the same work once before. One thread works, so CPU time equals the time on an idle machine.
+The time covers all work from the Python function to the two Triton sources of a training step: the forward graph
+(`trace`), the graph of its gradient (`gradient`), and the scan kernels written from both graphs (`code`). It excludes
+the compilation by Triton. No tensor holds data, so the sizes of the step do not matter. Figures are medians of CPU time
+in a process that has done the same work once before. Only one thread works, so the CPU time equals the wall time on an
+idle machine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from flexsn_codegen import BackwardSpec, ForwardSpec, InputLayout, backward_source, emit_core, forward_source
 from flexsn_graph import trace_step
 
-LIMIT = 0.3  # seconds for the LIF neuron
+LIMIT = 0.3  # limit for the LIF neuron, in seconds
 NODES = (10, 100, 500, 1000, 2000)
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -36,7 +37,7 @@ Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds, and the number of ops in the forward graph."""
+    """Seconds of each part, and the number of ops in the forward graph."""
 
     nodes: int
     trace: float
@@ -63,7 +64,7 @@ class Spike(torch.autograd.Function):
 
 
 def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes LIF with hard reset, `tau = 2` and a sigmoid surrogate."""
+    """Computes LIF with a hard reset, `tau = 2` and a sigmoid surrogate."""
     h = v + (x - v) / 2.0
     s: Tensor = Spike.apply(h - 1.0)
     return s, h * (1.0 - s)
@@ -118,7 +119,7 @@ def source_times(step: Step) -> Times:
 
 
 def median_times(step: Step, repeats: int) -> Times:
-    """Returns medians of each part, after a first run that fills torch's caches."""
+    """Returns the median time of each part. A first run fills torch's caches."""
     source_times(step)
     runs = [source_times(step) for _ in range(repeats)]
     parts = (statistics.median(getattr(run, part) for run in runs) for part in ("trace", "gradient", "code"))
@@ -126,7 +127,7 @@ def median_times(step: Step, repeats: int) -> Times:
 
 
 def exponent(rows: Sequence[Times]) -> float:
-    """Returns `p` of `total = c * nodes**p`, fitted by least squares to the logarithms."""
+    """Returns the exponent `p` of `total = c * nodes**p`, fitted by least squares to the logarithms."""
     return statistics.linear_regression(
         [math.log(row.nodes) for row in rows], [math.log(row.total) for row in rows]
     ).slope
@@ -144,9 +145,9 @@ def main(path: Path, repeats: int) -> None:
     lines = [
         "# From a step function to kernel source",
         "",
-        "`python benchmarks/trace_time.py`: CPU time in ms, medians, warm, of a training step's forward and backward",
-        "kernels. One thread works.",
-        f"{os.cpu_count()} cores, shared with other work. {where(torch.device('cpu'))}",
+        "`python benchmarks/trace_time.py`: CPU time in ms from a step to the source of its forward and backward",
+        f"kernels. Figures are medians of warm runs in one thread. {os.cpu_count()} cores, shared with other work.",
+        f"{where(torch.device('cpu'))}",
         "",
         *table(("core", "ops", "trace", "gradient", "code", "together", "ms per op"), rows),
         "",

@@ -1,9 +1,10 @@
-"""Times launch configurations of a scan, to fill the tables in flexsn_runtime/plans/_buckets.py.
+"""Times launch configurations of a scan, for the tables in flexsn_runtime/plans/_buckets.py.
 
     python benchmarks/tune_launch.py [--model MODEL] [--dtype bfloat16] [SHAPE ...]        e.g. 32x1600000 1024x8192
 
-The script prints the fastest configurations per shape and direction, as ratios to a copy of the bytes that the
-direction moves at least: for LIF, forward 2 streams (read x, write s), backward 3 (read grad_s, read x, write grad_x).
+The script prints the fastest configurations for each shape and direction, as ratios to a copy of the bytes that the
+direction has to move at least. For LIF, the forward moves 2 streams (it reads x and writes s), and the backward moves 3
+(it reads grad_s and x, and writes grad_x).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
 
 def candidates(ncl: int, width: int) -> list[LaunchConfig]:
     """Returns `(chunk, block, num_warps, stages)`, for elements of `width` bytes."""
-    scale = 4 // width  # so that loads have equal numbers of bytes for all widths
+    scale = 4 // width  # so that loads have the same number of bytes for all widths
     if ncl <= 2**17:
         grid = [
             *itertools.product((8, 16), (32 * scale, 64 * scale), (1,), (2, 3, 4, 5, 6)),
@@ -56,7 +57,7 @@ def main(model: Model, shapes: list[str], dtype: torch.dtype, device: torch.devi
         for name, streams in {"inference": forward, "forward": forward, "backward": training - forward}.items():
             time = partial(time_of, step, arguments, name=name)
             with ThreadPoolExecutor(12) as pool:
-                list(pool.map(partial(time, timer=lambda run: 0.0), plans))  # compiles
+                list(pool.map(partial(time, timer=lambda run: 0.0), plans))  # compiles the kernels
             floor = copy_floor(num_steps * ncl, streams, device, dtype)
             print(f"{shape} {name}: copy {floor:.4f} ms")
             timed = [(time(plan, timer=partial(milliseconds, device=device)), plan.forward) for plan in plans]
@@ -69,6 +70,6 @@ if __name__ == "__main__":
     parser.add_argument("shapes", nargs="*", default=SHAPES)
     parser.add_argument("--model", default="LIF", choices=list(MODELS))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     given = parser.parse_args()
     main(MODELS[given.model], list(given.shapes), getattr(torch, given.dtype), torch.device(given.device))

@@ -1,4 +1,4 @@
-"""Cases of the ulp sweep: every rule of flexsn-codegen, as functions of tensors, and the arguments for them."""
+"""Cases of the ulp sweep: every rule of flexsn-codegen as functions of tensors, and arguments for these functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ HALVES = (torch.float16, torch.bfloat16)
 _prims, _aten = torch.ops.prims, torch.ops.aten
 
 
-# The approximate division of backward kernels, as a separate op; they use it where it affects gradients alone.
+# The approximate division of backward kernels, as a separate op. Backward kernels use it where it only affects
+# gradients.
 _LIBRARY = torch.library.Library("flexsn_sweep", "DEF")
 _LIBRARY.define("fast_div(Tensor x, Tensor y) -> Tensor")
 _LIBRARY.impl("fast_div", torch.div, "CompositeExplicitAutograd")
@@ -42,9 +43,10 @@ class Case:
     Attributes:
         name: unique name.
         op: op whose rule the case tests.
-        function: function of `arity` tensors, with one or several results.
+        function: function of `arity` tensors with one or several results.
         limit: allowed error in ulp.
-        keep: function that returns which arguments count; for the others, eager mode's answer is arbitrary.
+        keep: function that returns True for the arguments that count. For the others, the result of eager mode is
+            arbitrary.
         why_keep: description of the arguments that count.
     """
 
@@ -58,7 +60,7 @@ class Case:
     why_keep: str = ""
 
 
-# Approximate functions, in eager mode and here. All other ops are exact.
+# Functions that are approximate, both in eager mode and here. All other ops are exact.
 _APPROXIMATE = {
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh", "atan2", "hypot"),
     *("fast_div", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "rsqrt"),
@@ -69,11 +71,11 @@ _APPROXIMATE = {
     *("special_modified_bessel_k0", "special_modified_bessel_k1"),
     *("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"),
 }
-# These ops take no integers: half and integer arguments are converted before the call.
+# These ops take no integers. The float16, bfloat16 and integer arguments are converted before the call.
 _FLOAT_ONLY = _APPROXIMATE - {"pow"} | {"sqrt", "reciprocal", "nextafter", "frexp"}
 _INTEGER_ONLY = {"gcd", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left"}
 _INTEGER_ONLY |= {"shift_right_arithmetic"}
-# Series of these ops go up from a negative argument x in steps of one, which takes about |x| steps.
+# For a negative argument x, the series of these ops goes up in steps of one, which takes about |x| steps.
 _MOST_NEGATIVE = -64.0
 
 
@@ -112,11 +114,11 @@ def _cases_of(op: Any) -> Iterator[Case]:
             keep = functools.partial(_fits, target)
             yield case(label, functools.partial(op, dtype=target), 1, keep=keep, why_keep="numbers that fit")
     elif name == "signbit":
-        # The prim declares that its result has its argument's dtype.
+        # The prim declares that its result has the dtype of its argument.
         yield case(name, torch.signbit, 1)
     elif name == "polygamma":
         for order in range(5):
-            # Orders from two on are computed through zeta.
+            # Orders from two on are computed with zeta.
             some: dict[str, Any] = {"keep": _above, "why_keep": f"x > {_MOST_NEGATIVE:.0f}"} if order >= 2 else {}
             yield case(f"polygamma {order}", functools.partial(op, order), 1, **some)
     elif name == "zeta":
@@ -173,7 +175,7 @@ def _has_magnitude(x: Tensor, y: Tensor) -> Tensor:
 def _fits(target: torch.dtype, x: Tensor) -> Tensor:
     if not x.is_floating_point():
         return torch.ones_like(x, dtype=torch.bool)
-    # Unsigned integers are converted through int64, and wrap.
+    # Unsigned integers are converted through int64, and wrap around.
     info = torch.iinfo(target if target.is_signed else torch.int64)
     return (x.double() > info.min - 1.0) & (x.double() < info.max + 1.0)
 
@@ -181,7 +183,8 @@ def _fits(target: torch.dtype, x: Tensor) -> Tensor:
 # -- arguments -----------------------------------------------------------------------------------------------
 
 
-# Numbers around which functions change their branch, their sign or their finiteness, or were wrong before.
+# Numbers near which functions change their branch, their sign or their finiteness, or near which results were wrong
+# before.
 _CENTRES = (
     *(0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 16.0, 34.0, 50.0, 64.0, 100.0),
     *(math.pi / 4, math.pi / 2, math.pi, 3 * math.pi / 2, 2 * math.pi, 105615.0),
@@ -202,10 +205,10 @@ class Size:
     """Numbers of arguments.
 
     Attributes:
-        stride: stride of the bit patterns of float32; it is odd, so that all low bits occur.
-        window: number of neighbours on each side of each centre.
+        stride: stride of the float32 bit patterns. It is odd, so that all low bits occur.
+        window: number of neighbouring numbers on each side of each centre.
         random: number of random arguments of each kind.
-        specials: number of special values that make pairs with all others.
+        specials: number of special values that are paired with all others.
     """
 
     stride: int
@@ -221,7 +224,7 @@ CHUNK = 2**24
 
 
 def chunks(case: Case, dtype: torch.dtype, size: Size, device: torch.device) -> Iterator[Arguments]:
-    """Yields the arguments of a case, at most about `CHUNK` elements at a time."""
+    """Yields the arguments of a case, about `CHUNK` elements at a time."""
     generator = torch.Generator(device).manual_seed(0)
     for part in _pairs(dtype, size, generator) if case.arity == 2 else zip(_unary(dtype, size, generator)):
         for begin in range(0, part[0].numel(), CHUNK):
@@ -240,7 +243,7 @@ def _unary(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterat
     elif dtype.itemsize <= 2:
         yield _all_patterns(dtype, device, 1)
     elif dtype == torch.float32:
-        # The patterns come in pieces, because all of them together, in int64, are 34 GB.
+        # The patterns come in pieces, because all of them together would take 34 GB in int64.
         pieces = max(1, 2**32 // size.stride // CHUNK)
         for piece in range(pieces):
             yield _all_patterns(dtype, device, size.stride, piece, pieces)
@@ -258,7 +261,7 @@ def _pairs(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterat
     special = _thin(_interesting(dtype, 1, device), size.specials)
     yield _product(special, special)
     if dtype in HALVES:
-        # Pairs of every number and every fifth special number, in both orders.
+        # Pairs of all numbers and every fifth special number, in both orders.
         every = _thin(_all_patterns(dtype, device, 1), size.random)
         yield _product(every, _thin(special, 64))
         yield _product(_thin(special, 64), every)
@@ -281,7 +284,7 @@ def _all_patterns(dtype: torch.dtype, device: torch.device, stride: int, piece: 
 
 
 def _interesting(dtype: torch.dtype, window: int, device: torch.device) -> Tensor:
-    """Returns special values and the neighbours of all centres, with both signs."""
+    """Returns the special values and the neighbours of all centres, with both signs."""
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         near_zero = torch.arange(max(info.min, -64), 65, device=device)

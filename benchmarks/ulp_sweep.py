@@ -1,11 +1,11 @@
-"""Every rule of flexsn-codegen against eager mode, in units in the last place: a table.
+"""Table of the errors of every rule of flexsn-codegen, compared with eager mode, in units in the last place.
 
     python benchmarks/ulp_sweep.py [--cpp] [--output FILE] [--quick] [--stride N] [--jobs N] [--only TEXT ...]
 
-The script runs on the GPU; with `--quick`, on few numbers, and without a GPU in Triton's interpreter against eager mode
-on the CPU. With `--cpp`, it runs the rules in C++, on the CPU, on fewer numbers.
-`--stride 1` runs all float32 numbers. One process runs per job, because compiling takes most of the time. The script
-ends with status 1 if an error exceeds its limit without a reason in the table of exceptions.
+The script runs on the GPU. `--quick` runs fewer numbers. Without a GPU, the script runs in Triton's interpreter and
+compares with eager mode on the CPU. `--cpp` runs the rules in C++ on the CPU, with fewer numbers. `--stride 1` runs all
+float32 numbers. Each job is a separate process, because compilation takes most of the time. The exit status is 1 if an
+error exceeds its limit and the table of exceptions gives no reason for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
-    # This has to precede the import of triton.
+    # This variable must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "benchmarks", "packages/flexsn-codegen/tests")]
@@ -63,7 +63,7 @@ _IGAMMA = (
     "both are sums of hundreds of terms, and eager mode stops and changes the method elsewhere; in the tails, where "
     "one of the two is 1, the other has the digits that are left of a difference or of an exponential"
 )
-# By case, or case and dtype: the reason for a larger error. Roots and limits come from mpmath, to 40 digits.
+# The reason for a larger error, by case, or by case and dtype. Roots and limits come from mpmath, with 40 digits.
 EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("bessel_j0", "bessel_j1", "special_bessel_y0", "special_bessel_y1"), _BESSEL_JY),
     **dict.fromkeys(("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e"), _BESSEL_I),
@@ -86,7 +86,7 @@ _OR_NAN = "eager mode takes a signalling NaN for the result, and of 0 and -0 the
 _EARLY = "eager mode's is infinite before the true value is"
 _IN_HALVES = "eager mode is off by that much from itself in float64, ours by 1 at most"
 _NO_ROOT = "of float16, eager mode calls pow, which has other limits at -0 and -infinity"
-# Such reasons for rules in C++, compared with eager mode on the CPU.
+# The same for rules in C++, which are compared with eager mode on the CPU.
 CPP_EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("sqrt", "pow by the number 0.5"), _NEAREST),
     **dict.fromkeys(("pow by the number 0.5 float16", "pow by the number -0.5 float16"), _NO_ROOT),
@@ -109,7 +109,7 @@ CPP_EXCEPTIONS: dict[str, str] = {
         "large terms, noise in both"
     ),
 }
-# For these exceptions, float32 and half results are compared with eager mode in float64 instead.
+# For these exceptions, float32 and half-precision results are compared with eager mode in float64 instead.
 _ACCURATE = {
     *("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e", "erfcx", "ndtri"),
     *("special_modified_bessel_i0", "special_modified_bessel_i1"),
@@ -123,15 +123,16 @@ class Row:
     """Result of one case in one dtype.
 
     Attributes:
-        values: number of arguments, or of pairs of them.
-        differ: number of results with other bits (NaN is NaN).
-        ulp: largest distance, NaN apart.
-        worst: argument with that distance, and the two results.
+        values: number of arguments, or of pairs of arguments.
+        differ: number of results whose bits differ. NaN equals NaN.
+        ulp: largest distance in ulp, without NaN.
+        worst: the argument with this distance, and the two results.
         nan: number of results that are NaN on one side only.
         zero: number of results that are zero on both sides, with different signs.
-        off: largest distances from rounded eager float64, of this project's results and of eager mode's.
-        skipped: reason for no measurement.
-        failed: error in place of a measurement.
+        off: largest distances of this project's results and of eager mode's results from eager mode in float64,
+            rounded.
+        skipped: reason why the case was not measured.
+        failed: error that prevented the measurement.
         cpp: True for the rule in C++.
     """
 
@@ -159,7 +160,7 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Reason for a larger error; empty if there is none, or if the listed reason does not hold."""
+        """Reason for a larger error. Empty if there is none, or if the listed reason does not hold."""
         if self.name in _ACCURATE and self.dtype != "float64" and (self.off is None or self.off[0] > self.limit):
             return ""
         reasons = CPP_EXCEPTIONS if self.cpp else EXCEPTIONS
@@ -177,7 +178,7 @@ def measure(
     """Runs one case in one dtype.
 
     Args:
-        kernel: function in C++, or the reason why there is none; empty for the function in Triton.
+        kernel: function in C++, or the reason why there is none. Empty for the function in Triton.
     """
     begun = time.perf_counter()
     case = _cases()[name]
@@ -195,7 +196,7 @@ def measure(
 
 
 def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dtype], Function | str]:
-    """Returns the functions of cases in C++, compiled together, or the reasons why there are none."""
+    """Returns the C++ functions of the cases, compiled together, or the reasons why there are none."""
     library = Library()
     kernels: dict[tuple[str, torch.dtype], Function | str] = {}
     for name, dtype in tasks:
@@ -211,7 +212,7 @@ def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dt
 
 
 def _fill(row: Row, case: Case, kernel: Function, dtype: torch.dtype, size: Size, device: torch.device) -> str:
-    """Adds counts to the row. Returns the reason if there is nothing to count."""
+    """Adds counts to the row. Returns the reason if nothing can be counted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for arguments in chunks(case, dtype, size, device):
@@ -298,10 +299,11 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
         f"`python benchmarks/ulp_sweep.py{' --cpp' if cpp else ''}`: " + what,
         f"{place} {seconds:.0f} s.",
         "",
-        "A distance of 1 is to the neighbouring number of the dtype, denormals included; zeros of different signs",
-        "(`zero`) and results that are NaN on one side only (`NaN`) are counted apart. Arithmetic, comparison and",
-        "selection may be off by 0, other functions by 2. `off float64` is how far our result and eager mode's are",
-        "from eager mode's in float64, rounded: where both are far, eager mode itself is inaccurate.",
+        "A distance of 1 ulp is the distance to the neighbouring number of the dtype, including denormal numbers.",
+        "Zeros of different signs (`zero`) and results that are NaN on only one side (`NaN`) are counted separately.",
+        "Arithmetic, comparison and selection must be exact; other functions may be off by 2. `off float64` shows how",
+        "far this project's result and eager mode's result are from eager mode in float64, rounded. If both are far,",
+        "eager mode itself is inaccurate.",
         "",
         *(_FUSED if cpp else []),
         f"{len({row.name for row in rows})} functions in {len(ran)} combinations with a dtype, "
@@ -336,11 +338,12 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
     return "\n".join(lines)
 
 
-# Remarks on several functions at once, while a row of the table is about one function.
+# Remarks about several functions at once, because a row of the table is about a single function.
 _FUSED = [
-    "`lerp`, `addcmul`, and `add` and `sub` with `alpha` multiply and add. Eager mode's vectors do so in one",
-    "instruction on processors that have it, and round once; kernels round the product, too. Where the sum cancels,",
-    "that is many ulp of a small result, and at most half an ulp of the product. `addcdiv` has eager mode's bits.",
+    "`lerp`, `addcmul`, and `add` and `sub` with `alpha` multiply and add. In vectors, eager mode uses a fused",
+    "multiply-add instruction if the processor has one, and rounds once. Kernels also round the product. If the sum",
+    "cancels, the difference is many ulp of the small result, but at most half an ulp of the product. `addcdiv` is",
+    "bitwise equal to eager mode.",
     "",
 ]
 
@@ -389,12 +392,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the page, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cpp", action="store_true", help="the rules in C++")
-    parser.add_argument("--output", type=Path, help="by default in benchmarks/results, or nowhere for some")
+    parser.add_argument("--output", type=Path, help="default: a file in benchmarks/results if all cases run")
     parser.add_argument("--quick", action="store_true", help="few numbers")
-    parser.add_argument("--stride", type=int, help=f"of the float32 bit patterns; {FULL.stride} by default")
+    parser.add_argument("--stride", type=int, help=f"stride of the float32 bit patterns (default: {FULL.stride})")
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds, then a page is made of what there is")
-    parser.add_argument("--only", nargs="*", default=[], help="cases whose names contain one of these")
+    parser.add_argument(
+        "--limit", type=float, default=400.0, help="seconds after which the page is written with the results so far"
+    )
+    parser.add_argument("--only", nargs="*", default=[], help="only cases whose names contain one of these")
     given = parser.parse_args(arguments)
     size = QUICK if given.quick else SOME if given.cpp else FULL
     if given.stride:
@@ -413,8 +418,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         rows = _run(tasks, size, given.jobs, given.limit)
     what = (
-        f"all float16 and bfloat16 numbers, every {size.stride}th float32 one, all within {size.window} of numbers "
-        f"where functions change, and {size.random} random ones of each of three kinds."
+        f"all float16 and bfloat16 numbers, every {size.stride}th float32 number, all numbers within {size.window} of "
+        f"those where functions change, and {size.random} random numbers of each of three kinds."
     )
     text = page(rows, cases()[1], what, time.perf_counter() - begun)
     output = given.output or (
@@ -433,7 +438,7 @@ def _run(tasks: Sequence[tuple[str, torch.dtype]], size: Size, jobs: int, limit:
     if jobs == 1:
         return [measure(name, dtype, size) for name, dtype in tasks]
     end = time.monotonic() + limit
-    # The pool ends with `terminate`, so that a process that hangs does not block this one.
+    # `Pool.__exit__` calls `terminate`, so that a process that hangs does not block this one.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         pending = [pool.apply_async(measure, (name, dtype, size)) for name, dtype in tasks]
         return [_outcome(p, name, dtype, end) for p, (name, dtype) in zip(pending, tasks, strict=True)]

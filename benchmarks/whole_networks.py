@@ -1,21 +1,26 @@
-"""Whole networks, compared with equal networks with ReLU: time of a training step, time of its kernels, peak memory.
+"""Whole networks compared with the same networks with ReLU: time of a training step, time of its kernels, and peak
+memory.
 
     python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32" fp32]
         [--format channels-last] [--neurons "FlexSN LIF" compiled] [--seconds 150]
 
-A step is a forward, cross entropy of the mean over time, a backward, and fused SGD. ReLU in the neurons' places, over
-the same T·B frames, is the limit: a network whose neurons cost nothing. The compiled launcher launches eager training
-steps, unless FLEXSN_LAUNCHER names another one. FlexSN's neurons run in several forms: after the norms; with the norms
-in their steps (`fuse_norms`); also with pooling in kernels (`spike_pooling`); and with spikes also kept as bits
-(`PackedSpikes`), which the kernels write, or which PyTorch operations pack afterwards. Then the networks with ReLU and
-with FlexSN run compiled. FlexSN's also run with norms and residual additions in the neurons' steps
-(`AbsorbingBackend`), with bits (`PackingBackend`), and with both. SpikingJelly's LIFNode (its Triton kernels; its loop;
-compiled) and, in networks without norms, snnTorch's Leaky run if they are installed. Each network runs in each memory
-format (of the convolutions' weights and of the input), eager and as a CUDA graph. Rows "captured" are steps as users
-call them: `flexsn_nn.graphs.capture`, and SpikingJelly's `StaticCudaGraph` of forward and backward, followed by the
-optimizer and resets, as in its own training script. Such a call copies its arguments into the graph's memory. Its peak
-memory is that of the capture. The script also draws the ratios to ReLU in a picture with the table's name. Numbers are
-printed at once. A failed step has its error in its row. After `--seconds`, no step begins.
+A step is a forward, cross entropy of the mean over time, a backward, and fused SGD. The network with ReLU instead of
+neurons, on the same T·B frames, is the lower limit, because neurons without cost would take as long. The compiled
+launcher launches eager training steps, unless FLEXSN_LAUNCHER names another launcher.
+
+FlexSN's neurons run in several forms: after the norms; with the norms in their steps (`fuse_norms`); also with pooling
+in kernels (`spike_pooling`); and with spikes also stored as bits (`PackedSpikes`). Either the kernels write the bits,
+or PyTorch operations pack them afterwards. The networks with ReLU and with FlexSN also run compiled. The compiled
+networks with FlexSN also run with norms and residual additions in the steps of the neurons (`AbsorbingBackend`), with
+bits (`PackingBackend`), and with both. SpikingJelly's LIFNode runs with its Triton kernels, as a loop, and compiled, if
+it is installed. snnTorch's Leaky runs in networks without norms, if it is installed.
+
+Each network runs in each memory format (of the convolutions' weights and of the input), eagerly and as a CUDA graph.
+Rows named "captured" show steps as users call them: in `flexsn_nn.graphs.capture`, and in SpikingJelly's
+`StaticCudaGraph` of forward and backward, followed by the optimizer and resets, as in SpikingJelly's training script.
+Such a call copies its arguments into the memory of the graph. Its peak memory is that of the capture. The script also
+draws the ratios to ReLU in a figure with the name of the table. Numbers are printed as soon as they are measured. If a
+step fails, its row shows the error. After `--seconds`, no further step starts.
 """
 
 from __future__ import annotations
@@ -72,7 +77,7 @@ class Case:
 FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels-last"}
 Row = tuple[float, ...]
 TURNS = 7
-# Time of a round of a step, which runs it at most eight times.
+# Time of a round of steps, in ms. A round has at most eight steps.
 MEASURED_MS = 100
 
 CASES = (
@@ -106,7 +111,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Neurons, and the way to run them.
+    """Neurons, and a way to run them.
 
     Attributes:
         fused: True if norms are in the neurons' steps.
@@ -157,7 +162,7 @@ def variants(case: Case) -> dict[str, Variant]:
 
 
 class RowName(NamedTuple):
-    """A network in a format, with some neurons."""
+    """A network in a memory format, with some kind of neurons."""
 
     case: Case
     form: str
@@ -217,7 +222,7 @@ def training_step(
     def step() -> None:
         with packing, torch.autocast(device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
             out = run(frames)
-            # The next batch begins at the initial states, and the memory of the last states is free for the backward.
+            # The next batch starts from the initial states, and the memory of the last states is free for the backward.
             reset_net(net)
             for reset in others:
                 reset()
@@ -237,7 +242,7 @@ def spikingjelly_step(
     frames: Tensor,
     labels: Tensor,
 ) -> Callable[[], None]:
-    """Returns a step in SpikingJelly's `StaticCudaGraph`, as in its training script."""
+    """Returns a step in SpikingJelly's `StaticCudaGraph`, as in SpikingJelly's training script."""
 
     def forward_and_backward(frames: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(frames.device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
@@ -261,16 +266,17 @@ Steps = dict[RowName, Callable[[], None]]
 
 
 def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | str], Steps]:
-    """Measures steps of one network: wall time in ms, with the backward in the caller's thread, too, and peak memory.
+    """Measures steps of one network: the wall time in ms, also with the backward in the caller's thread, and the peak
+    memory.
 
     Each time is the median and the minimum of several rounds. The steps alternate, so that slow periods of a host
     affect all of them.
 
     Args:
-        until: time in `time.perf_counter` after which no step is prepared.
+        until: time, as in `time.perf_counter`, after which no further step is prepared.
 
     Returns:
-        The results, and the steps that are not captured, since only these hold little memory.
+        The results, and the steps that are not captured. Captured steps are dropped, because they hold much memory.
     """
     steps: Steps = {}
     found: dict[RowName, Row | str] = {}
@@ -282,7 +288,7 @@ def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | st
         try:
             before = torch.cuda.memory_allocated()
             step = training_step(row.case, row.variant, row.memory_format, torch.device("cuda"))
-            # A replay allocates nothing: the peak of a captured step is the peak of its capture.
+            # A replay allocates nothing, so the peak of a captured step is the peak of its capture.
             before_peak, until_peak = (1, 5) if row.variant.captured else (3, 1)
             for _ in range(before_peak):
                 step()
@@ -309,7 +315,7 @@ def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | st
 
 
 def by_clock(step: Callable[[], None], count: int = 8) -> float:
-    """Returns the mean wall time in ms of `count` successive steps. The GPU is idle when the first one begins."""
+    """Returns the mean wall time in ms of `count` successive steps. The GPU is idle when the first step starts."""
     step()
     torch.cuda.synchronize()
     begun = time.perf_counter()
@@ -320,10 +326,10 @@ def by_clock(step: Callable[[], None], count: int = 8) -> float:
 
 
 def device_times(row: RowName, step: Callable[[], None] | None) -> Row | str:
-    """Returns the times in ms of a step's kernels and of its CUDA graph, or the reason why there are none.
+    """Returns the times in ms of the kernels of a step and of its CUDA graph, or the reason why there are none.
 
     Args:
-        step: a step that has run; `None` if a new step is made.
+        step: a step that has already run; `None` to make a new step.
     """
     try:
         return _device_times(row, step)
@@ -348,19 +354,19 @@ def _device_times(row: RowName, step: Callable[[], None] | None) -> Row:
 
 
 def said(error: Exception) -> str:
-    """Returns the text that a row shows for a failure."""
+    """Returns the text that a row shows for an error."""
     return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
 
 
 def clean() -> None:
-    """Releases the memory of a row."""
+    """Frees the memory of a row."""
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream of a capture, not part of the next row
+    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream of a capture, which are not part of the next row
     torch.cuda.empty_cache()
 
 
 def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
-    """Returns `count` numbers with ratios to `limit`, or the reason why there are none."""
+    """Returns `count` numbers with their ratios to `limit`, or the reason why there are none."""
     if isinstance(found, str):
         return [found, *[""] * (count - 1)]
     if limit is None or isinstance(limit, str):
@@ -369,7 +375,7 @@ def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
 
 
 def ratios(found: Mapping[RowName, Sequence[Row | str]]) -> dict[str, dict[tuple[str, str], float]]:
-    """Returns ratios to ReLU in the same network, by the figure's name, and by network and neurons."""
+    """Returns the ratios to ReLU in the same network, by the name of the figure, and by network and neurons."""
     drawn: dict[str, dict[tuple[str, str], float]] = {"time of a step": {}, "peak memory": {}, "time in a graph": {}}
     for (case, form, name), results in found.items():
         limits = found[RowName(case, form, "ReLU")]
@@ -403,14 +409,14 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_networks.md")
-    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
-    parser.add_argument("--neurons", nargs="*", default=[""], help="neurons whose name begins with one of these")
-    parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="images in this format alone")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other row after so long")
+    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these")
+    parser.add_argument("--neurons", nargs="*", default=[""], help="only neurons whose name begins with one of these")
+    parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="only this memory format")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no further row starts after this time")
     chosen = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
-    warnings.simplefilter("error", CaptureWarning)  # a step run in Python is not "captured"
+    warnings.simplefilter("error", CaptureWarning)  # a step that runs in Python must not count as captured
     begun = time.perf_counter()
     rows = [
         RowName(case, FORMATS[memory_format], name)
@@ -421,7 +427,7 @@ def main() -> None:
         for name in variants(case)
         if name == "ReLU" or name.startswith(tuple(chosen.neurons))
     ]
-    # The profiler may leave launches slower in this process: measurements without it come first.
+    # The profiler may slow down later launches in this process, so everything else is measured first.
     found: dict[RowName, list[Row | str]] = {row: [] for row in rows}
     steps: Steps = {}
     for _, group in itertools.groupby(rows, key=lambda row: (row.case, row.form)):
@@ -445,16 +451,15 @@ def main() -> None:
     given = "".join(f" {name} {' '.join(map(repr, values))}" for name, values in options.items() if any(values))
     publish(
         [
-            "# Whole networks beside ReLU",
+            "# Whole networks compared with ReLU",
             "",
-            f"`python benchmarks/whole_networks.py{given}`: a step of training",
-            "(forward, cross entropy, backward, fused SGD), in ms; in brackets, the ratio to ReLU's in the same run.",
-            f"Wall times are the median of {TURNS} turns, which the neurons of a network take one after another, and",
-            "the least, which others on the host disturbed least. bf16 is autocast. The second pair of them is with",
-            "`set_multithreading_enabled(False)` of torch.autograd. The kernels' time is the profiler's. Captured rows",
-            "are `graphs.capture`, and SpikingJelly's StaticCudaGraph of forward and backward; their last column is",
-            "the step as it is called. Eager steps of neurons launched by:",
-            f"{launcher_in_words(torch.device('cuda'))}.",
+            f"`python benchmarks/whole_networks.py{given}`: a step of training (forward, cross entropy, backward,",
+            "fused SGD), in ms, with the ratio to ReLU in the same run in brackets. Wall times are the median and the",
+            f"minimum of {TURNS} rounds. The neurons of a network alternate within a round, and other work on the host",
+            "disturbs the minimum least. bf16 means autocast. The second pair of wall times is with",
+            "torch.autograd.set_multithreading_enabled(False). The profiler measures the kernels. Captured rows are",
+            "`graphs.capture`, and SpikingJelly's StaticCudaGraph of forward and backward. Their last column is the",
+            f"whole call. Eager steps of neurons are launched by: {launcher_in_words(torch.device('cuda'))}.",
             where(torch.device("cuda")),
             "",
             *table(HEADER, lines),

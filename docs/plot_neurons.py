@@ -25,7 +25,8 @@ from matplotlib import pyplot as plt
 COLUMNS = 3
 STEPS = 60
 ON, OFF = 5, 45
-# Parameters and an input with which a neuron shows its character within these steps; `DEFAULT` for the others.
+# For each neuron, parameters and an input that show its characteristic behaviour within these steps. Other neurons use
+# `DEFAULT`.
 SHOWN: dict[str, tuple[dict[str, Any], float]] = {
     "IF": ({}, 0.15),
     "LIF": ({"tau": 8.0}, 1.3),
@@ -59,7 +60,7 @@ DEFAULT: tuple[dict[str, Any], float] = ({}, 1.3)
 
 
 def neurons() -> list[type[Neuron]]:
-    """Returns the ready-made classes, in the order of `neuron.__all__`; aliases once."""
+    """Returns the ready-made classes, in the order of `neuron.__all__`, without aliases."""
     exported = [getattr(neuron, name) for name in neuron.__all__]
     bases = {Neuron, ImmediateReset, DelayedReset, Feedback, Recurrent}  # the last one wraps another neuron
     classes = [c for c in exported if inspect.isclass(c) and issubclass(c, Neuron) and c not in bases]
@@ -67,7 +68,7 @@ def neurons() -> list[type[Neuron]]:
 
 
 def title(kind: type[Neuron]) -> str:
-    """Returns the class and its parameters that differ from the defaults, `LIF(tau=8)`."""
+    """Returns the name of the class with the parameters that differ from the defaults, such as `LIF(tau=8)`."""
     values = {
         name: value.__name__ if callable(value) else value
         for name, value in SHOWN.get(kind.__name__, DEFAULT)[0].items()
@@ -77,11 +78,11 @@ def title(kind: type[Neuron]) -> str:
 
 
 def response(kind: type[Neuron]) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns input, membrane and output of one neuron, `[STEPS]` each."""
+    """Returns the input, the membrane potential and the output of one neuron, each `[STEPS]`."""
     parameters, high = SHOWN.get(kind.__name__, DEFAULT)
     x = torch.zeros(STEPS, 1)
     x[ON:OFF] = high
-    torch.manual_seed(0)  # for the noise of one of them
+    torch.manual_seed(0)  # because one of the neurons draws noise
     made = kind(**parameters, store_state_seqs=True, backend="torch")
     with torch.no_grad():
         output = made(x)
@@ -90,9 +91,9 @@ def response(kind: type[Neuron]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def draw(path: Path) -> list[str]:
-    """Writes the drawing, and returns the titles in it."""
+    """Writes the figure, and returns the titles in it."""
     drawn = neurons()
-    # Text stays text, and nothing depends on time or machine: equal drawings are equal files.
+    # Text is stored as text, and nothing depends on time or machine, so equal figures are equal files.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flexsn", "font.size": 8}):
         rows = math.ceil(len(drawn) / COLUMNS)
         figure, grid = plt.subplots(rows, COLUMNS, figsize=(10, 1.9 * rows), sharex=True, layout="constrained")
@@ -104,7 +105,8 @@ def draw(path: Path) -> list[str]:
             axes.axvspan(ON, OFF, color="0.93", linewidth=0)
             axes.plot(membrane.numpy(), linewidth=1.2)
             low, high = axes.get_ylim()
-            axes.set_ylim(low - 0.15 * (high - low), high + 0.25 * (high - low))  # room for the input and the spikes
+            # leaves space for the input and the spikes
+            axes.set_ylim(low - 0.15 * (high - low), high + 0.25 * (high - low))
             if bool((output == output.round()).all()) and bool(output.any()):
                 bottom, unit = high + 0.03 * (high - low), 0.15 * (high - low) / float(output.abs().max())
                 for sign, color in ((1, "C3"), (-1, "C2")):

@@ -25,24 +25,26 @@ COLUMNS = 4
 
 
 def surrogates() -> list[Surrogate]:
-    """Returns one of each class with its defaults, in the order of `surrogate.__all__`; aliases once."""
+    """Returns one surrogate of each class with default parameters, in the order of `surrogate.__all__`, without
+    aliases.
+    """
     classes = [getattr(surrogate, name) for name in surrogate.__all__]
     found = [c for c in classes if inspect.isclass(c) and issubclass(c, Surrogate) and not inspect.isabstract(c)]
     return [kind() for kind in dict.fromkeys(found)]
 
 
 def title(g: Surrogate) -> str:
-    """Returns the class and its parameters, `ATan(alpha=2)`."""
+    """Returns the name of the class with its parameters, such as `ATan(alpha=2)`."""
     parameters = [f"{f.name}={getattr(g, f.name):g}" for f in fields(g) if f.name != "strict"]
     return f"{type(g).__name__}({', '.join(parameters)})"
 
 
 def draw(path: Path) -> list[str]:
-    """Writes the drawing, and returns the titles in it."""
+    """Writes the figure, and returns the titles in it."""
     drawn = surrogates()
     # The points avoid 0, where a gradient may be infinite or jump.
     x = torch.linspace(-4.0, 4.0, 400)
-    # Text stays text, and nothing depends on time or machine: equal drawings are equal files.
+    # Text is stored as text, and nothing depends on time or machine, so equal figures are equal files.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flexsn", "font.size": 8}):
         rows = math.ceil(len(drawn) / COLUMNS)
         figure, grid = plt.subplots(rows, COLUMNS, figsize=(10, 1.9 * rows), sharex=True, layout="constrained")

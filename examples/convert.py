@@ -2,9 +2,10 @@
 
     python examples/convert.py [--backend auto] [--device cpu] [--steps 32] [--neurons 2000] [--seed 0]
 
-`KeepsState` is called step by step and holds its membrane, as neurons in SpikingJelly do. `HandsStateOn` takes the
-membrane and returns it, as neurons in snnTorch do. The conversion is the same for both: the computation of one step
-with the input and the state becomes the step function, and the loop over time disappears.
+`KeepsState` is called step by step and holds its membrane potential, as neurons in SpikingJelly do. `HandsStateOn`
+takes the membrane potential as an argument and returns it, as neurons in snnTorch do. The conversion is the same for
+both: the computation of one step from the input and the state becomes the step function, and the loop over time
+disappears.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ spike = surrogate.Sigmoid(alpha=4.0)
 
 
 class KeepsState(nn.Module):
-    """Leaky integrate and fire with a hard reset and one learned time constant, before the conversion."""
+    """A leaky integrate-and-fire neuron with a hard reset and one learned time constant, before the conversion."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class KeepsState(nn.Module):
 
 
 class KeepsStateStep(nn.Module):
-    """`KeepsState` after the conversion: `self.v` is an argument and a result, and one method replaces three."""
+    """`KeepsState` after the conversion. `self.v` became an argument and a result, and one method replaces three."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +66,9 @@ class KeepsStateStep(nn.Module):
 
 
 class HandsStateOn(nn.Module):
-    """Leaky integrate and fire with a soft reset in the next step and a decay per neuron; not changed by conversion."""
+    """A leaky integrate-and-fire neuron with a soft reset in the next step and one decay per neuron. The conversion
+    does not change it.
+    """
 
     def __init__(self, neurons: int) -> None:
         super().__init__()
@@ -78,7 +81,7 @@ class HandsStateOn(nn.Module):
 
 
 class Run(NamedTuple):
-    """Spikes `[T, B, N]`, gradients of the input and of the parameter, and seconds."""
+    """Spikes `[T, B, N]`, the gradients of the input and of the parameter, and seconds."""
 
     spikes: Tensor
     grad_input: Tensor
@@ -91,14 +94,14 @@ def run(network: Callable[[Tensor], Tensor], parameter: nn.Parameter, x: Tensor,
     begun = time.perf_counter()
     spikes = network(x)
     grad_input, grad_parameter = torch.autograd.grad((spikes * weights).sum(), [x, parameter])
-    # The copy waits for the GPU.
+    # Copying the gradient waits for the GPU.
     return Run(spikes.detach(), grad_input, grad_parameter.cpu(), time.perf_counter() - begun)
 
 
 def compare(
     steps: int, neurons: int, seed: int, device: torch.device, backend: str = "auto"
 ) -> dict[str, tuple[Run, Run]]:
-    """Runs each module before and after its conversion, on equal inputs."""
+    """Runs each module before and after its conversion, on the same inputs."""
     torch.manual_seed(seed)
     x = 3.0 * torch.rand(steps, 4, neurons, device=device)
     weights = torch.randn(steps, 4, neurons, device=device)  # weights of the spikes in the loss
@@ -119,7 +122,7 @@ def compare(
 
     def after(core: nn.Module) -> FlexSN:
         neuron = FlexSN(core, num_inputs=1, num_states=1, num_outputs=1, backend=backend)
-        neuron(x)  # the first call compiles
+        neuron(x)  # the first call compiles kernels
         neuron.reset()
         return neuron
 

@@ -3,7 +3,7 @@
     hatch run demo [--backend auto] [--device cpu] [--steps 8] [--epochs 25] [--seed 0] [--out digits.png]
 
 The data are scikit-learn's bundled digits: 1797 images of 8 x 8 pixels, of which a fifth is held out. Each image is a
-constant current for `--steps` time steps (direct coding); the answer is the class whose output neuron fires most.
+constant current for `--steps` time steps (direct coding). The answer is the class whose output neuron fires most.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH = 64
 
 
 class Spike(torch.autograd.Function):
-    """Computes 1 where `x >= 0`, else 0, with the gradient of `sigmoid(4 x)`."""
+    """Computes 1 where `x >= 0` and 0 elsewhere, with the gradient of `sigmoid(4 x)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -49,9 +49,10 @@ class Spike(torch.autograd.Function):
 
 
 class LIFStep(nn.Module):
-    """One time step of a leaky integrate-and-fire neuron with a learnable time constant per channel.
+    """One time step of a leaky integrate-and-fire neuron with one learnable time constant per channel.
 
-    `h = v + (x - v) / tau` with `1 / tau = sigmoid(w)`; it fires where `h >= 1` and is then reset to 0.
+    The charge is `h = v + (x - v) / tau` with `1 / tau = sigmoid(w)`. The neuron fires where `h >= 1` and is then reset
+    to 0.
     """
 
     def __init__(self, channels: int) -> None:
@@ -65,7 +66,7 @@ class LIFStep(nn.Module):
 
 
 class Network(nn.Module):
-    """Two layers of neurons, from `[B, 64]` pixels to `[B, 10]` firing rates."""
+    """Two layers of neurons, from pixels `[B, 64]` to firing rates `[B, 10]`."""
 
     def __init__(self, steps: int, backend: str) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Network(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         self.hidden.reset()
         self.readout.reset()
-        # The current is equal at every step, so it is a view, without a copy.
+        # The current is the same in every step, so it is a view and not a copy.
         current = self.inward(pixels).expand(self.steps, -1, -1)
         spikes: Tensor = self.readout(self.outward(self.hidden(current)))
         return spikes.mean(0)
@@ -87,7 +88,7 @@ class Network(nn.Module):
 
 @dataclass
 class Data:
-    """Pixels `[N, 64]` in 0 to 1 and labels `[N]`."""
+    """Pixels `[N, 64]` between 0 and 1, and labels `[N]`."""
 
     train_x: Tensor
     train_y: Tensor
@@ -111,7 +112,8 @@ def accuracy(network: Network, x: Tensor, y: Tensor) -> float:
 def train(network: Network, data: Data, epochs: int, seed: int) -> tuple[list[float], list[float]]:
     """Returns the loss and the held-out accuracy after each epoch."""
     on_gpu = data.train_x.is_cuda
-    # A captured step reads a rate from a tensor on the GPU; a number would be a constant in it.
+    # A captured step reads the learning rate from a tensor on the GPU. A Python number would become a constant of the
+    # graph.
     rate = torch.tensor(4e-3, device=data.train_x.device) if on_gpu else 4e-3
     optimizer = torch.optim.Adam(network.parameters(), lr=rate, capturable=on_gpu)
     step = graphs.capture(network, lambda rates, labels: nn.functional.cross_entropy(5.0 * rates, labels), optimizer)
@@ -132,14 +134,16 @@ def train(network: Network, data: Data, epochs: int, seed: int) -> tuple[list[fl
 
 
 def draw(path: Path, network: Network, image: Tensor, losses: list[float], accuracies: list[float]) -> None:
-    """Draws the learning curve, spikes of the hidden layer for one image, and one neuron's membrane."""
+    """Draws the learning curve, the spikes of the hidden layer for one image, and the membrane potential of one
+    neuron.
+    """
     network.hidden.store_state_seqs = True
     with torch.no_grad():
         network.hidden.reset()
         current = network.inward(image).expand(network.steps, -1, -1)
         spikes = network.hidden(current)[:, 0].cpu()
         after = network.hidden.state_seqs[0][:, 0].cpu()
-        # The membrane before its reset, which is compared with the threshold, is computed once more.
+        # The membrane potential before the reset, which is compared with the threshold, is computed again here.
         rates = torch.sigmoid(network.hidden_step.w).cpu()
         before = torch.cat([torch.zeros_like(after[:1]), after[:-1]])
         charged = before + (current[:, 0].cpu() - before) * rates
@@ -193,7 +197,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, default=8, help="time steps per image")
     parser.add_argument("--epochs", type=positive, default=25)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="the picture to write")
+    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="file for the figure")
     chosen = parser.parse_args(arguments)
     try:
         torch.empty(0, device=chosen.device)
@@ -210,7 +214,7 @@ def main(arguments: list[str]) -> int:
     chosen = options(arguments)
     torch.manual_seed(chosen.seed)
     device = torch.device(chosen.device)
-    # The layers are small: several threads would wait for one another, for long if other programs run.
+    # The layers are small, so several threads would wait for each other, especially while other programs run.
     torch.set_num_threads(1)
     data = load(device, chosen.seed)
     network = Network(chosen.steps, chosen.backend).to(device)

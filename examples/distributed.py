@@ -1,13 +1,13 @@
-"""Trains on several GPUs, processes or machines: data parallel or fully sharded, with checkpoints.
+"""Trains on several GPUs, processes or machines, with data parallelism or full sharding, and with checkpoints.
 
 Any number of processes can resume from a checkpoint.
 
     torchrun --standalone --nproc-per-node 2 examples/distributed.py [--strategy ddp|fsdp] [--checkpoint DIR]
 
-On several machines, start it on each with torchrun's --nnodes and --rdzv-endpoint. Without a GPU, the processes
-communicate through gloo. The data are scikit-learn's handwritten digits; each process trains on its part of every
-batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each epoch, and a run
-resumes from the last complete one, on any number of processes. On several machines, all of them need access to DIR.
+For several machines, start the script on each of them with torchrun's options --nnodes and --rdzv-endpoint. Without a
+GPU, the processes communicate through gloo. The data are scikit-learn's handwritten digits. Each process trains on its
+part of every batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each epoch,
+and a run resumes from the last complete checkpoint, with any number of processes. All machines need access to DIR.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def network(backend: str) -> nn.Sequential:
 
 
 def distributed(net: nn.Sequential, strategy: str, device: torch.device) -> nn.Module:
-    """Returns the network with all parameters on each process, or with a part of them on each."""
-    if device.type == "cuda":  # on GPUs, statistics can cover all processes' parts of a batch
+    """Returns the network with either all parameters or a part of them on each process."""
+    if device.type == "cuda":  # on GPUs, statistics can cover the parts of a batch on all processes
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     net = net.to(device)
     if strategy == "ddp":
@@ -68,7 +68,7 @@ def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def current(images: Tensor, steps: int) -> Tensor:
-    """Returns each image, doubled, at every step, as a view."""
+    """Returns a view with each image, multiplied by two, in every step."""
     return (2 * images).expand(steps, *images.shape)
 
 
@@ -92,7 +92,7 @@ def train(
 
 @torch.no_grad()
 def accuracy(net: nn.Module, loader: DataLoader[Any], steps: int, device: torch.device) -> float:
-    """Returns the accuracy over all processes' parts."""
+    """Returns the accuracy over the parts of all processes."""
     net.eval()
     counts = torch.zeros(2, device=device)
     for images, labels in loader:
@@ -115,21 +115,21 @@ def resume(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> No
 
 
 def epochs_in(folder: Path | None) -> int:
-    """Returns the number of epochs of the last complete checkpoint, or 0 without one."""
-    # Metadata are written last, so a checkpoint that has them is complete.
+    """Returns the number of epochs in the last complete checkpoint, or 0 without a checkpoint."""
+    # The metadata are written last, so a checkpoint with metadata is complete.
     found = [] if folder is None else folder.glob("epoch_*/.metadata")
     return max((int(path.parent.name.removeprefix("epoch_")) for path in found), default=0)
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="distributed", description="Trains on several processes.")
-    parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp", help="what is on each process")
+    parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp", help="how the network is distributed")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
-    parser.add_argument("--steps", type=int, default=8, help="time steps an image is shown for")
+    parser.add_argument("--steps", type=int, default=8, help="time steps per image")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=64, help="images a step, on all processes together")
-    parser.add_argument("--checkpoint", type=Path, help="a folder: written after each epoch, resumed from if there")
+    parser.add_argument("--batch", type=int, default=64, help="images per step, over all processes")
+    parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints after each epoch")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 

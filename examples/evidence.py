@@ -2,9 +2,10 @@
 
     python examples/evidence.py [--backend auto] [--device cpu] [--steps 300] [--updates 60] [--seed 0]
 
-At each step, each source clicks with a probability of 0.26 or 0.34. One step contains very little evidence: an answer
-needs the sum over many steps. Spiking neurons pass the clicks on to an integrator that forgets with its time constant
-`tau`, 5 steps at first. The example trains the network twice: once with a learned `tau`, and once with a fixed one.
+In each step, each source clicks with a probability of 0.26 or 0.34. One step contains very little evidence, so the
+answer needs a sum over many steps. Spiking neurons pass the clicks on to an integrator, which forgets with a time
+constant `tau` of initially 5 steps. The example trains the network twice: once with a learned `tau`, and once with a
+fixed one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FIRST_TAU = 5.0
 
 
 class Integrator(nn.Module):
-    """One time step of `v' = v + (x - v) / tau` with `1 / tau = sigmoid(w)`, for each channel; the output is `v'`."""
+    """One time step of `v' = v + (x - v) / tau` with `1 / tau = sigmoid(w)` for each channel. The output is `v'`."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class Network(nn.Module):
     def __init__(self, backend: str) -> None:
         super().__init__()
         self.inward = nn.Linear(2, HIDDEN)
-        nn.init.normal_(self.inward.weight, std=2.0)  # so that a click makes some of the neurons spike
+        nn.init.normal_(self.inward.weight, std=2.0)  # large enough that a click makes some of the neurons spike
         self.spiking = LIF(tau=2.0, surrogate_function=surrogate.ATan(), backend=backend)
         self.outward = nn.Linear(HIDDEN, 2)
         self.integrator = Integrator(2)
@@ -53,7 +54,7 @@ class Network(nn.Module):
         self.spiking.reset()
         self.memory.reset()
         self.memory(self.outward(self.spiking(self.inward(clicks))))
-        return 10.0 * self.memory.states[0]  # scaled up, because an average of spikes is a small number
+        return 10.0 * self.memory.states[0]  # scaled up, because the average of spikes is a small number
 
     def tau(self) -> list[float]:
         return [1 / rate for rate in torch.sigmoid(self.integrator.w).tolist()]
@@ -75,13 +76,13 @@ def draw(steps: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def train(learn_tau: bool, steps: int, updates: int, seed: int, device: torch.device, backend: str = "auto") -> Result:
-    """Trains a network; its accuracy is measured on 1000 new trials."""
+    """Trains a network, and measures its accuracy on 1000 new trials."""
     torch.manual_seed(seed)
     network = Network(backend).to(device)
     w = network.integrator.w
     groups = [{"params": [p for p in network.parameters() if p is not w], "lr": 3e-2}]
     if learn_tau:
-        groups.append({"params": [w], "lr": 0.2})  # tau has to grow a lot
+        groups.append({"params": [w], "lr": 0.2})  # the learning rate is high because tau has to grow a lot
     optimizer = torch.optim.Adam(groups, capturable=device.type == "cuda")
     step = graphs.capture(network, cross_entropy, optimizer)
     losses = []
@@ -97,7 +98,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="evidence", description="Learns time constants.")
     parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
-    parser.add_argument("--steps", type=int, default=300, help="time steps of a trial")
+    parser.add_argument("--steps", type=int, default=300, help="time steps per trial")
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)

@@ -2,9 +2,9 @@
 
     python examples/gated_activation.py [--rows 16384] [--columns 4096] [--dtype bfloat16] [--device cuda]
 
-The example needs flexsn-codegen alone. Without a GPU, it checks the values in Triton's interpreter, on few rows. On a
-GPU, it also prints the bytes per second that each version moves, in the forward and with the backward, and those of a
-plain copy.
+The example only needs flexsn-codegen. Without a GPU, it checks the values in Triton's interpreter, on few rows. On a
+GPU, it also prints how many bytes per second each version and a plain copy move, for the forward, and for forward and
+backward together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before Triton is imported
 
 from flexsn_codegen import pointwise
 
@@ -25,7 +25,9 @@ Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Computes the activation of a gated linear unit. `x` and `gate` are `[rows, columns]`, `bias` is `[columns]`."""
+    """Computes the activation of a gated linear unit. `x` and `gate` are `[rows, columns]`, and `bias` is
+    `[columns]`.
+    """
     return x * torch.nn.functional.silu(gate + bias)
 
 
@@ -50,7 +52,7 @@ def check(fused: Function, inputs: list[torch.Tensor]) -> None:
 
 
 def measure(functions: dict[str, Function], inputs: list[torch.Tensor]) -> None:
-    """Prints the time and the bytes per second of each function, and of a copy of equal size."""
+    """Prints the time and the bytes per second of each function, and of a copy of the same size."""
     from triton.testing import do_bench
 
     size = inputs[0].numel() * inputs[0].element_size()
@@ -63,7 +65,7 @@ def measure(functions: dict[str, Function], inputs: list[torch.Tensor]) -> None:
         return lambda: torch.autograd.grad(function(*inputs), inputs, weights)
 
     for what, run, streams in (("forward", forward, 3), ("training step", training, 8)):
-        # A copy reads and writes, so a copy of `size * streams // 2` bytes moves `size * streams`.
+        # A copy reads and writes each byte, so a copy of `size * streams // 2` bytes moves `size * streams` bytes.
         source = torch.empty(size * streams // 2, dtype=torch.uint8, device=inputs[0].device)
         target = torch.empty_like(source)
         print(f"{what} ({streams} streams of {size / 1e6:.0f} MB)")
@@ -75,7 +77,7 @@ def measure(functions: dict[str, Function], inputs: list[torch.Tensor]) -> None:
 
 
 def main() -> int:
-    """Checks, and measures if there is a GPU."""
+    """Checks the values, and measures the speed if there is a GPU."""
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=16384 if on_gpu else 64)

@@ -1,14 +1,14 @@
-"""Learns from sequences of thousands of steps: raw audio sample by sample, or digits pixel by pixel.
+"""Learns from sequences of thousands of steps: raw audio, sample by sample, or digits, pixel by pixel.
 
     python examples/long_sequence.py [--task waves] [--backend auto] [--device cpu] [--epochs 4] [--seed 0]
 
-`waves` is one second of sound, 16,000 samples computed from a formula: one of four tones of any phase and loudness, in
-noise. `pixels` is scikit-learn's digits, enlarged to 28 x 28 and shown as 784 pixels one after the other. The input of
-spiking neurons with time constants from 2 to 40 steps is the sequence; the answer is linear in their rates in each
-eighth of it.
+`waves` is one second of sound with 16,000 samples, which are computed from a formula: one of four tones, with any phase
+and loudness, in noise. `pixels` is scikit-learn's digits, enlarged to 28 x 28 and shown as 784 pixels one after
+another. Spiking neurons with time constants from 2 to 40 steps receive the sequence. The answer is a linear function of
+their firing rates in each eighth of the sequence.
 
-The neurons are few and the steps are many. On a GPU, kernels walk segments of time side by side if this is faster.
-Results do not change; `explain()` shows the number of segments.
+There are few neurons and many steps. On a GPU, kernels run segments of time in parallel if this is faster. The results
+do not change. `explain()` shows the number of segments.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Data(NamedTuple):
 
 
 def waves(samples: int, steps: int, seed: int) -> Data:
-    """Returns tones in noise: `samples` for training, and `samples` for the test."""
+    """Returns tones in noise: `samples` sequences for training, and `samples` for the test."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(len(TONES), (2 * samples,), generator=generator)
     phase, loudness = torch.rand(2, 2 * samples, 1, generator=generator)
@@ -58,7 +58,9 @@ def waves(samples: int, steps: int, seed: int) -> Data:
 
 
 def pixels(samples: int, seed: int) -> Data:
-    """Returns digits as 784 pixels: `samples` of at most 4/5 of all for training, and of at most 1/5 for the test."""
+    """Returns digits as 784 pixels: up to `samples` for training, at most 4/5 of all digits, and up to `samples` for
+    the test, at most 1/5.
+    """
     images, labels = load_digits(return_X_y=True)
     small = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
     large = interpolate(small, size=(28, 28), mode="bilinear").flatten(1)
@@ -73,7 +75,7 @@ class Network(nn.Module):
     """Maps `[B, T]` to `[B, classes]`.
 
     Args:
-        neuron: neuron from `[T, B, HIDDEN]` to spikes; `None` for one of flexsn_nn.
+        neuron: neuron that maps `[T, B, HIDDEN]` to spikes; `None` for a neuron of flexsn_nn.
     """
 
     def __init__(self, classes: int, backend: str = "auto", neuron: nn.Module | None = None) -> None:
@@ -99,7 +101,7 @@ def optimizer_of(network: Network) -> torch.optim.Optimizer:
 
 
 def train_step(network: Network, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
-    """Runs one update, and returns the loss before it."""
+    """Makes one update, and returns the loss before it."""
     optimizer.zero_grad()
     loss = cross_entropy(network(x), y)
     loss.backward()
@@ -116,7 +118,7 @@ class Result(NamedTuple):
 
 
 def train(network: Network, data: Data, epochs: int, seed: int) -> Result:
-    """Trains the network. `seconds` of the result are those of the last epoch."""
+    """Trains the network. `seconds` in the result is the time of the last epoch."""
     optimizer = optimizer_of(network)
     generator = torch.Generator().manual_seed(seed)
     losses: list[Tensor] = []
@@ -125,7 +127,7 @@ def train(network: Network, data: Data, epochs: int, seed: int) -> Result:
         begun = time.perf_counter()
         for batch in torch.randperm(len(data.train_x), generator=generator).split(BATCH):
             losses.append(train_step(network, optimizer, data.train_x[batch], data.train_y[batch]))
-        float(losses[-1])  # waits for a GPU
+        float(losses[-1])  # waits for the GPU
         seconds = time.perf_counter() - begun
     with torch.no_grad():
         parts = zip(data.test_x.split(BATCH), data.test_y.split(BATCH), strict=True)
@@ -139,8 +141,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--backend", choices=["auto", "triton", "inductor", "cpp", "hop", "torch"], default="auto")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--samples", type=int, default=256, help="sequences to learn from")
-    parser.add_argument("--steps", type=int, default=RATE, help="of a wave")
+    parser.add_argument("--samples", type=int, default=256, help="number of training sequences")
+    parser.add_argument("--steps", type=int, default=RATE, help="steps per wave")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     torch.manual_seed(chosen.seed)

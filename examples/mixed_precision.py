@@ -1,15 +1,15 @@
-"""Trains under bfloat16 autocast, and shows the effects of a neuron's two precisions.
+"""Trains under bfloat16 autocast, and shows the effects of the two precisions that a neuron can have.
 
     python examples/mixed_precision.py [--backend auto] [--device cpu] [--updates 60] [--seed 0]
 
-Under autocast, `nn.Linear` computes and returns bfloat16. A neuron can handle it in two ways:
+Under autocast, `nn.Linear` computes in bfloat16 and returns bfloat16. A neuron can process this input in two ways:
 
     precision="eager"    compute in the dtype of the input, and round as PyTorch does after every operation
     precision="float32"  compute and keep the state in float32, and return spikes in the dtype of the input
 
-A fast neuron that resets trains alike with both. A slow neuron needs float32: in bfloat16, with 8 bits of mantissa, a
-small step towards the input is rounded away. The example trains a network on scikit-learn's digits in three ways. Then
-it feeds a constant input to a membrane with a time constant of 500 steps.
+A fast neuron that resets trains equally well with both. A slow neuron needs float32: bfloat16 has 8 significant bits,
+so a small step towards the input is rounded away. The example trains a network on scikit-learn's digits in three ways.
+Then it feeds a constant input to a membrane with a time constant of 500 steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Result(NamedTuple):
 
 
 def load(device: torch.device) -> list[Tensor]:
-    """Returns pixels `[N, 64]` in 0 to 1 for training and test, and labels `[N]` for training and test."""
+    """Returns pixels `[N, 64]` between 0 and 1 and labels `[N]`, each for training and for the test."""
     pixels, labels = load_digits(return_X_y=True)
     pixels = pixels.astype("float32") / 16
     parts = train_test_split(pixels, labels, test_size=0.2, random_state=0, stratify=labels)
@@ -66,13 +66,13 @@ def train(
         functional.reset_net(net)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             output: Tensor = net(encoding.direct(x, STEPS))
-        return output.float().mean(0)  # sum in float32
+        return output.float().mean(0)  # the sum is in float32
 
     losses = []
     for _ in range(updates):
         loss = cross_entropy(scores(train_x), train_y)
         optimizer.zero_grad()
-        loss.backward()  # bfloat16 has float32's range: no loss scaling
+        loss.backward()  # bfloat16 has the range of float32, so the loss needs no scaling
         optimizer.step()
         losses.append(float(loss.detach()))
     spikes = []
@@ -83,7 +83,9 @@ def train(
 
 
 def slow_membrane(precision: str, dtype: torch.dtype, device: torch.device, backend: str = "auto") -> float:
-    """Returns the value of `v' = v + (1 - v) / 500` after 1000 steps; `1 - exp(-2)`, 0.865, is right."""
+    """Returns the value of `v' = v + (1 - v) / 500` after 1000 steps. The correct value is `1 - exp(-2)`, about
+    0.865.
+    """
     neuron = LI(tau=500.0, backend=backend, precision=precision)
     neuron(torch.ones(1000, 1, dtype=dtype, device=device))
     return float(neuron.states[0])

@@ -2,12 +2,12 @@
 
     python examples/recurrent.py [--backend auto] [--device cpu] [--steps 100] [--epochs 12] [--seed 0]
 
-For the first ten steps, one of four inputs is active; after that, all of them are noise. The answer is read at the
-end. The neurons forget within a few steps, because their time constant is 3. Spikes keep the cue: they circulate
-through the recurrent weights, which start at the identity (Le et al., "A simple way to initialize recurrent networks of
-rectified linear units", 2015). The example trains the network twice: once with recurrent weights that stay 0, and once
-with recurrent weights that learn. Each time, it prints the seconds of an epoch, and the code that ran: `--backend
-torch` is the plain loop. On a GPU, a training step is captured as a CUDA graph.
+In the first ten steps, one of four inputs is active. After that, all inputs are noise. The answer is read at the end.
+The neurons themselves forget within a few steps, because their time constant is 3. Only spikes can store the cue, by
+circulating through the recurrent weights. These weights start as the identity matrix (Le et al., "A simple way to
+initialize recurrent networks of rectified linear units", 2015). The example trains the network twice: once with
+recurrent weights that stay 0, and once with recurrent weights that learn. Each time, it prints the seconds per epoch,
+and how the code ran. `--backend torch` is the plain loop. On a GPU, a training step is captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ CUES = 4
 CUE_STEPS = 10
 HIDDEN = 32
 BATCH = 64
-UPDATES = 10  # updates in an epoch
+UPDATES = 10  # updates per epoch
 
 
 class Result(NamedTuple):
-    """Results of a training run.
-
-    They are the mean loss of each epoch, the accuracy on new data, the seconds of an epoch, and a description of the
-    code that ran.
+    """Results of a training run: the mean loss of each epoch, the accuracy on new data, the seconds per epoch, and a
+    description of the code that ran.
     """
 
     losses: list[float]
@@ -72,7 +70,7 @@ class Network(nn.Module):
         return scores[-1]
 
     def ran(self) -> str:
-        """Describes the code that ran the first recurrent layer, and the reason for it."""
+        """Describes the code that ran the first recurrent layer, and why it was chosen."""
         first = self.layers[1]
         assert isinstance(first, RLIF)
         return "\n".join(first.explain().splitlines()[:2])
@@ -87,7 +85,7 @@ def draw(steps: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def train(recurrent: bool, steps: int, epochs: int, seed: int, device: torch.device, backend: str = "auto") -> Result:
-    """Trains a network; the seconds are those of the fastest epoch, which compiles nothing."""
+    """Trains a network. `seconds` in the result is the time of the fastest epoch, which compiles nothing."""
     torch.manual_seed(seed)
     network = Network(recurrent, backend).to(device)
     # In a captured step, Adam counts its steps on the GPU.
@@ -108,12 +106,12 @@ def train(recurrent: bool, steps: int, epochs: int, seed: int, device: torch.dev
 
 
 def main(arguments: list[str]) -> int:
-    """Trains without recurrent weights, and with them."""
+    """Trains a network without recurrent weights, and one with them."""
     parser = argparse.ArgumentParser(prog="recurrent", description="Remembers a cue through recurrent weights.")
     parser.add_argument("--backend", default="auto", choices=["auto", "triton", "cpp", "hop", "torch"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, default=100, help="of a sequence; more than ten")
-    parser.add_argument("--epochs", type=int, default=12, help=f"of {UPDATES} updates")
+    parser.add_argument("--steps", type=int, default=100, help="time steps per sequence, more than ten")
+    parser.add_argument("--epochs", type=int, default=12, help=f"epochs of {UPDATES} updates")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     for recurrent in (False, True):

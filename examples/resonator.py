@@ -1,11 +1,11 @@
-"""A neuron with two states, defined here: it resonates, and learns the frequency of its input.
+"""A neuron with two states, which is defined here. It resonates, and learns the frequency of its input.
 
     python examples/resonator.py [--backend auto] [--device cpu] [--steps 120] [--updates 80] [--seed 0]
 
 The states `u` and `v` of a resonate-and-fire neuron form a vector, which rotates by `omega` radians per step and
-becomes a little shorter. Input in time with that rotation adds up to a spike; other input does not. The example first
-prints how often neurons of four frequencies spike in response to pulses of each frequency. Then neurons of random
-frequencies learn to distinguish four rhythms.
+becomes a little shorter. Input pulses in phase with this rotation add up to a spike, and other pulses do not. The
+example first prints how often neurons of four frequencies spike in response to pulses of each frequency. Then neurons
+of random frequencies learn to distinguish four rhythms.
 
 Source: Izhikevich, "Resonate-and-fire neurons", Neural Networks 2001.
 """
@@ -24,19 +24,20 @@ from torch.nn.functional import cross_entropy
 from flexsn_nn import surrogate
 from flexsn_nn.neuron import Neuron
 
-PERIODS = (8.0, 11.0, 15.0, 20.0)  # steps from pulse to pulse
+PERIODS = (8.0, 11.0, 15.0, 20.0)  # steps between two pulses
 NEURONS = 32
 BATCH = 64
 
 
 class Resonator(Neuron):
-    """`u' = d (u cos omega - v sin omega) + x`; `v' = d (u sin omega + v cos omega)`; it fires where `v' >= 1`.
+    """Computes `u' = d (u cos omega - v sin omega) + x` and `v' = d (u sin omega + v cos omega)`. Fires where `v' >=
+    1`.
 
     After a spike, both states are 0.
 
     Args:
-        omega: radians per step, `[C]`, learned.
-        decay: `d`, the share of the states that remains after a step.
+        omega: radians per step, `[C]`; learned.
+        decay: `d`, the fraction of the states that remains after a step.
         backend: backend, as in `FlexSN`.
     """
 
@@ -74,7 +75,7 @@ class Network(nn.Module):
 
 
 def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
-    """Returns pulses of 0.6, one after each period: `[T, B, 1]` for periods `[B]`.
+    """Returns pulses of size 0.6, with one pulse per period: `[T, B, 1]` for periods `[B]`.
 
     If `jitter` is positive, phases are random, and each step is flipped with this probability.
     """
@@ -86,7 +87,7 @@ def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
 
 
 def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tensor:
-    """Returns numbers of spikes: rows are periods of neurons, columns are periods of pulses."""
+    """Returns numbers of spikes. Rows are periods of neurons, and columns are periods of pulses."""
     periods = torch.tensor(PERIODS, device=device)
     neurons = Resonator(2 * math.pi / periods, backend=backend).to(device)
     with torch.no_grad():
@@ -95,7 +96,7 @@ def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tens
 
 
 class Result(NamedTuple):
-    """Results of a training run; `moved` is the mean change of `omega`, in radians per step."""
+    """Results of a training run. `moved` is the mean change of `omega`, in radians per step."""
 
     losses: list[float]
     accuracy: float

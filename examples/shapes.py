@@ -1,10 +1,11 @@
-"""Neurons whose states have different shapes: branches of a neuron, two populations, a row of rivals.
+"""Neurons whose states have different shapes: a neuron with branches, two populations, and a row of competing neurons.
 
     python examples/shapes.py [--backend auto] [--device cpu] [--steps 40] [--updates 60] [--seed 0]
 
 A layer of each kind learns to distinguish pairs of pulses: one input line fires, then another one, and the class is the
-first line. The branches of a dendritic neuron remember the first pulse; inhibitory neurons and rivals suppress the
-second one. The example defines these neurons. It prints the accuracy of each layer, and how its calls ran.
+line that fired first. The branches of a dendritic neuron remember the first pulse. Inhibitory and competing neurons
+suppress the second pulse. The example defines these neurons. It prints the accuracy of each layer, and how its calls
+ran.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ BATCH = 48
 
 
 class Dendritic(Neuron):
-    """Branches, joined by a small matrix, drive an apical compartment and a soma, which fires at 1.
+    """A neuron whose branches, coupled by a small matrix, drive an apical compartment and a soma. The soma fires at 1.
 
     Args:
-        neurons: N. The input is `[T, B, N]`, the branches are `[B, N, K]`.
+        neurons: N. The input is `[T, B, N]`, and the branches are `[B, N, K]`.
         branches: K, up to 16.
         backend: backend, as in `FlexSN`.
     """
@@ -56,11 +57,11 @@ class Dendritic(Neuron):
 
 
 class ExcitatoryInhibitory(Neuron):
-    """LIF neurons that inhibit each other through fewer inhibitory ones.
+    """LIF neurons that inhibit each other through a smaller number of inhibitory neurons.
 
     Args:
         neurons: N. The input is `[T, B, N]`.
-        inhibitory: M, the number of inhibitory neurons: their states are `[B, M]`.
+        inhibitory: M, the number of inhibitory neurons. Their states are `[B, M]`.
         backend: backend, as in `FlexSN`.
     """
 
@@ -85,7 +86,7 @@ class ExcitatoryInhibitory(Neuron):
 
 
 class WinnerTakesAll(Neuron):
-    """Neurons in rows: the largest one of a row fires, and inhibits the others.
+    """Neurons in rows. The neuron with the largest value in a row fires, and inhibits the others.
 
     Args:
         strength: strength of the inhibition.
@@ -131,7 +132,9 @@ class Network(nn.Module):
 
 
 def pairs(steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns pulses `[T, B, LINES]` on the first two lines, and the index of the first one; other lines are noise."""
+    """Returns pulses `[T, B, LINES]` on the first two lines, and the index of the line that fires first. Other lines
+    are noise.
+    """
     first = torch.randint(2, (BATCH,), device=device)
     pulses = 0.1 * torch.rand(steps, BATCH, LINES, device=device)
     rows = torch.arange(BATCH, device=device)

@@ -1,11 +1,11 @@
-"""Trains along a sequence in chunks: memory is needed for one chunk, however long the sequence is.
+"""Trains along a sequence in chunks, so that the memory does not depend on the length of the sequence.
 
     python examples/truncated_bptt.py [--backend auto] [--device cpu] [--steps 1024] [--chunk 64] [--passes 10]
 
 A spiking network predicts a signal `--ahead` steps in advance. The neurons keep their state from chunk to chunk.
 `detach_net` cuts the graph between chunks, so that the backward pass ends at the start of its chunk (truncated
-backpropagation through time). The example also measures the memory that the forward pass keeps for the backward, and
-the difference of the last chunk's gradient from that of the whole sequence.
+backpropagation through time). The example also measures the memory that the forward pass saves for the backward pass,
+and compares the gradient inside the last chunk with the gradient from a backward through the whole sequence.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def signal(steps: int, device: torch.device) -> Tensor:
 
 
 class KeptBytes:
-    """Counts the bytes that autograd keeps for the backward pass while it is entered."""
+    """Counts the bytes that autograd saves for the backward pass inside the `with` block."""
 
     def __enter__(self) -> KeptBytes:
-        self._kept: dict[tuple[int, int], Tensor] = {}  # the tensors stay alive, so that no address is used twice
+        self._kept: dict[tuple[int, int], Tensor] = {}  # keeps the tensors alive, so that no address is used twice
         self._hooks = saved_tensors_hooks(self._keep, lambda tensor: tensor)
         self._hooks.__enter__()
         return self
@@ -69,11 +69,13 @@ def chunks(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tuple[list[float], int]:
-    """Trains. Returns the mean loss of each pass over the sequence, and the most bytes that were kept at one time."""
+    """Trains the network. Returns the mean loss of each pass over the sequence, and the largest number of bytes that
+    were saved at one time.
+    """
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     losses, most = [], 0
     for _ in range(passes):
-        functional.reset_net(net)  # a sequence begins
+        functional.reset_net(net)  # a new sequence begins
         total = 0.0
         for part, wanted in chunks(x, y, chunk):
             with KeptBytes() as kept:
@@ -89,7 +91,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tupl
 
 
 def kept_by_all(net: nn.Module, x: Tensor, y: Tensor) -> int:
-    """Returns the bytes that autograd keeps for the whole sequence at once."""
+    """Returns the bytes that autograd saves for the whole sequence at once."""
     functional.reset_net(net)
     with KeptBytes() as kept:
         mse_loss(net(x), y)
@@ -115,8 +117,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
     parser.add_argument("--steps", type=int, default=1024, help="length of the sequence")
-    parser.add_argument("--chunk", type=int, default=64, help="steps from cut to cut")
-    parser.add_argument("--ahead", type=int, default=4, help="how many steps ahead to predict")
+    parser.add_argument("--chunk", type=int, default=64, help="steps per chunk")
+    parser.add_argument("--ahead", type=int, default=4, help="number of steps to predict ahead")
     parser.add_argument("--passes", type=int, default=10, help="passes over the sequence")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)

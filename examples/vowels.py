@@ -1,20 +1,21 @@
-"""Recordings of different lengths, learned delays, and streams of many recordings: speakers of Japanese vowels.
+"""Recordings of different lengths, learned delays, and streams of many recordings: the speakers of Japanese vowels.
 
     pip install aeon
     python examples/vowels.py [--data vowels] [--backend auto] [--device cpu] [--epochs 40] [--seed 0]
 
-JapaneseVowels is data of the package `aeon`: nine speakers say /ae/, 12 cepstral coefficients per step, 7 to 29 steps;
-270 recordings for training, 370 for the test. `--data made` needs no package: its class is the order of pulses.
+JapaneseVowels is a data set in the package `aeon`. Nine speakers say /ae/. A recording has 12 cepstral coefficients per
+step and 7 to 29 steps. There are 270 recordings for training and 370 for the test. `--data made` needs no package. Its
+recordings contain pulses, and the class is the order of the pulses.
 
     x -> Linear -> Delay (one for each neuron, learned) -> LIF -> Linear -> Recurrent LIF (learned delays) -> Linear
 
-In training, recordings are padded to a batch with `lengths`: neurons stop at the end of each recording, and the scores
-are means over its own steps. For the test, the recordings follow each other in eight streams, without padding. `resets`
-begins each recording at the initial states. Silent steps separate the recordings, for the length of the longest delay.
-The scores are equal. `fuse_delays` moves the first delays into the kernels of the neurons after them, if those
-support it.
+In training, recordings are padded to a batch with `lengths`. Neurons stop at the end of each recording, and the scores
+are means over the steps of the recording. In the test, the recordings follow each other in eight streams, without
+padding. `resets` starts each recording from the initial states. Silent steps separate the recordings; their number is
+the longest delay. The scores equal those of padded recordings. `fuse_delays` moves the first delays into the kernels of
+the neurons after them, if these kernels support it.
 
-Published results on the same split: 94.9% by time warping and the nearest neighbour (Bagnall et al., "The UEA
+Published results on the same split: 94.9% with time warping and the nearest neighbour (Bagnall et al., "The UEA
 multivariate time series classification archive", 2018).
 """
 
@@ -50,9 +51,10 @@ class Task(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Losses of epochs, accuracy on streams, a difference of scores, and the change of delays in steps.
+    """Results of a training run: the losses of the epochs, the accuracy on streams, the difference of scores, and the
+    mean change of delays in steps.
 
-    The difference is the largest one between a score on streams and that of padded recordings.
+    The difference is the largest difference between a score on streams and the score of the padded recording.
     """
 
     losses: list[float]
@@ -67,7 +69,7 @@ class Network(nn.Module):
     def __init__(self, channels: int, classes: int, backend: str) -> None:
         super().__init__()
         spike = surrogate.ATan()
-        self.inward = nn.Linear(channels, HIDDEN, bias=False)  # without a bias, silence stays silence
+        self.inward = nn.Linear(channels, HIDDEN, bias=False)  # without a bias, silent steps stay silent
         self.late = Delay(MOST / 2 * torch.rand(HIDDEN), max_delay=MOST, learn=True)
         self.first = LIF(tau=3.0, surrogate_function=spike, backend=backend)
         self.between = nn.Linear(HIDDEN, HIDDEN)
@@ -86,7 +88,7 @@ class Network(nn.Module):
 
 
 def vowels() -> Task:
-    """Returns JapaneseVowels, normalised by mean and deviation of each coefficient in the training recordings."""
+    """Returns JapaneseVowels, normalised by the mean and deviation of each coefficient in the training recordings."""
     try:
         from aeon.datasets import load_japanese_vowels
     except ImportError as error:
@@ -106,7 +108,7 @@ def vowels() -> Task:
 
 
 def made(count: int = 96, channels: int = 4) -> Task:
-    """Returns pulses in all channels, in order or in reverse, with pauses of 1 or 2 steps: four classes."""
+    """Returns pulses in all channels, in order or in reverse order, with pauses of 1 or 2 steps: four classes."""
 
     def recording() -> tuple[Tensor, int]:
         label = int(torch.randint(4, ()))
@@ -120,11 +122,11 @@ def made(count: int = 96, channels: int = 4) -> Task:
 
 
 def stream(recordings: Recordings) -> tuple[Tensor, Tensor, Tensor]:
-    """Joins the recordings, one after the other, in `STREAMS` rows of about one length.
+    """Joins the recordings, one after another, in `STREAMS` rows of similar lengths.
 
     Returns:
-        Steps `[T, STREAMS, channels]`; booleans `[T, STREAMS]`, True where a recording begins; and for each step, the
-        number of its recording, or -1.
+        Steps `[T, STREAMS, channels]`; booleans `[T, STREAMS]` that are True where a recording begins; and the number
+        of the recording in each step, or -1.
     """
     rows: list[list[int]] = [[] for _ in range(STREAMS)]
     ends = [0] * STREAMS
@@ -140,12 +142,12 @@ def stream(recordings: Recordings) -> tuple[Tensor, Tensor, Tensor]:
         for i in members:
             steps = len(recordings[i][0])
             x[t : t + steps, row], owner[t : t + steps, row], resets[t, row] = recordings[i][0], i, True
-            t += steps + MOST  # up to the last delayed value of this recording
+            t += steps + MOST  # leaves space for the last delayed value of this recording
     return x, resets, owner
 
 
 def streamed(net: Network, recordings: Recordings, device: torch.device) -> Tensor:
-    """Returns scores `[recordings, classes]`: means over the steps of each recording in a stream."""
+    """Returns scores `[recordings, classes]`. Each is the mean over the steps of a recording in a stream."""
     x, resets, owner = stream(recordings)
     with torch.no_grad():
         scores = net(x.to(device), resets=resets.to(device)).cpu()
@@ -155,7 +157,7 @@ def streamed(net: Network, recordings: Recordings, device: torch.device) -> Tens
 
 
 def padded(net: Network, recordings: Recordings, device: torch.device) -> Tensor:
-    """Returns scores `[recordings, classes]` of all recordings in one padded batch."""
+    """Returns the scores `[recordings, classes]` of all recordings in one padded batch."""
     x, lengths, _ = pad_sequences(recordings)
     return readout(net(x.to(device), lengths), lengths)
 

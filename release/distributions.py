@@ -1,4 +1,4 @@
-"""The distributions of this repository, as described in their metadata, in the order of their dependencies."""
+"""The distributions of this repository, as their metadata describe them, in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Distribution:
 
     @property
     def module(self) -> str:
-        """Name under which it is imported."""
+        """Name under which the package is imported."""
         return self.name.replace("-", "_")
 
     @property
     def project(self) -> dict[str, Any]:
-        """The table `[project]` of its `pyproject.toml`."""
+        """The table `[project]` in its `pyproject.toml`."""
         table: dict[str, Any] = tomllib.loads((self.folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         return table
 
     @property
     def version(self) -> Version:
-        """`__version__`, read without an import: an installed copy may be another version."""
+        """`__version__`, read without an import, because an installed copy may have another version."""
         path = self.folder / "src" / self.module / "__init__.py"
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__":
@@ -48,7 +48,7 @@ class Distribution:
 
     @property
     def requirements(self) -> list[Requirement]:
-        """Its requirements without extras."""
+        """Its requirements, without those of extras."""
         return [Requirement(line) for line in self.project["dependencies"]]
 
     @property
@@ -65,7 +65,9 @@ def distributions() -> tuple[Distribution, ...]:
 
 
 def with_siblings(wanted: Distribution) -> list[Distribution]:
-    """Returns `wanted` and all distributions that it needs. Each distribution comes after its own requirements."""
+    """Returns `wanted` and all distributions that it needs. Each distribution comes after the distributions that it
+    requires.
+    """
     found: list[Distribution] = []
     for sibling in wanted.siblings:
         found += [needed for needed in with_siblings(sibling) if needed not in found]
@@ -73,7 +75,9 @@ def with_siblings(wanted: Distribution) -> list[Distribution]:
 
 
 def in_order() -> list[Distribution]:
-    """Returns all distributions. Each comes after its own requirements, and they are published in this order."""
+    """Returns all distributions in the order of publication. Each distribution comes after the distributions that it
+    requires.
+    """
     found: list[Distribution] = []
     for distribution in distributions():
         found += [needed for needed in with_siblings(distribution) if needed not in found]

@@ -1,7 +1,7 @@
-"""Environments that hold the declared requirements of a distribution and nothing else, made without a download.
+"""Environments that contain only the declared requirements of a distribution, made without a download.
 
-The declared packages are already installed in the running environment: the new environment gets links to them.
-Undeclared packages are missing in the new environment, although they are installed in the running one.
+The declared packages are already installed in the running environment, and the new environment gets links to them.
+Undeclared packages are missing in the new environment, even if they are installed in the running one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 
 def needed(requirements: Iterable[Requirement], extras: Iterable[str] = ()) -> Iterator[Requirement]:
-    """Yields the requirements that apply on this machine, without those of extras other than `extras`."""
+    """Yields the requirements that apply to this machine, without those of extras other than `extras`."""
     for requirement in requirements:
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
@@ -27,7 +27,7 @@ def needed(requirements: Iterable[Requirement], extras: Iterable[str] = ()) -> I
 
 
 def third_party(requirements: Iterable[Requirement]) -> set[str]:
-    """Returns the names of the installed distributions that `requirements` need, directly or not.
+    """Returns the names of the installed distributions that `requirements` need, directly or indirectly.
 
     Raises:
         RuntimeError: a distribution is not installed, or its version does not meet the requirement.
@@ -57,7 +57,8 @@ def link_distributions(names: Iterable[str], folder: Path) -> None:
             raise RuntimeError(f"{name} has no record of its files")
         for top in {file.parts[0] for file in installed.files}:
             source, link = Path(str(installed.locate_file(top))), folder / top
-            # Scripts are outside ("..") and are not imported; some packages share a folder, such as __pycache__.
+            # Scripts have paths outside of the folder (".."), and are not imported. Some packages share a folder, such
+            # as __pycache__.
             if top not in {"..", "__pycache__"} and not top.endswith(".pth") and not link.exists():
                 link.symlink_to(source)
 
@@ -78,21 +79,22 @@ class Environment:
         self.site_packages = Path(sysconfig.get_path("purelib", "venv", vars=paths))
         links = folder / "third_party"
         links.mkdir()
-        # pip is linked too: it installs packages into the environment, and is not under test.
+        # pip is also linked, because it installs packages into the environment. It is not under test.
         link_distributions({*third_party([*requirements, Requirement("pip")]), *alone}, links)
         (self.site_packages / "third_party.pth").write_text(f"{links}\n", encoding="utf-8")
 
     def run(
         self, *command: str | Path, cwd: Path, variables: dict[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command with the environment's `python` and `pip`, as for a user without settings.
+        """Runs a command with the `python` and `pip` of the environment, as for a user without settings.
 
         Raises:
             RuntimeError: the command failed and `check` is True; the message contains its output.
         """
         hidden = {"PYTHONPATH", "PYTHONHOME", "TRITON_INTERPRET"}
         environment = {n: value for n, value in os.environ.items() if n not in hidden and not n.startswith("PIP_")}
-        # Even with --no-index, pip reads the machine's settings, which may name folders of wheels with another torch.
+        # Even with --no-index, pip reads the settings of the machine, which may name folders of wheels with another
+        # torch.
         environment["PIP_CONFIG_FILE"] = os.devnull
         environment["PATH"] = os.pathsep.join([str(self.python.parent), environment.get("PATH", os.defpath)])
         environment["VIRTUAL_ENV"] = str(self.python.parent.parent)
@@ -110,7 +112,7 @@ class Environment:
         return done
 
     def install(self, *arguments: str | Path, cwd: Path) -> None:
-        """Runs `pip install` with these arguments, from files alone; linked packages count as installed.
+        """Runs `pip install` with these arguments, only from files. Linked packages count as installed.
 
         Raises:
             RuntimeError: pip refused, for example because a required distribution is missing.
@@ -120,7 +122,9 @@ class Environment:
 
 
 def is_here(environment: Environment, module: str) -> bool | None:
-    """Returns True if Python finds `module` installed in the environment, False if elsewhere, `None` if nowhere."""
+    """Returns True if Python finds `module` installed in the environment, False if it is elsewhere, and `None` if it is
+    nowhere.
+    """
     code = f"import importlib.util as u; found = u.find_spec({module!r}); print(found.origin if found else '')"
     origin = environment.run(environment.python, "-c", code, cwd=environment.site_packages.parent).stdout.strip()
     return Path(origin).is_relative_to(environment.site_packages) if origin else None

@@ -27,7 +27,7 @@ class Identity:
 
     @property
     def undecided(self) -> list[str]:
-        """Names of undecided URLs."""
+        """Names of the undecided URLs."""
         return [name for name, url in self.urls.items() if url == UNDECIDED]
 
     @property
@@ -79,7 +79,7 @@ def written(identity: Identity) -> dict[Path, str]:
 
 
 def main() -> int:
-    """Writes the files, and prints missing entries."""
+    """Writes the files, and prints the missing entries."""
     identity = read()
     for path, text in written(identity).items():
         path.write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Checks that the repository is ready for a tag, and prints the text of the release's page.
+"""Checks that the repository is ready for a tag, and prints the text for the page of the release.
 
     hatch run release:tag flexsn-graph-v0.1.0 [--notes FILE]
 
-A tag names a distribution and its version. The script prints `name=...`, for the workflow that the tag starts.
+A tag names a distribution and its version. The script prints `name=...` for the workflow that the tag starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def named_by(tag: str) -> Distribution:
     """Returns the distribution of a tag.
 
     Raises:
-        ValueError: the tag is not NAME-vVERSION of a distribution, or its version is not the source's.
+        ValueError: the tag is not NAME-vVERSION of a distribution, or its version is not the version in the source.
     """
     match = TAG.fullmatch(tag)
     found = [distribution for distribution in distributions() if match and distribution.name == match["name"]]
@@ -41,20 +41,20 @@ def named_by(tag: str) -> Distribution:
 
 
 def notes(changelog: str, version: str) -> str:
-    """Returns a changelog's text about a version.
+    """Returns the text about a version from a changelog.
 
     Raises:
-        ValueError: the text is missing, or its heading has no day. `## 0.1.0 (2027-01-31)` has one.
+        ValueError: the text is missing, or its heading has no date. An example with a date is `## 0.1.0 (2027-01-31)`.
     """
     heading = re.search(
         rf"^## {re.escape(version)}(?: \(([^)\n]*)\))?$\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
     )
     if heading is None or not heading[2].strip():
-        raise ValueError(f"the changelog says nothing of {version}")
+        raise ValueError(f"the changelog has no section for {version}")
     try:
         date.fromisoformat(heading[1] or "")
     except ValueError:
-        raise ValueError(f"the changelog has no day for {version}, as in `## {version} (2027-01-31)`") from None
+        raise ValueError(f"the changelog has no date for {version}, as in `## {version} (2027-01-31)`") from None
     return heading[2].strip() + "\n"
 
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="tag", description=__doc__.splitlines()[0])
     parser.add_argument("tag")
-    parser.add_argument("--notes", type=Path, help="write here what the changelog says of this version")
+    parser.add_argument("--notes", type=Path, help="file for the text of the changelog about this version")
     chosen = parser.parse_args(arguments)
     try:
         distribution = named_by(chosen.tag)

@@ -1,14 +1,15 @@
-"""Tries supported versions of torch: the tests, the kernels, and the packages that `pip install` installs today.
+"""Tests supported versions of torch: runs the tests, compiles the kernels, or installs the packages as `pip install`
+does today.
 
-    hatch run python release/torch_versions.py test 2.11           the suite with torch 2.11, into the table
-    hatch run python release/torch_versions.py test 2.11 --long    with the tests marked long, too
+    hatch run python release/torch_versions.py test 2.11           runs the suite with torch 2.11, updates the table
+    hatch run python release/torch_versions.py test 2.11 --long    also runs the tests marked long
     hatch run python release/torch_versions.py test 2.15 --python python3.13
-    hatch run python release/torch_versions.py kernels 2.11 2.15   kernels compiled for GPUs that are not present
-    hatch run python release/torch_versions.py install             five wheels, no pins, and the README's tour
-    hatch run python release/torch_versions.py make 2.11           its environment alone
+    hatch run python release/torch_versions.py kernels 2.11 2.15   compiles kernels for GPUs that are not present
+    hatch run python release/torch_versions.py install             installs the five wheels, runs the README's tour
+    hatch run python release/torch_versions.py make 2.11           only makes the environment
 
-Each version has its own environment under `.venvs`, made on the first call: several GB. The suite runs in parts; an
-interrupted run continues, on the same commit, with its last part.
+Each version has its own environment of several GB under `.venvs`, which the first call makes. The suite runs in parts.
+An interrupted run on the same commit continues with the part that was interrupted.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ KERNELS = RESULTS / "offline_kernels.md"
 README = ROOT / "README.md"
 MARKS = ("<!-- what release/torch_versions.py wrote -->", "<!-- until here -->")
 
-# Tests that are the first to show differences between versions: tracing, generated kernels, the operator, compilers,
-# all backends, usual readouts through Inductor.
+# Tests that show differences between versions first: tracing, generated kernels, the operator, compilers, all backends,
+# and common readouts in Inductor.
 SHORT = (
     "packages/flexsn-graph/tests/test_graph_vjp.py",
     "packages/flexsn-codegen/tests/test_codegen_core.py",
@@ -52,8 +53,8 @@ SHORT = (
     "tests/test_compiled_results.py",
     "tests/test_torch_probes.py",
 )
-# Packages that do not work with a version of torch. The interpreter of Triton 3.6 fails with newer numpy. A build of
-# torch for CPUs alone lacks Triton, and pip prefers it if an index has it.
+# Packages that do not work with a version of torch. The interpreter of Triton 3.6 fails with newer versions of numpy. A
+# build of torch only for CPUs lacks Triton, and pip prefers it if an index has it.
 BOUNDS = {"2.11": ["numpy<2.4"], "2.13": ["torch!=2.13.0+cpu"]}
 _OF_GPUS = re.compile("needs (a CUDA|two) GPU")
 
@@ -71,12 +72,14 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Variables with the packages of this tree. They are not installed, because trees may share environments."""
+        """Environment variables with the packages of this tree. The packages are not installed, because several trees
+        may share environments.
+        """
         sources = [str(member.folder / "src") for member in distributions()]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(sources), "VIRTUAL_ENV": str(self.folder)}
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of the environment's packages."""
+        """Returns the versions of the packages in the environment."""
         code = (
             "import json, platform, importlib.metadata as m\n"
             "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('torch', 'triton')}}))"
@@ -86,7 +89,7 @@ class Environment:
 
 
 def make(torch: str, python: str, environments: Path) -> Environment:
-    """Returns the environment of a version. Makes it if it does not exist.
+    """Returns the environment of a version, and makes it if it does not exist.
 
     Raises:
         subprocess.CalledProcessError: the Python does not exist, or pip finds no such torch for it.
@@ -98,7 +101,7 @@ def make(torch: str, python: str, environments: Path) -> Environment:
     if not complete.exists():
         print(f"making {environment.folder}", flush=True)
         subprocess.run([python, "-m", "venv", "--clear", environment.folder], check=True)
-        # torch requires its own version of Triton.
+        # torch requires a certain version of Triton.
         tools = [str(tool) for tool in tools_for_tests() if tool.name not in ("torch", "triton")]
         pip: list[str | Path] = [environment.python, "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, f"torch=={torch}.*", *tools, *BOUNDS.get(torch, [])], check=True)
@@ -109,7 +112,7 @@ def make(torch: str, python: str, environments: Path) -> Environment:
 
 
 def commit() -> str:
-    """Returns the commit of the tree, with a plus if files differ from it."""
+    """Returns the commit of the tree, followed by a plus sign if files differ from the commit."""
 
     def git(*arguments: str) -> str:
         return subprocess.check_output(["git", *arguments], cwd=ROOT, text=True).strip()
@@ -118,7 +121,7 @@ def commit() -> str:
 
 
 class Extent(Enum):
-    """Extent of the suite in a row, in the words of the table."""
+    """Extent of the suite in a row, as the table names it."""
 
     SHORT = "short form"
     SUITE = "suite"
@@ -126,7 +129,7 @@ class Extent(Enum):
 
 
 def parts(extent: Extent) -> list[Sequence[str]]:
-    """Returns the arguments of pytest for each run."""
+    """Returns the arguments of pytest for each part."""
     if extent is Extent.SHORT:
         return [SHORT]
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
@@ -135,7 +138,9 @@ def parts(extent: Extent) -> list[Sequence[str]]:
 
 
 def reports(environment: Environment, extent: Extent, options: Sequence[str], at: str) -> list[Path]:
-    """Runs the suite, and returns the JUnit report of each part. Parts that ran at this commit do not run again."""
+    """Runs the suite, and returns the JUnit report of each part. Parts that have already run at this commit do not run
+    again.
+    """
     folder = environment.folder / "reports" / at / extent.name.lower()
     folder.mkdir(parents=True, exist_ok=True)
     found = []
@@ -164,7 +169,7 @@ def _packages() -> str:
 def try_suite(
     torch: str, at: str, python: str, environments: Path, extent: Extent, options: Sequence[str], table: Path
 ) -> bool:
-    """Runs the tests with a version of torch, and writes its row. Returns True if none failed.
+    """Runs the tests with a version of torch, and writes the row of this version. Returns True if no test failed.
 
     Args:
         at: commit of the tree.
@@ -194,7 +199,7 @@ def try_suite(
 
 
 def notable(report: Path, key: str) -> list[str]:
-    """Returns a line for each failure, and for each skip with another reason than a missing GPU."""
+    """Returns a line for each failure, and for each skip with a reason other than a missing GPU."""
     lines = []
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"`{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}`"
@@ -209,10 +214,10 @@ def notable(report: Path, key: str) -> list[str]:
 
 _HEAD = """# The tests with each version of torch
 
-Written by `hatch run python release/torch_versions.py test VERSION`: each row is a run of the test suite in an
-environment of its own, with the Triton that this torch brings, on the CPU (kernels in Triton's interpreter). "Suite" is
-what `hatch test` runs: without the tests marked `long`, most of which repeat others with other parameters. What is
-skipped are the tests that need a GPU, and what is named below.
+Written by `hatch run python release/torch_versions.py test VERSION`: each row is a run of the test suite in a
+separate environment, with the Triton that this torch requires, on the CPU (kernels in Triton's interpreter). "Suite"
+means the tests that `hatch test` runs, without the tests marked `long`, most of which repeat others with other
+parameters. Skipped tests are those that need a GPU, and those listed below.
 
 | torch | Triton | Python | packages (commit) | tests | passed | skipped | failed | date |
 |---|---|---|---|---|---|---|---|---|
@@ -220,7 +225,7 @@ skipped are the tests that need a GPU, and what is named below.
 
 
 def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
-    """Puts a row and its notes into the table, instead of an earlier row for the same torch, Python and tests."""
+    """Puts a row and its notes into the table. They replace an earlier row for the same torch, Python and tests."""
     text = table.read_text(encoding="utf-8") if table.exists() else ""
     same = _identity(row)
     rows = [line for line in text.splitlines() if re.match(r"\| \d", line) and _identity(line) != same]
@@ -241,7 +246,7 @@ def lines_of_table(text: str) -> list[str]:
 
 
 def show(text: str) -> None:
-    """Puts the table into the README, between its marks."""
+    """Puts the table into the README, between its markers."""
     before, rest = README.read_text(encoding="utf-8").split(MARKS[0])
     after = rest.split(MARKS[1])[1]
     shown = "\n".join([MARKS[0], *lines_of_table(text), MARKS[1]])
@@ -254,14 +259,14 @@ def _identity(row: str) -> tuple[Version, Version, str]:
     return torch, python, cells[4]
 
 
-# "lif_hard, forward, size 8388608, sm_90: sm_90: 24 registers, 0 bytes spilled, ..."
+# An example: "lif_hard, forward, size 8388608, sm_90: sm_90: 24 registers, 0 bytes spilled, ..."
 _USE = re.compile(
     r"(?P<kernel>\w+, \w+, size \d+, \w+): \w+: (?P<registers>\d+) registers, (?P<spilled>\d+) bytes spilled"
 )
 
 
 def compare_kernels(versions: Iterable[str], python: str, environments: Path) -> None:
-    """Compiles the same kernels with each version's Triton, and writes their use of each GPU."""
+    """Compiles the same kernels with the Triton of each version, and writes a table of their registers and spills."""
     uses: dict[str, dict[str, str]] = {}
     for version in versions:
         environment = make(version, python, environments)
@@ -272,7 +277,7 @@ def compare_kernels(versions: Iterable[str], python: str, environments: Path) ->
         )
         name = f"Triton {environment.versions()['triton']}"
         uses[name] = {use["kernel"]: f"{use['registers']}, {use['spilled']}" for use in _USE.finditer(done.stdout)}
-        assert uses[name], "the test says nothing"
+        assert uses[name], "the test printed nothing"
         print(f"{name}: {len(uses[name])} kernels", flush=True)
     names = list(uses)
     lines = [
@@ -300,7 +305,7 @@ def tour() -> str:
 
 
 def try_installation(python: str) -> None:
-    """Installs the five wheels, without pins, as a user would today, and runs the tour with nothing else.
+    """Installs the five wheels without pins, as a user would today, and runs the tour with nothing else installed.
 
     Raises:
         subprocess.CalledProcessError: pip or the tour failed.
@@ -325,9 +330,11 @@ def main(arguments: Sequence[str]) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="torch_versions", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["test", "kernels", "install", "make"])
-    parser.add_argument("versions", nargs="*", help="of torch: 2.11; test: one or more, one after another")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter (default: the one that runs this)")
-    parser.add_argument("--environments", type=Path, default=ROOT / ".venvs", help="where they are (default: .venvs)")
+    parser.add_argument("versions", nargs="*", help="versions of torch, such as 2.11")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter (default: the current one)")
+    parser.add_argument(
+        "--environments", type=Path, default=ROOT / ".venvs", help="folder of the environments (default: .venvs)"
+    )
     extent = parser.add_mutually_exclusive_group()
     for name, words in (
         ("short", "a few files that show soonest that one is broken"),
@@ -342,11 +349,13 @@ def main(arguments: Sequence[str]) -> int:
             help=f"test: {words}",
         )
     parser.add_argument("-n", default="2", help="test: processes (default: 2)")
-    parser.add_argument("--table", type=Path, default=TABLE, help="test: where the rows are kept")
-    parser.add_argument("--pytest", default="", help='test: more options for pytest, one string: --pytest="-k lif"')
+    parser.add_argument("--table", type=Path, default=TABLE, help="test: file with the table")
+    parser.add_argument(
+        "--pytest", default="", help='test: further options for pytest, as one string: --pytest="-k lif"'
+    )
     chosen = parser.parse_intermixed_args(arguments)
     if (chosen.command == "install") == bool(chosen.versions):
-        parser.error("test, kernels and make want versions of torch, install takes the newest")
+        parser.error("test, kernels and make need versions of torch, install uses the newest")
     environments = chosen.environments.resolve()
     if chosen.command == "install":
         try_installation(chosen.python)
@@ -359,7 +368,7 @@ def main(arguments: Sequence[str]) -> int:
             make(version, chosen.python, environments)
         return 0
     options = [*(["-n", chosen.n, "--dist", "loadfile"] if chosen.n != "0" else []), *chosen.pytest.split()]
-    at = commit()  # taken first, because rows change the table
+    at = commit()  # determined first, because new rows change the tree
     passed = [
         try_suite(version, at, chosen.python, environments, chosen.extent, options, chosen.table)
         for version in chosen.versions

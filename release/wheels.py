@@ -1,11 +1,11 @@
-"""Builds the distributions, and runs each one's own tests against its installed wheel.
+"""Builds the distributions, and runs the tests of each distribution with its installed wheel.
 
-    hatch run release:build                          every sdist, and the wheel that comes out of it, into dist/
-    hatch run python release/wheels.py test --long   install each from dist/, alone, and run all of its tests
+    hatch run release:build                          builds every sdist, and a wheel from it, into dist/
+    hatch run python release/wheels.py test --long   installs each wheel separately, and runs all its tests
 
-Names after the command choose distributions: `... build flexsn-graph`. The tests do not use the source tree. A
-distribution is installed from its wheel into its own environment, with the wheels of the siblings that it requires and
-no others. The tests are those of its sdist. Third-party packages are those of the running environment; nothing is
+Names after the command select distributions: `... build flexsn-graph`. The tests do not use the source tree. Each
+distribution is installed from its wheel into a separate environment, together with only the wheels of the siblings that
+it requires. The tests come from its sdist. Third-party packages come from the running environment, and nothing is
 downloaded.
 """
 
@@ -56,10 +56,11 @@ def unpacked_sdist(distribution: Distribution, folder: Path, into: Path) -> Path
 
 
 def build(distribution: Distribution, folder: Path) -> list[Path]:
-    """Writes the sdist into `folder`, then the wheel from the contents of the sdist, not from the source tree.
+    """Writes the sdist into `folder`, and then a wheel that is built from the contents of the sdist, not from the
+    source tree.
 
     Raises:
-        subprocess.CalledProcessError: the build backend refused.
+        subprocess.CalledProcessError: the build backend failed.
     """
     hatchling = [sys.executable, "-m", "hatchling", "build", "-d", str(folder.resolve())]
     subprocess.run([*hatchling, "-t", "sdist"], cwd=distribution.folder, check=True, stdout=subprocess.DEVNULL)
@@ -79,16 +80,16 @@ def is_installed(requirement: Requirement) -> bool:
 
 
 def default_environment() -> dict[str, Any]:
-    """Returns the environment of development from `hatch.toml`."""
+    """Returns the development environment from `hatch.toml`."""
     settings: dict[str, Any] = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))
     default: dict[str, Any] = settings["envs"]["default"]
     return default
 
 
 def tools_for_tests() -> list[Requirement]:
-    """Returns the tools of the repository's tests, from `hatch.toml`. Tests whose tools are missing are skipped.
+    """Returns the tools for the tests of the repository, from `hatch.toml`. Tests whose tools are missing are skipped.
 
-    Any installed version of torch and Triton counts, because versions other than the pinned ones are tried, too.
+    Any installed version of torch and Triton is accepted, because versions other than the pinned ones are also tested.
     """
     tools = list(filter(is_installed, map(Requirement, default_environment()["dependencies"])))
     for tool in tools:
@@ -98,14 +99,14 @@ def tools_for_tests() -> list[Requirement]:
 
 
 def peers_for_tests() -> list[Requirement]:
-    """Returns the packages that `hatch run peers` has installed without dependencies, if it was called."""
+    """Returns the packages that `hatch run peers` has installed without their dependencies, if it has run."""
     words = default_environment()["scripts"]["peers"].split()
     return list(filter(is_installed, (Requirement(word) for word in words if "==" in word)))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of one distribution's tests."""
+    """Outcome of the tests of one distribution."""
 
     distribution: Distribution
     passed: int
@@ -116,7 +117,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """True if some tests passed, and none failed."""
+        """True if some tests passed and none failed."""
         return self.passed > 0 and self.failed == 0
 
 
@@ -131,12 +132,13 @@ def counted(report: Path) -> tuple[int, int, int]:
 def run_tests(
     distribution: Distribution, folder: Path, files: Sequence[str] = (), options: Sequence[str] = ()
 ) -> Outcome:
-    """Installs the wheel of `distribution` from `folder`, with its siblings' wheels, and runs its sdist's tests.
+    """Installs the wheel of `distribution` from `folder`, together with the wheels of its siblings, and runs the tests
+    of its sdist.
 
     Args:
         distribution: distribution whose tests run.
-        folder: folder of its files and those of its siblings.
-        files: names of test files, to run these alone; empty for all of them.
+        folder: folder with its files and those of its siblings.
+        files: names of the test files to run; empty for all files.
         options: more options for pytest.
 
     Raises:
@@ -154,7 +156,7 @@ def run_tests(
         elsewhere = [member.name for member in members if is_here(environment, member.module) is not True]
         if strangers or elsewhere:
             raise RuntimeError(f"imported, but not asked for: {strangers}; not from the wheel: {elsewhere}")
-        # The tree is the repository without the sources of packages.
+        # The test tree is the repository without the sources of the packages.
         tree = Path(scratch) / "tree"
         tree.mkdir()
         for name in ("conftest.py", "pyproject.toml"):
@@ -178,12 +180,12 @@ def run_tests(
 def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
     """Returns the outcomes as a page in Markdown."""
     command = f"release/wheels.py test{' --long' if long else ''}"
-    which = "The tests are all of the sdist's." if long else "The tests are the sdist's, but for those marked `long`."
+    which = "All tests of the sdist ran." if long else "The tests of the sdist ran, except those marked `long`."
     lines = [
         "# The tests of each distribution, run against its installed wheel",
         "",
         f"Written by `hatch run python {command}`. Each wheel was built from its sdist, and installed",
-        f"into an environment of its own with the wheels of the siblings in its row. {which}",
+        f"into a separate environment with the wheels of the siblings in its row. {which}",
         "",
         f"Python {platform.python_version()}, torch {version('torch')}, {platform.system()} {platform.machine()}.",
         "",
@@ -201,15 +203,15 @@ def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Builds or tests, and prints the outcome."""
+    """Builds or tests the distributions, and prints the outcome."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="wheels", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["build", "test"])
-    parser.add_argument("names", nargs="*", help="distributions; all five without one")
-    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the built files are (default: dist)")
-    parser.add_argument("--output", type=Path, help="write the table of a test here, too")
-    parser.add_argument("--long", action="store_true", help="test: those marked long, too, as before a release")
-    parser.add_argument("--pytest", default="", help='options for pytest, one string: --pytest="-n 2"')
+    parser.add_argument("names", nargs="*", help="distributions (default: all five)")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the built files (default: dist)")
+    parser.add_argument("--output", type=Path, help="test: also write the table to this file")
+    parser.add_argument("--long", action="store_true", help="test: also run tests marked long, as before a release")
+    parser.add_argument("--pytest", default="", help='options for pytest, as one string: --pytest="-n 2"')
     chosen = parser.parse_intermixed_args(arguments)
     known = {distribution.name for distribution in distributions()}
     if unknown := set(chosen.names) - known:

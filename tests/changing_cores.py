@@ -1,8 +1,8 @@
-"""Step functions that read a value from a place where it can change between two calls.
+"""Step functions that read a value that can change between two calls, stored in different places.
 
-`PLACES` has a function for each kind of place. The function takes the first value, and returns the step function and a
-function that assigns another value. Values are numbers, tensors or functions; places in `NUMBERS_ONLY` hold numbers
-alone.
+`PLACES` has a function for each kind of place. The function takes the first value. It returns the step function, and a
+function that assigns another value. Values are numbers, tensors or functions. Places in `NUMBERS_ONLY` hold only
+numbers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def step(x: Tensor, v: Tensor, value: Any) -> tuple[Tensor, Tensor]:
 
 
 class Holder:
-    """A place for an attribute."""
+    """An object whose attributes hold values."""
 
     value: Any
 
@@ -380,13 +380,13 @@ def property_replaced(first: Any) -> Made:
 @place
 def descriptor(first: Any) -> Made:
     class Value:
-        held = first
+        stored = first
 
         def __get__(self, owner: Any, kind: Any = None) -> Any:
-            return self.__dict__.get("held", first)
+            return self.__dict__.get("stored", first)
 
         def __set__(self, owner: Any, value: Any) -> None:
-            self.held = value
+            self.stored = value
 
     class Config:
         value = Value()
@@ -757,8 +757,8 @@ def wrapped_function(first: Any) -> Made:
 
     def decorate(function: Core) -> Core:
         @functools.wraps(function)
-        def wrapper(*given: Any) -> Any:
-            return function(*given)
+        def wrapper(*arguments: Any) -> Any:
+            return function(*arguments)
 
         return wrapper
 
@@ -833,16 +833,16 @@ def cached_function_that_was_called(first: Any) -> Made:
 @place
 def cached_property(first: Any) -> Made:
     class Config:
-        held: ClassVar[Any] = [first]
+        container: ClassVar[Any] = [first]
 
         @functools.cached_property
         def value(self) -> Any:
-            return self.held[0]
+            return self.container[0]
 
     holder = Config()
 
     def assign(new: Any) -> None:
-        Config.held[0] = new
+        Config.container[0] = new
         del holder.value
 
     return lambda x, v: step(x, v, holder.value), assign
@@ -1142,7 +1142,7 @@ def forward_hook(first: Any) -> Made:
     child = Charge(first)
 
     def assign(new: Any) -> None:
-        child.register_forward_hook(lambda module, given, result: charge(result, new))
+        child.register_forward_hook(lambda module, inputs, result: charge(result, new))
 
     return lambda x, v: step(x, v, child), assign
 
@@ -1150,7 +1150,7 @@ def forward_hook(first: Any) -> Made:
 @place
 def forward_hook_removed(first: Any) -> Made:
     child = Charge(first)
-    handle = child.register_forward_hook(lambda module, given, result: result * 2.0)
+    handle = child.register_forward_hook(lambda module, inputs, result: result * 2.0)
 
     def assign(new: Any) -> None:
         handle.remove()
@@ -1164,7 +1164,7 @@ def forward_pre_hook(first: Any) -> Made:
     child = Charge(first)
 
     def assign(new: Any) -> None:
-        child.register_forward_pre_hook(lambda module, given: (charge(given[0], new),))
+        child.register_forward_pre_hook(lambda module, inputs: (charge(inputs[0], new),))
 
     return lambda x, v: step(x, v, child), assign
 
@@ -1174,7 +1174,7 @@ def hook_of_all_modules(first: Any) -> Made:
     child = Charge(first)
     values: list[Any] = []
 
-    def hook(module: nn.Module, given: Any, result: Any) -> Any:
+    def hook(module: nn.Module, inputs: Any, result: Any) -> Any:
         return charge(result, values[0]) if module is child else None
 
     def assign(new: Any) -> None:
@@ -1188,9 +1188,9 @@ def hook_of_all_modules(first: Any) -> Made:
 
 class STE(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, held: list[Any]) -> Tensor:
-        ctx.held = held
-        ctx.value = held[0]
+    def forward(ctx: Any, x: Tensor, container: list[Any]) -> Tensor:
+        ctx.held = container
+        ctx.value = container[0]
         return x.clone()
 
     @staticmethod
@@ -1200,8 +1200,8 @@ class STE(torch.autograd.Function):
 
 @place
 def value_of_a_backward(first: Any) -> Made:
-    held = [first]
-    return lambda x, v: step(STE.apply(x, held), v, 1.0), lambda new: held.__setitem__(0, new)
+    container = [first]
+    return lambda x, v: step(STE.apply(x, container), v, 1.0), lambda new: container.__setitem__(0, new)
 
 
 @place

@@ -1,9 +1,10 @@
-"""Inductor's code for compiled scans: a separate program, because it needs Triton without its interpreter.
+"""Prints facts about Inductor's code for compiled scans. This is a separate program because it needs Triton without its
+interpreter.
 
     python tests/compiled_launches.py
 
-No GPU is needed: networks are compiled for the CPU with a lowering that treats it as a GPU, and launches are recorded
-instead of made. The program prints a JSON object.
+No GPU is needed: networks are compiled for the CPU, with a lowering that treats it as a GPU. Launches are recorded and
+not executed. The program prints a JSON object.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Launch:
 
 
 def train(run: Callable[..., Any], leaves: Sequence[Tensor], *arguments: Tensor) -> list[str]:
-    """Compiles and trains. Returns the generated code of the forward and of the backward."""
+    """Compiles a function and trains with it. Returns the generated code of the forward and of the backward."""
 
     def step() -> object:
         return torch.autograd.grad(sum(result.sum() for result in run(*arguments)), leaves)
@@ -78,7 +79,7 @@ def network(p: Any, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
 
 
 def direct() -> dict[str, Any]:
-    """Compiles a network with layers around its neurons, with static shapes."""
+    """Compiles a network with other layers around its neurons, with static shapes."""
     p = problem(CASES[8], 20, (4, 6))
     run = torch.compile(partial(network, p), fullgraph=True, dynamic=False)
     # torch warns if it cannot determine which arguments a kernel writes to, and then assumes all of them.
@@ -98,7 +99,7 @@ def direct() -> dict[str, Any]:
 
 
 def dynamic() -> list[int]:
-    """Counts the compiled graphs after each of several lengths and batches."""
+    """Counts the compiled graphs after each of several lengths and batch sizes."""
     counts = []
     counter = CompileCounterWithBackend("inductor")
     first = problem(CASES[10], 16, (5, 6))
@@ -116,26 +117,28 @@ def dynamic() -> list[int]:
 
 
 def rests(*lengths: int) -> list[bool]:
-    """Compiles scans of these T. For forward and backward, returns True if a kernel handles a rest after the chunks."""
+    """Compiles scans of these lengths. Returns, for forward and backward, if a kernel handles steps after the last full
+    chunk.
+    """
     problems = [problem(CASES[1], steps, (4, 6)) for steps in lengths]
-    given = [(*p.inputs, *p.states) for p in problems]
+    arguments = [(*p.inputs, *p.states) for p in problems]
 
     def together(*flat: Tensor) -> list[Tensor]:
         tensors = iter(flat)
-        parts = (network(p, *(next(tensors) for _ in own)) for p, own in zip(problems, given, strict=True))
+        parts = (network(p, *(next(tensors) for _ in own)) for p, own in zip(problems, arguments, strict=True))
         return [result for part in parts for result in part]
 
     run = torch.compile(together, fullgraph=True, dynamic=False)
-    return has_rests(train(run, [leaf for p in problems for leaf in p.leaves], *(t for own in given for t in own)))
+    return has_rests(train(run, [leaf for p in problems for leaf in p.leaves], *(t for own in arguments for t in own)))
 
 
 def has_rests(codes: Sequence[str]) -> list[bool]:
-    """For the code of the forward and of the backward, returns True if it handles a rest after the chunks."""
+    """Returns, for the code of the forward and of the backward, if it handles steps after the last full chunk."""
     return ["left > 0" in code or "chunks * 8, T" in code for code in codes]
 
 
 def rows() -> list[tuple[str, list[Any]]]:
-    """Returns launches of a step that is large enough for programs that walk rows."""
+    """Returns the launches for a step so large that each program processes several rows."""
     p = problem(next(case for case in CASES if case.name == "plif_channel"), 2, (16384, 64))
     begun = len(Launch.made)
     train(torch.compile(partial(network, p), fullgraph=True, dynamic=False), p.leaves, *p.inputs, *p.states)
@@ -143,7 +146,9 @@ def rows() -> list[tuple[str, list[Any]]]:
 
 
 def channels_last() -> dict[str, Any]:
-    """Returns strides of the scans' values, and layout copies, of convolution, norm, LIF, convolution, LIF in a row."""
+    """Compiles convolution, norm, LIF, convolution, LIF in sequence. Returns the strides of the scans' values and the
+    copies that only change a layout.
+    """
     core = CASES[1].make(hard_spike, [])
     layers = nn.ModuleList([nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)])
     for weight in (layers[0].weight, layers[2].weight):
@@ -163,15 +168,17 @@ def channels_last() -> dict[str, Any]:
     begun = len(Launch.made)
     x = torch.randn(10, 3, 6, 8).contiguous(memory_format=torch.channels_last).unflatten(0, (5, 2))
     codes = train(run, list(layers.parameters()), x)
-    # Names of copies for a layout, also in kernels with other operations. (The norm's statistics do need copies.)
+    # Names of copies that change a layout, including copies that are fused with other operations. The statistics of the
+    # norm do need copies.
     copies = [re.findall(r"cpp_fused_\w*(?:clone|contiguous)\w*(?= =)", code) for code in codes]
     return {"launches": Launch.made[begun:], "copies": copies}
 
 
 def inexact() -> dict[str, int]:
-    """For each way to build a kernel, counts instructions that fuse a product and a sum, or flush to zero.
+    """Counts, for each way to build a kernel, the instructions that fuse a product and a sum, or that flush subnormal
+    numbers to zero.
 
-    AMD's instructions are not counted; for AMD, it suffices that the kernel compiles.
+    Instructions of AMD are not counted. For AMD, it is enough that the kernel compiles.
     """
     p = problem(CASES[9], 5, (3, 4))
     step, _ = PointwiseProgram(p.core, *p.counts).specialize(p.inputs, p.states)
@@ -205,12 +212,13 @@ def main() -> None:
     with (
         mock.patch.object(AsyncCompile, "triton", lambda self, name, source, device_str: Launch(name)),
         mock.patch.object(flexsn_codegen.targets.triton._launcher, "_single_device", return_value=True),
-        # torch 2.15 reads Triton's options for the tensors' device, the CPU, for which Triton has no backend.
+        # torch 2.15 reads the Triton options of the tensors' device. This device is the CPU, for which Triton has no
+        # backend.
         mock.patch.object(CpuInterface, "raise_if_triton_unavailable", return_value=None),
         mock.patch.object(triton_compat, "GPUTarget", return_value=TARGET),
         torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1),
     ):
-        found = {
+        report = {
             "direct": direct(),
             "dynamic": dynamic(),
             "rests": rests(4, 16),
@@ -218,7 +226,7 @@ def main() -> None:
             "channels_last": channels_last(),
             "inexact": inexact(),
         }
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

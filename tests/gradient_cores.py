@@ -1,9 +1,10 @@
-"""Random step functions that compute with captured tensors in every way, as source text, and calls of them.
+"""Random step functions, as source text, that compute with captured tensors in many ways, and calls of these functions.
 
-Random choices are in-place operations and views of values made of captured tensors, custom `autograd.Function`s, blocks
-without gradients, parameters that are frozen and unfrozen between calls, captured tensors that are computed from other
-tensors, results outside of the loss, short and empty sequences, and a place from `changing_cores.py` with a value that
-changes between the calls. `compare` compares the compiled scan with the loop in values, dtypes and gradients.
+The random choices include in-place operations and views of values made of captured tensors, custom
+`autograd.Function`s, blocks under `no_grad`, parameters that are frozen and unfrozen between calls, captured tensors
+that are computed from other tensors, results that the loss does not use, short and empty sequences, and a value that
+changes between the calls, in a place from `changing_cores.py`. `compare` compares the compiled scan with the loop in
+values, dtypes and gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
 STEP = (3, 4)
 FULL = "full"
-# Shapes by name; all but `rows` broadcast to the step.
+# Shapes by name. All shapes except `rows` broadcast to the shape of the step.
 SHAPES: dict[str, tuple[int, ...]] = {"one": (), "row": (4,), "column": (3, 1), FULL: STEP, "rows": (2, 4)}
 
 
@@ -45,7 +46,7 @@ class Rounded(torch.autograd.Function):
 
 
 class Scaled(torch.autograd.Function):
-    """The identity, with a gradient that an argument scales."""
+    """The identity. An argument scales its gradient."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, scale: float) -> Tensor:
@@ -58,7 +59,7 @@ class Scaled(torch.autograd.Function):
 
 
 class Passed(torch.autograd.Function):
-    """Returns its argument itself."""
+    """Returns its own argument."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class Passed(torch.autograd.Function):
 
 
 class Quantised(torch.autograd.Function):
-    """Quantises with a scale that is computed from all elements, in the form with `setup_context`."""
+    """Quantises with a scale computed from all elements; written with `setup_context`."""
 
     @staticmethod
     def forward(w: Tensor, levels: int) -> Tensor:
@@ -119,7 +120,7 @@ class WithSign(torch.autograd.Function):
 
 
 class Doubled(torch.autograd.Function):
-    """A function that writes to its argument and declares this."""
+    """A function that writes to its argument and marks it as dirty."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -171,7 +172,7 @@ class Signed(torch.autograd.Function):
 
 
 class Pulled(torch.autograd.Function):
-    """A function whose gradient has a constant part, like that of a penalty."""
+    """A function whose gradient has a constant term, such as the gradient of a penalty."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -201,7 +202,7 @@ class Steady(torch.autograd.Function):
 
 
 class Spike(torch.autograd.Function):
-    """Computes 1 where `h >= threshold`, with a surrogate's gradient for both arguments."""
+    """Computes 1 where `h >= threshold`, with a surrogate gradient for both arguments."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, threshold: Tensor) -> Tensor:
@@ -327,7 +328,7 @@ IN_PLACE = (
     "{0}.set_({0}.clone())",
     "{0}.data = {0} * 2.0",
 )
-# Operations in place on a part of a value with several parts.
+# In-place operations on a slice of a value that has several slices.
 IN_PLACE_PARTS = (
     "{0}[0] = 0.5",
     "{0}[0] += 1.0",
@@ -370,11 +371,11 @@ class Call:
     Attributes:
         trains: for each parameter, True if it requires a gradient.
         leaves: for each input and state, True if it requires a gradient.
-        in_loss: for each output and state result, True if it is in the loss.
+        in_loss: for each output and each new state, True if the loss uses it.
         mode: `"grad"`, `"no_grad"` or `"inference"`.
-        number: value of the global variable `k0`.
-        replaced: for each parameter, True if another tensor replaces it from this call on.
-        assigned: value in `Core.place` from this call on; `None` if the value does not change.
+        number: value of the global variable `k0` during the call.
+        replaced: for each parameter, True if a new tensor replaces it before this call.
+        assigned: new value for `Core.place`, assigned before this call; `None` if the value does not change.
     """
 
     steps: int
@@ -390,15 +391,16 @@ class Call:
 
 @dataclass
 class Core:
-    """A step function as text, its captured values, and its calls.
+    """A step function as text, the values that it captures, and calls of the step function.
 
-    If `place` is set, its first input is the result of the step function `PLACES[place]` of `changing_cores.py`.
+    If `place` is set, the step function first passes its input through the step function `PLACES[place]` of
+    `changing_cores.py`.
     """
 
     source: str
     counts: tuple[int, int, int]
-    parameters: dict[str, str]  # name of the shape, by name of the parameter
-    derived: dict[str, str]  # captured tensors with a history: an expression of parameters, by name
+    parameters: dict[str, str]  # name of the shape of each parameter, by name of the parameter
+    derived: dict[str, str]  # captured tensors with a history: for each name, an expression of parameters
     calls: list[Call] = field(default_factory=list)
     place: str | None = None
 
@@ -407,9 +409,9 @@ class _Writer:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.lines: list[str] = []
-        self.fixed: dict[str, str] = {}  # values made of captured tensors: shapes by name
+        self.fixed: dict[str, str] = {}  # values computed from captured tensors: their shapes, by name
         self.captured: list[str] = []
-        self.owned: set[str] = set()  # values that may be written to
+        self.owned: set[str] = set()  # values that the step may write to
         self.varying: list[str] = []
         self.count = 0
 
@@ -421,7 +423,7 @@ class _Writer:
         return self.random.choice(list(choices))
 
     def other(self, shape: str) -> str:
-        """Returns a fixed value that broadcasts into `shape`."""
+        """Returns a value computed from captured tensors that broadcasts to `shape`."""
         fits = [n for n, s in self.fixed.items() if s in (shape, "one") or (shape == FULL and s != "rows")]
         return self.pick(fits) if fits else self.pick([n for n, s in self.fixed.items()])
 
@@ -500,7 +502,7 @@ class _Writer:
 
 
 def random_core(seed: int) -> Core:
-    """Makes a core and its calls. They are equal for equal seeds."""
+    """Makes a core and its calls. Equal seeds give equal cores."""
     w = _Writer(seed)
     rng = w.random
     num_inputs, num_states = rng.choice([(1, 1), (1, 1), (1, 2), (2, 1), (2, 2)])
@@ -550,7 +552,7 @@ def random_core(seed: int) -> Core:
                 replaced=tuple(i > 0 and rng.random() < 0.15 for _ in parameters),
             )
         )
-    # A separate generator makes the rest of a core independent of the number of places.
+    # A separate generator chooses the place, so that the other choices do not depend on the number of places.
     places = random.Random(f"place {seed}")
     if places.random() < 0.5:
         core.place = places.choice(list(PLACES))
@@ -560,11 +562,11 @@ def random_core(seed: int) -> Core:
 
 
 def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Draws numbers, including zeros, where derivatives are infinite."""
+    """Draws random numbers. Some are zero, where some derivatives are infinite."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    values = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     zeros = torch.rand(tuple(shape), generator=generator) < 0.1
-    return torch.where(zeros, 0.0, drawn).to(device=device, dtype=dtype)
+    return torch.where(zeros, 0.0, values).to(device=device, dtype=dtype)
 
 
 @dataclass
@@ -583,7 +585,7 @@ class Built:
 
 
 def build(core: Core, dtype: torch.dtype, device: str) -> Built:
-    """Returns the function, and its parameters by name."""
+    """Builds the function of a core and its parameters."""
     namespace: dict[str, Any] = {"torch": torch, "k0": 0.75, **FUNCTIONS}
     parameters = {
         name: numbers(SHAPES[shape], 40 + i, dtype, device).requires_grad_()
@@ -608,7 +610,7 @@ def build(core: Core, dtype: torch.dtype, device: str) -> Built:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Removes the global names and hooks of a place at the end."""
+    """Removes the global variables and hooks of a place when the block ends."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     try:
         yield
@@ -620,14 +622,14 @@ def _restored() -> Iterator[None]:
 
 @dataclass
 class Outcome:
-    """Outcomes of the calls of a core, each counted once.
+    """Outcomes of the calls of a core. Each call is counted once.
 
     Attributes:
-        refused: calls refused with an error of FlexSN that names the line of the core.
+        refused: calls that FlexSN refuses with an error that names the line of the core.
         different: calls that differ in values, dtypes or gradients.
         broken: calls that failed with any other error.
         same: number of calls that equal the loop.
-        no_core: number of calls that fail in the loop itself, so that there is nothing to compare with.
+        no_core: number of calls that fail in the loop itself, so that they cannot be compared.
     """
 
     refused: list[str] = field(default_factory=list)
@@ -645,7 +647,7 @@ def compare(
     residuals: str = "auto",
     on_cpu: TargetName = "triton",
 ) -> Outcome:
-    """Makes the calls in the loop and in compiled kernels, and compares them."""
+    """Makes the calls with the loop and with compiled kernels, and compares the results."""
     with _restored():
         return _compare(core, dtype, device, residuals, on_cpu)
 
@@ -670,18 +672,18 @@ def _compare(core: Core, dtype: torch.dtype, device: str, residuals: str, on_cpu
         if isinstance(expected, Exception):
             outcome.no_core += 1
             continue
-        got = _run(core, call, function, parameters, program, dtype, device)
-        named = isinstance(got, UnsupportedOpError) and got.location is not None
-        # Without steps, the loop does not reach operations that torch refuses in every step.
-        if named or (isinstance(got, TorchError) and call.steps == 0 and " at <core" in str(got)):
-            outcome.refused.append(f"call {number}: {type(got).__name__}: {got}")
-        elif isinstance(got, Exception):
-            outcome.broken.append(f"call {number}: {type(got).__name__}: {got}")
+        actual = _run(core, call, function, parameters, program, dtype, device)
+        named = isinstance(actual, UnsupportedOpError) and actual.location is not None
+        # In a sequence without steps, the loop does not reach the operations that torch refuses in every step.
+        if named or (isinstance(actual, TorchError) and call.steps == 0 and " at <core" in str(actual)):
+            outcome.refused.append(f"call {number}: {type(actual).__name__}: {actual}")
+        elif isinstance(actual, Exception):
+            outcome.broken.append(f"call {number}: {type(actual).__name__}: {actual}")
         else:
-            found = list(_differences(got, expected, dtype))
-            if found:
-                outcome.different.append(f"call {number} {call}: {'; '.join(found)}")
-            outcome.same += not found
+            differences = list(_differences(actual, expected, dtype))
+            if differences:
+                outcome.different.append(f"call {number} {call}: {'; '.join(differences)}")
+            outcome.same += not differences
     return outcome
 
 
@@ -705,7 +707,7 @@ def _run(
         for t, requires_grad in zip(raw, call.leaves, strict=True):
             t.requires_grad_(requires_grad)
         # The computation before the scan has an infinite derivative at 0.
-        given = [t.relu().sqrt() + t.clamp(max=0.0) if i == 0 else t * 1.0 for i, t in enumerate(raw)]
+        arguments = [t.relu().sqrt() + t.clamp(max=0.0) if i == 0 else t * 1.0 for i, t in enumerate(raw)]
         leaves = {f"argument {i}": t for i, t in enumerate(raw)} | parameters
         modes = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
         try:
@@ -713,59 +715,66 @@ def _run(
                 if program is None:
                     run = eager_scan if call.state_seqs else eager_scan_final_state
                     specs = [(STEP, dtype)] * num_outputs
-                    results = run(function, *core.counts, *given, output_template_specs=specs)
+                    results = run(function, *core.counts, *arguments, output_template_specs=specs)
                 else:
-                    results = scan(*prepare(program, given), state_seqs=call.state_seqs)
-            wanted = {name: t for name, t in leaves.items() if t.requires_grad}
+                    results = scan(*prepare(program, arguments), state_seqs=call.state_seqs)
+            required = {name: t for name, t in leaves.items() if t.requires_grad}
             in_loss = [i for i, there in enumerate(call.in_loss) if there and results[i].requires_grad]
             roots = [results[i] for i in in_loss]
-            grads: dict[str, Tensor | None] = dict.fromkeys(wanted)
-            if roots and wanted:
+            grads: dict[str, Tensor | None] = dict.fromkeys(required)
+            if roots and required:
                 weights = [numbers(results[i].shape, 70 + i, dtype, device) for i in in_loss]
-                found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True, retain_graph=True)
-                grads = dict(zip(wanted, found, strict=True))
+                gradients = torch.autograd.grad(
+                    roots, list(required.values()), weights, allow_unused=True, retain_graph=True
+                )
+                grads = dict(zip(required, gradients, strict=True))
             return [r.detach() for r in results], grads
         except Exception as error:
             return error
 
 
-def _differences(got: Values, expected: Values, dtype: torch.dtype) -> Iterator[str]:
+def _differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterator[str]:
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}[dtype]
-    for i, (a, b) in enumerate(zip(got[0], expected[0], strict=True)):
+    for i, (a, b) in enumerate(zip(actual[0], expected[0], strict=True)):
         if a.dtype != b.dtype or a.shape != b.shape:
             yield f"result {i} is {a.dtype} {list(a.shape)}, in the loop {b.dtype} {list(b.shape)}"
         elif not torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):
             yield f"result {i} is off by {float((a - b).abs().max())}"
-    for name, wanted in expected[1].items():
-        found = got[1][name]
-        if found is None and wanted is None:
+    for name, expected_gradient in expected[1].items():
+        gradient = actual[1][name]
+        if gradient is None and expected_gradient is None:
             continue
-        if found is None or wanted is None:
-            present = found if wanted is None else wanted
+        if gradient is None or expected_gradient is None:
+            present = gradient if expected_gradient is None else expected_gradient
             assert present is not None
             if bool((present != 0).any()):
-                yield f"the gradient of {name} is {'absent' if found is None else 'there'}, not so in the loop"
+                yield f"the gradient of {name} is {'absent' if gradient is None else 'there'}, not so in the loop"
             continue
-        # Kernels multiply by an infinite derivative of a parameter before the sum over elements, the loop after it. So
-        # an infinite gradient in the loop may be NaN in kernels. Neither is compared.
-        numbers_there = wanted.isfinite()
-        scale = tolerance * max(1.0, float(wanted[numbers_there].abs().max()) if numbers_there.any() else 1.0)
-        same = torch.equal(found.isfinite(), numbers_there) and torch.allclose(
-            found[numbers_there], wanted[numbers_there], rtol=tolerance, atol=scale
+        # Kernels multiply by an infinite derivative of a parameter before the sum over elements, and the loop
+        # multiplies after it. So an infinite gradient in the loop may be NaN in kernels. The test compares neither
+        # infinite nor NaN gradients.
+        numbers_there = expected_gradient.isfinite()
+        scale = tolerance * max(
+            1.0, float(expected_gradient[numbers_there].abs().max()) if numbers_there.any() else 1.0
         )
-        if found.dtype != wanted.dtype or not same:
-            texts = [t.flatten()[:6].tolist() for t in (found, wanted)]
+        same = torch.equal(gradient.isfinite(), numbers_there) and torch.allclose(
+            gradient[numbers_there], expected_gradient[numbers_there], rtol=tolerance, atol=scale
+        )
+        if gradient.dtype != expected_gradient.dtype or not same:
+            texts = [t.flatten()[:6].tolist() for t in (gradient, expected_gradient)]
             yield f"the gradient of {name} is {texts[0]}, in the loop {texts[1]}"
 
 
 def one_call(lines: str) -> Core:
-    """Makes a core of these lines, and a call. `w0` has the shape of a row, `w1` of two rows, `w2` of the step."""
+    """Makes a core from these lines, with one call. `w0` has the shape of one row, `w1` of two rows, and `w2` of the
+    step.
+    """
     body = textwrap.indent("\n".join(line.strip() for line in lines.split(";")), "    ")
     call = Call(3, (True,) * 3, (True,) * 2, (True,) * 2, state_seqs=False, mode="grad")
     return Core(f"def core(x0, v0):\n{body}\n", (1, 1, 1), {"w0": "row", "w1": "rows", "w2": "full"}, {}, [call])
 
 
-# Lines in which a number, which torch creates on the CPU, meets tensors of any device.
+# Lines in which a number that torch stores in a CPU tensor is combined with tensors of any device.
 NUMBERS = {
     "assigned to a part": "h = w0 * 1.0; h[1:] = 0.25; return x0 * h, v0 + x0",
     "assigned to an element": "h = w1 * 1.0; h[0] = 0.5; return x0 * h[0], v0 + x0 * h[1]",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Alone(Cell):
-    """A core without a matrix."""
+    """Base of cores without a matrix."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         pass
@@ -24,7 +24,9 @@ class Lateral(Alone):
 
 
 class Winner(Alone):
-    """Spikes of the largest neurons of a row; several spike if they are equal. The maximum has a gradient."""
+    """Spikes of the neurons with the largest value in a row. If several are equal, all of them spike. The maximum has a
+    gradient.
+    """
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -34,7 +36,7 @@ class Winner(Alone):
 
 
 class Least(Alone):
-    """Uses the minimum and the maximum over the row of a sum."""
+    """Uses the minimum and the maximum over a row of a sum."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v / 2 + x
@@ -43,7 +45,9 @@ class Least(Alone):
 
 
 class First(Alone):
-    """A spike of the first of the largest neurons, whose value inhibits the others; the smallest one is pulled up."""
+    """Lets only the first of the largest neurons spike. Its value inhibits the others, and the smallest neuron is
+    pulled up.
+    """
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -76,7 +80,7 @@ class Normed(Cell):
 
 
 class Divided(Cell):
-    """Reduces without `keepdim`, and computes with one number per row before the expansion to the row."""
+    """Reduces without `keepdim`, and computes with one number per row before it expands this number to the row."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.strength = self.extra()
@@ -89,7 +93,7 @@ class Divided(Cell):
 
 
 class ExciteInhibit(Cell):
-    """Excitatory neurons, and fewer inhibitory ones, which inhibit each other by their mean."""
+    """Excitatory neurons and a smaller number of inhibitory neurons, which inhibit each other by their mean."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         less = size // 3
@@ -111,7 +115,7 @@ class Deviating(Alone):
 
 
 class Ahead(Alone):
-    """Uses a mean of an input alone, a mean that is carried, and a mean that no later step needs."""
+    """Uses a mean of only the input, a mean that is carried as a state, and a mean that no later step needs."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         s, _, v = self.lif(x - x.mean(-1, keepdim=True), s, v - v.sum(-1, keepdim=True) / 16)

@@ -1,8 +1,8 @@
-"""Imports every module of one package and prints a report as JSON; for test_packaging_wheels.
+"""Imports every module of one package and prints a report as JSON. `test_packaging_wheels.py` runs this script.
 
     python -I -S tests/isolated_import.py MODULE FOLDER...
 
-`-I` hides PYTHONPATH and the current folder. `-S` hides site-packages with its `.pth` files, and so the editable
+`-I` hides PYTHONPATH and the current folder. `-S` hides site-packages and its `.pth` files, and therefore the editable
 installs. Only the standard library and the FOLDERs can be imported.
 """
 
@@ -21,9 +21,9 @@ MODULES = ("flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_hop", "fl
 
 
 class TritonWatch:
-    """A finder that finds no module, and records the modules that import Triton.
+    """A finder that never finds a module, but records the modules that import Triton.
 
-    `sys.modules` does not suffice, because torch itself imports Triton if it is installed.
+    `sys.modules` is not enough, because torch itself imports Triton if it is installed.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ def import_everything(name: str) -> list[str]:
     """Imports a package and all modules below it, except those that run a program when imported."""
     package = importlib.import_module(name)
     names = [name]
-    for found in pkgutil.walk_packages(package.__path__, prefix=f"{name}."):
-        if not found.name.endswith(".__main__"):
-            importlib.import_module(found.name)
-            names.append(found.name)
+    for module in pkgutil.walk_packages(package.__path__, prefix=f"{name}."):
+        if not module.name.endswith(".__main__"):
+            importlib.import_module(module.name)
+            names.append(module.name)
     return names
 
 

@@ -1,4 +1,4 @@
-"""A target defined outside of the package: kernels are short, slow NumPy functions."""
+"""A target that is defined outside of the package. Its kernels are short and slow NumPy functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""PyTorch's own samples of elementwise ops and their gradients, in `pointwise` and `FlexSN`, against eager mode."""
+"""Comparison of `pointwise` and `FlexSN` with eager mode, on PyTorch's own samples of elementwise ops and their
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from torch import Tensor
 from flexsn_codegen import UnsupportedOpError, pointwise
 from flexsn_nn import FlexSN
 
-pytest.importorskip("expecttest")  # PyTorch's test utilities need it
+pytest.importorskip("expecttest")  # PyTorch's test utilities import it
 
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import SEED, set_rng_seed
@@ -35,7 +37,7 @@ DTYPES = (
     torch.bool,
 )
 DIFFERENTIABLE = DTYPES[:4]
-# Elementwise ops that PyTorch lists elsewhere.
+# Elementwise ops that PyTorch does not list as such.
 OTHERS = {
     "addcdiv",
     "addcmul",
@@ -61,17 +63,18 @@ OTHERS = {
     "where",
     "zeros_like",
 }
-# Ops that compute with complex numbers, or draw random ones.
+# Ops that compute with complex numbers, and ops that draw random numbers.
 EXCLUDED = {"cdouble", "cfloat", "chalf", "complex", "imag", "nn.functional.rrelu", "polar"}
-# Losses. Their samples are reductions, unless the reduction is turned off.
+# Losses. Their samples reduce the result, unless the reduction is turned off.
 LOSSES = {name for name in OTHERS if "_loss" in name or "entropy" in name or "kl_div" in name}
-# Ops that differ on purpose.
+# Ops whose results differ from eager mode's on purpose.
 EXCEPTIONS = {
     "special.zeta": "eager mode gives NaN where a term of its sum overflows or z is infinite; the limit is 0",
     "polygamma": "the gradient is a zeta function",
     "special.polygamma": "the gradient is a zeta function",
 }
-# Ops whose gradients are small differences of values up to 1: in half precision, they are mostly rounding error.
+# Ops whose gradients are small differences of values up to 1. In half precision, these gradients are mostly rounding
+# error.
 CANCELLING = {
     "special.i0e": "eager mode's half `i0e` is off by a unit, and its gradient is a small difference from `i1e`",
 }
@@ -87,12 +90,12 @@ _TOLERANCE = {
 
 @dataclass(slots=True)
 class Outcome:
-    """Outcomes of samples; each sample has one of them.
+    """Numbers of samples by outcome. Each sample has one outcome.
 
     Attributes:
-        equal: number of samples with eager mode's bits.
+        equal: number of samples whose bits equal those of eager mode.
         close: number of samples within the tolerance, or as close to float64 as eager mode.
-        refused: number of samples refused by name, with an `UnsupportedOpError`.
+        refused: number of samples refused with an `UnsupportedOpError`, which names the op.
         why: the first such error.
         wrong: descriptions of wrong samples.
         crashed: other errors of samples.
@@ -113,10 +116,10 @@ class Outcome:
 
 
 def variants() -> list[Any]:
-    """Lists all elementwise variants, by name."""
-    found = [o for o in op_db if isinstance(o, UnaryUfuncInfo | BinaryUfuncInfo) or o.name in OTHERS]
+    """Lists all variants of elementwise ops, sorted by name."""
+    infos = [o for o in op_db if isinstance(o, UnaryUfuncInfo | BinaryUfuncInfo) or o.name in OTHERS]
     # Jiterator takes CUDA source code, so its ops are left out.
-    return sorted((o for o in found if o.name not in EXCLUDED and "jiterator" not in o.name), key=variant_name)
+    return sorted((o for o in infos if o.name not in EXCLUDED and "jiterator" not in o.name), key=variant_name)
 
 
 def variant_name(info: Any) -> str:
@@ -125,7 +128,7 @@ def variant_name(info: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call of a variant: `arguments`, `keywords`, and the tensors in them, which `call` replaces."""
+    """One call of a variant: its `arguments` and `keywords`, and the tensors in them, which `call` can replace."""
 
     info: Any
     arguments: Sequence[Any]
@@ -140,10 +143,10 @@ class Sample:
         return tuple(torch.broadcast_shapes(*(t.shape for t in self.tensors)))
 
     def call(self, *values: Tensor) -> Any:
-        given = iter(values)
+        replacements = iter(values)
 
         def fill(a: Any) -> Any:
-            return next(given) if isinstance(a, Tensor) else a
+            return next(replacements) if isinstance(a, Tensor) else a
 
         positional = [fill(a) for a in self.arguments]  # positional arguments come first
         return self.info.op(*positional, **{k: fill(v) for k, v in self.keywords.items()})
@@ -156,22 +159,22 @@ class Sample:
 def check(
     info: Any, dtype: torch.dtype, *, samples: int, special: bool, gradient: bool = False, first: int = 0
 ) -> Outcome:
-    """Runs some of a variant's samples, then special values.
+    """Runs some samples of a variant, and then special values.
 
     Args:
-        samples: number of samples, from index `first` on; the last sample alone if `first` is too large.
-        gradient: True to compare gradients as well as results; do nothing if PyTorch has no gradients.
+        samples: number of samples, starting at index `first`. If `first` is too large, only the last sample runs.
+        gradient: True to compare gradients in addition to results. Then variants without gradients are skipped.
     """
     outcome = Outcome()
     if gradient and not is_differentiable(info, dtype):
         return outcome
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = list(itertools.islice(_samples(info, dtype, requires_grad=gradient), first + samples))
-        given = found[first:] or found[-1:]
+        drawn_samples = list(itertools.islice(_samples(info, dtype, requires_grad=gradient), first + samples))
+        chosen = drawn_samples[first:] or drawn_samples[-1:]
         if special:
-            given += list(_special_samples(dtype, found))
-        for sample in given:
+            chosen += list(_special_samples(dtype, drawn_samples))
+        for sample in chosen:
             if sample.tensors and (not gradient or any(t.requires_grad for t in sample.tensors)):
                 _compare(sample, _gradients if gradient else _values, outcome)
     return outcome
@@ -182,11 +185,13 @@ def is_differentiable(info: Any, dtype: torch.dtype) -> bool:
 
 
 def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Sample]:
-    """Yields `info.sample_inputs`, without its search for a test case in the stack, which takes as long as a kernel."""
-    given = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
+    """Yields `info.sample_inputs`, without the search for the current test case in the stack, which takes as long as a
+    kernel.
+    """
+    samples = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
     while True:
         set_rng_seed(SEED)
-        sample = next(given, None)
+        sample = next(samples, None)
         if sample is None:
             return
         if info.name in LOSSES:
@@ -194,10 +199,10 @@ def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[
         yield Sample(info, (sample.input, *sample.args), sample.kwargs)
 
 
-def _special_samples(dtype: torch.dtype, given: Sequence[Sample]) -> Iterator[Sample]:
-    for sample in given[:1]:
+def _special_samples(dtype: torch.dtype, samples: Sequence[Sample]) -> Iterator[Sample]:
+    for sample in samples[:1]:
         if "polynomial" in sample.info.name:
-            return  # the number of steps in eager mode is the largest degree
+            return  # in eager mode, the number of steps is the largest degree
         tensors = [a for a in sample.arguments if isinstance(a, Tensor)]
         if any(t.dtype != dtype for t in sample.tensors) or not 1 <= len(tensors) == len(sample.tensors) <= 2:
             return
@@ -214,7 +219,7 @@ def _special_values(dtype: torch.dtype) -> Tensor:
     if dtype.is_floating_point:
         return torch.tensor(_SPECIAL, dtype=torch.float64).to(dtype)
     info = torch.iinfo(dtype)
-    # The smallest number is left out, because its division by -1 ends the process in eager mode.
+    # The smallest number is left out, because eager mode crashes when it divides this number by -1.
     numbers = [1, 2, 3, 7, 8, 100, info.max] + ([-1, -2, -7, info.min + 1] if info.min < 0 else [])
     return torch.tensor(numbers, dtype=dtype)
 
@@ -227,7 +232,7 @@ def _pointwise(sample: Sample) -> Function:
 
 
 def _flexsn(sample: Sample) -> Function:
-    """Makes the sample a step without states, and runs it for one time step."""
+    """Makes a step without states from the sample, and runs it for one time step."""
 
     def core(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(r.expand(sample.shape) for r in _as_tuple(sample.call(*values)))
@@ -246,36 +251,39 @@ def _values(sample: Sample, function: Function, *, wide: bool = False) -> list[T
 
 
 def _gradients(sample: Sample, function: Function, *, wide: bool = False) -> list[Tensor]:
-    wanted = [t.requires_grad for t in sample.tensors]
-    leaves = [_copy(t, wide=wide).requires_grad_(want) for t, want in zip(sample.tensors, wanted, strict=True)]
-    asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+    required = [t.requires_grad for t in sample.tensors]
+    leaves = [
+        _copy(t, wide=wide).requires_grad_(requires_grad)
+        for t, requires_grad in zip(sample.tensors, required, strict=True)
+    ]
+    required_leaves = [leaf for leaf, requires_grad in zip(leaves, required, strict=True) if requires_grad]
     results = [r.expand(sample.shape) for r in _as_tuple(function(*leaves))]
     roots = [r for r in results if r.requires_grad]
     if not roots:
         return []
     weights = [torch.linspace(-1, 2, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype) for r in roots]
-    found = torch.autograd.grad(roots, asked, weights, allow_unused=True)
-    gradients = [torch.zeros_like(a) if g is None else g for g, a in zip(found, asked, strict=True)]
+    partial = torch.autograd.grad(roots, required_leaves, weights, allow_unused=True)
+    gradients = [torch.zeros_like(a) if g is None else g for g, a in zip(partial, required_leaves, strict=True)]
     return [*(r.detach() for r in results), *gradients]
 
 
 def _compare(sample: Sample, compute: Callable[..., list[Tensor]], outcome: Outcome) -> None:
-    """Compares a sample in `pointwise` and in `FlexSN` with eager mode. The worse outcome counts."""
+    """Compares a sample in `pointwise` and in `FlexSN` with eager mode. The worse of the two outcomes counts."""
     try:
         expected = compute(sample, sample.call)
     except (RuntimeError, NotImplementedError, ZeroDivisionError):
         return  # eager mode refuses the sample
-    found: list[list[Tensor] | Exception] = []
+    runs: list[list[Tensor] | Exception] = []
     for way in (_pointwise, _flexsn):
         try:
-            found.append(compute(sample, way(sample)))
+            runs.append(compute(sample, way(sample)))
         except Exception as error:
-            found.append(error)
-    refusals = [f for f in found if isinstance(f, UnsupportedOpError)]
-    errors = [f for f in found if isinstance(f, Exception) and not isinstance(f, UnsupportedOpError)]
-    results = [f for f in found if not isinstance(f, Exception)]
+            runs.append(error)
+    refusals = [f for f in runs if isinstance(f, UnsupportedOpError)]
+    errors = [f for f in runs if isinstance(f, Exception) and not isinstance(f, UnsupportedOpError)]
+    results = [f for f in runs if not isinstance(f, Exception)]
     if len(refusals) == 1 or (len(results) == 2 and not _agree(*results)):
-        outcome.apart.append(f"{variant_name(sample.info)}, {sample}: {found}")
+        outcome.apart.append(f"{variant_name(sample.info)}, {sample}: {runs}")
     if errors:
         outcome.crashed.append(f"{type(errors[0]).__name__}: {errors[0]} for {sample}")
         return
@@ -293,7 +301,7 @@ def _compare(sample: Sample, compute: Callable[..., list[Tensor]], outcome: Outc
 
 
 def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Returns True if results agree. Gradients may differ by the rounding of a division."""
+    """Returns True if the results agree. Gradients may differ by the rounding of a division."""
     return len(one) == len(other) and all(
         a.dtype == b.dtype and a.shape == b.shape and bool(_close(a, b).all()) for a, b in zip(one, other, strict=True)
     )
@@ -302,13 +310,13 @@ def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 def _problem(
     sample: Sample, compute: Callable[..., list[Tensor]], expected: Sequence[Tensor], actual: Sequence[Tensor]
 ) -> str:
-    """Describes wrong results; empty if all are right."""
+    """Describes wrong results; returns an empty text if all are right."""
     if len(expected) != len(actual):
         return f"{len(actual)} results, not {len(expected)}"
     pairs = list(zip(expected, actual, strict=True))
     problems = [_judge(e, a) for e, a in pairs]
     if any(problems):
-        # Eager mode's float32 code has errors, too: gelu(inf) is NaN in vectors of 16.
+        # Eager mode's float32 code has errors as well: in vectors of 16, gelu(inf) is NaN.
         try:
             exact = compute(sample, sample.call, wide=True)
         except (RuntimeError, ZeroDivisionError):
@@ -340,17 +348,17 @@ def _judge(
     nan_is_free: bool = False,
     scale: float = 0.0,
 ) -> str:
-    """Describes a wrong result; empty if it is right.
+    """Describes a wrong result; returns an empty text if it is right.
 
-    Right elements are close to `expected` or `exact`, or as close to `exact` as `expected` is.
-    `scale` is the size of values whose differences are the results; closeness is relative to it.
+    An element is right if it is close to `expected` or to `exact`, or as close to `exact` as `expected` is. `scale` is
+    the size of the values whose differences are the results. Tolerances are relative to it.
     """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
     wrong = ~_close(actual, expected, scale)
     if exact is not None:
         wrong &= ~_close(actual, exact.to(expected.dtype), scale)
-        # Elements that are as close to the exact value as eager mode's are right, too.
+        # Elements are also right if they are as close to the exact value as the elements of eager mode.
         wrong &= ~((actual.double() - exact).abs() <= (expected.double() - exact).abs())
     if nan_is_free and expected.is_floating_point():
         wrong &= ~expected.isnan()

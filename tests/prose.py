@@ -1,11 +1,11 @@
-"""Counts phrases in docstrings and comments that the rules of prose exclude.
+"""Counts phrases in docstrings and comments that the style rules forbid.
 
-    python tests/prose.py            prints each place
-    python tests/prose.py --write    keeps the counts, which may only fall
+    python tests/prose.py            prints each occurrence
+    python tests/prose.py --write    stores the counts, which may only decrease
 
-A docstring begins with a noun or a verb. Objects are not people: verbs of speech and wishes, and pronouns for people,
-do not describe them. The count covers packages, tests, benchmarks and examples; `tests/prose_counts.json` has the
-number of places that are left of each kind.
+A docstring begins with a noun or a verb. Objects are not people: verbs of speech and desire, and pronouns for people,
+do not describe them. The counts cover packages, tests, benchmarks and examples. `tests/prose_counts.json` stores the
+number of remaining occurrences of each kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = Path(__file__).with_name("prose_counts.json")
 
-# By name: excluded beginnings of docstrings.
+# Forbidden beginnings of docstrings, by the name of the rule.
 BEGINNINGS = {
     "begins with What": re.compile(r"What\b"),
     "begins with Whether": re.compile(r"Whether\b"),
@@ -32,7 +32,7 @@ BEGINNINGS = {
     "begins with Those": re.compile(r"Those\b"),
     "begins with The same": re.compile(r"The same\b"),
 }
-# By name: excluded words of docstrings and comments.
+# Forbidden words in docstrings and comments, by the name of the rule.
 WORDS = {
     "people for objects": re.compile(r"\b(nobody|somebody|who|whom|whoever)\b"),
     "objects that ask": re.compile(r"\b(ask|asks|asked|asking)\b"),
@@ -60,20 +60,20 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def places(source: str) -> Iterator[Place]:
-    """Yields every place in a source that a rule excludes."""
-    found = list(docstrings(ast.parse(source)))
-    for line, text in found:
+    """Yields every occurrence of a forbidden phrase in a source."""
+    texts = list(docstrings(ast.parse(source)))
+    for line, text in texts:
         for rule, pattern in BEGINNINGS.items():
             if pattern.match(text):
                 yield rule, line, text.splitlines()[0]
-    for line, text in (*found, *comments(source)):
+    for line, text in (*texts, *comments(source)):
         for rule, pattern in WORDS.items():
             for match in pattern.finditer(text):
                 yield rule, line, text[max(match.start() - 30, 0) : match.end() + 30].replace("\n", " ")
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Yields Python files, each with the name under which its places are counted."""
+    """Yields Python files, each with the name of the group that its occurrences count for."""
     for package in sorted(path for path in (ROOT / "packages").iterdir() if path.is_dir()):
         yield from ((package.name, path) for path in sorted((package / "src").glob("**/*.py")))
     for path in sorted([*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "conftest.py"]):
@@ -84,11 +84,11 @@ def sources() -> Iterator[tuple[str, Path]]:
 
 @cache
 def counts() -> dict[str, dict[str, int]]:
-    """Returns the number of places by package or folder, and by rule."""
-    found: dict[str, Counter[str]] = {}
+    """Returns the number of occurrences by package or folder, and by rule."""
+    counters: dict[str, Counter[str]] = {}
     for name, path in sources():
-        found.setdefault(name, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))
-    return {name: {rule: every[rule] for rule in (*BEGINNINGS, *WORDS)} for name, every in found.items()}
+        counters.setdefault(name, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))
+    return {name: {rule: every[rule] for rule in (*BEGINNINGS, *WORDS)} for name, every in counters.items()}
 
 
 def main() -> None:

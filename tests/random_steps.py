@@ -1,4 +1,4 @@
-"""Random steps for `flexsn_hop.scan`, written as source, and the comparison of each lowering with a plain loop."""
+"""Random steps for `flexsn_hop.scan`, written as source code, and a comparison of each lowering with a plain loop."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from flexsn_hop import scan
 
 LOWERINGS = ("eager", "aot_eager", "loop", "kernels")
-"""Runners of a scan: Python, the operator's own loop, Inductor's call of the loop, and kernel launches."""
+"""Ways to run a scan: in Python, with the operator's own loop, with Inductor's call of this loop, and with kernel
+launches.
+"""
 
 CALLS = 3
-"""Number of calls of each compiled function. Later calls meet everything that earlier calls leave."""
+"""Number of calls of each compiled function. Later calls run with everything that earlier calls have left behind."""
 
 SIZE = 3
 SHAPES: tuple[tuple[int, ...], ...] = ((), (SIZE,), (2, SIZE), (1, SIZE), (SIZE, SIZE))
@@ -109,7 +111,7 @@ FRESH = (
     "{a}.clone()",
     "{a} * 1.0",
 )
-# Writes to a fresh tensor `v`.
+# Writes to a new tensor `v`.
 WRITES = (
     "{v}[0] = {a}",
     "{v}[{i}] = {a}",
@@ -148,10 +150,10 @@ class Program:
 
     Attributes:
         source: source code of `step(carry, x)`.
-        captured: values that the step captures, by name.
-        init, xs: trees; `xs` is a tree of sequences.
+        captured: tensors that the step captures, by name.
+        init, xs: the two trees of the call; the leaves of `xs` are sequences.
         options: options of the call.
-        weighed: for each tensor of the results, True if it is in the loss.
+        weighed: for each tensor of the results, True if the loss uses it.
     """
 
     source: str
@@ -163,7 +165,7 @@ class Program:
     file: str = "<random scan>"
 
     def step(self) -> Callable[[Any, Any], Any]:
-        """Makes a new step function, whose source compilers can read as if it were in a file."""
+        """Makes a new step function. Compilers can read its source as if it were in a file."""
         linecache.cache[self.file] = (len(self.source), None, self.source.splitlines(keepends=True), self.file)
         namespace: dict[str, Any] = {"torch": torch, "F": F, **self.captured}
         exec(compile(self.source, self.file, "exec"), namespace)
@@ -175,7 +177,7 @@ class Program:
 
 
 class _Writer:
-    """Writes a step line by line, and immediately runs each line on values."""
+    """Writes a step line by line, and runs each line immediately on values."""
 
     def __init__(self, rng: random.Random, names: dict[str, Tensor], captured: dict[str, Tensor]) -> None:
         self.rng = rng
@@ -187,7 +189,7 @@ class _Writer:
         return [name for name, value in self.values.items() if value.is_floating_point()]
 
     def fill(self, template: str, **more: str) -> str:
-        # Later values are chosen more often, so that steps are deep.
+        # Later values are chosen more often, so that the step becomes deep.
         names = self.floats()
         late = names[-4:]
         indices = [name for name, value in {**self.values, **self.captured}.items() if not value.is_floating_point()]
@@ -204,7 +206,7 @@ class _Writer:
         )
 
     def attempt(self, lines: Sequence[str], name: str) -> bool:
-        """Adds lines that define a value, if they run and the value is not too large."""
+        """Adds lines that define a value, if they run without an error and the value is not too large."""
         namespace: dict[str, Any] = {"torch": torch, "F": F, **self.captured, **self.values}
         try:
             exec("\n".join(lines), namespace)
@@ -220,7 +222,7 @@ class _Writer:
         return True
 
     def value(self, number: int) -> None:
-        """Adds a value: an expression, or a fresh tensor with up to three writes to it."""
+        """Adds a value: an expression, or a new tensor with up to three writes to it."""
         name = f"v{number}"
         for _ in range(200):
             if self.rng.random() < 0.6:
@@ -250,7 +252,7 @@ class _Writer:
 
 
 def random_program(seed: int) -> Program:
-    """Makes the program of a seed. It is equal on all machines."""
+    """Makes the program of a seed. One seed gives the same program on all machines."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
 
@@ -263,7 +265,7 @@ def random_program(seed: int) -> Program:
     order = range(rng.randrange(1, 5))
     dim = rng.choice((0, 0, 0, 1, -1))
     carried = {f"c{n}": draw(*rng.choice(SHAPES)) for n in range(rng.randrange(1, 4))}
-    # The time of sequences with other dimensions may be any dimension.
+    # In sequences with other dimensions, any dimension may be the time.
     slices = {f"x{n}": draw(*rng.choice(SHAPES if dim == 0 else SHAPES[1:])) for n in range(rng.randrange(3))}
     if rng.random() < 0.6:
         slices["t"] = torch.full((SIZE,), SIZE - 1)  # the largest index
@@ -278,7 +280,7 @@ def random_program(seed: int) -> Program:
     returned = rng.sample(made, min(len(made), rng.randrange(3)))
     if dim != 0:
         returned = [name for name in returned if writer.values[name].dim() > 0]
-    # The values are distinct; another test returns one value twice.
+    # The values are distinct. Another test covers a step that returns one value twice.
     carry_out = ", ".join(f"'{leaf}': {name}" for leaf, name in zip(carried, new, strict=True))
     y = ", ".join(f"({name} + 0.0, None)" for name in returned)
     unpacked = [f"{leaf} = carry['{leaf}']" for leaf in carried] + [f"{leaf} = x['{leaf}']" for leaf in slices]
@@ -303,7 +305,7 @@ def random_program(seed: int) -> Program:
 
 
 def looped(step: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool, dim: int, length: int = 0) -> Any:
-    """Computes `scan` as users would write it by hand, for at least one step."""
+    """Computes `scan` as users would write it by hand. Runs at least one step."""
     steps = length if xs is None else next(iter(xs.values())).shape[dim]
     order = range(steps)
     carry, ys = init, []
@@ -323,9 +325,9 @@ class Outcome:
 
     Attributes:
         equal: lowerings with correct results.
-        different: for each lowering, differences of results, gradients or changed arguments from the loop.
+        different: for each lowering, differences from the loop in results, gradients or changed arguments.
         failed: errors.
-        no_loop: error of the loop itself; there is then nothing to compare with.
+        no_loop: error of the loop itself, if it fails. Then nothing can be compared.
     """
 
     equal: list[str] = field(default_factory=list)
@@ -341,19 +343,19 @@ def _results_and_gradients(run: Callable[..., Any], program: Program) -> tuple[l
         if is_weighed:
             weight = torch.arange(1, leaf.numel() + 1, dtype=torch.float64, device="cpu").cos().reshape(leaf.shape)
             total = total + (leaf * weight.to(leaf.device)).sum().cpu()
-    wanted = [tensor for tensor in program.tensors() if tensor.requires_grad]
-    gradients = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
+    trained = [tensor for tensor in program.tensors() if tensor.requires_grad]
+    gradients = torch.autograd.grad(total, trained, allow_unused=True, materialize_grads=True)
     return [leaf.detach() for leaf in leaves], list(gradients)
 
 
 @contextmanager
 def _lowered_to(name: str) -> Iterator[None]:
-    """Sets the environment in which a scan is compiled to this lowering."""
+    """Sets the environment so that scans are compiled with this lowering."""
     before = os.environ.get("FLEXSN_HOP_LOWERING")
     os.environ["FLEXSN_HOP_LOWERING"] = "loop" if name == "loop" else "auto"
     try:
         with warnings.catch_warnings(record=True):
-            warnings.simplefilter("always")  # one of them reports that a scan becomes the loop
+            warnings.simplefilter("always")  # one lowering warns that a scan becomes the loop
             yield
     finally:
         os.environ.pop("FLEXSN_HOP_LOWERING")
@@ -375,7 +377,7 @@ def _compiled(program: Program, lowering: str) -> Callable[..., Any]:
 
 
 def compare(program: Program, lowerings: Sequence[str] = LOWERINGS) -> Outcome:
-    """Runs a program with each of the lowerings, three times, and compares each run with the loop."""
+    """Runs a program three times with each of the lowerings, and compares each run with the loop."""
     outcome = Outcome()
     step = program.step()
     try:
@@ -389,11 +391,11 @@ def compare(program: Program, lowerings: Sequence[str] = LOWERINGS) -> Outcome:
         with _lowered_to(lowering):
             try:
                 run = _compiled(program, lowering)
-                found = [_results_and_gradients(run, program) for _ in range(CALLS)]
+                runs = [_results_and_gradients(run, program) for _ in range(CALLS)]
             except Exception as error:
                 outcome.failed.append(f"{lowering}: {type(error).__name__}: {error}")
                 continue
-        wrong = [_difference(actual, expected) for actual in found]
+        wrong = [_difference(actual, expected) for actual in runs]
         wrong.append(_difference(([t.detach() for t in program.tensors()], []), (before, [])))
         places = [f"call {call}" for call in range(CALLS)] + ["arguments afterwards"]
         messages = [f"{place}: {text}" for place, text in zip(places, wrong, strict=True) if text]

@@ -27,7 +27,7 @@ class _Spike(torch.autograd.Function):
 
 
 class _Soft(torch.autograd.Function):
-    """A smooth function for finite differences, whose derivative is the surrogate of `_Spike`."""
+    """A smooth function for finite differences. Its derivative is the surrogate derivative of `_Spike`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ class Cell(nn.Module):
 
     Args:
         size: H, the size of the step's last dimension.
-        matrix: function that makes a matrix of a shape.
-        soft: True for a smooth function instead of the spikes.
+        matrix: function from a shape to a matrix.
+        soft: True to replace spikes by a smooth function.
     """
 
     num_states = 2
@@ -62,7 +62,7 @@ class Cell(nn.Module):
         self.v = nn.Parameter(matrix(size, size))
 
     def extra(self, *shape: int, value: float = 0.25) -> nn.Parameter:
-        """Makes different numbers with few bits."""
+        """Makes a parameter of different numbers with few significant bits."""
         count = torch.Size(shape).numel()
         return nn.Parameter((torch.arange(count) % 4 * 0.125 + value).reshape(shape))
 
@@ -87,7 +87,7 @@ class Biased(Cell):
 
 
 class OfMembrane(Cell):
-    """The factor of the product is not a state, but a pointwise function of a state."""
+    """A core that multiplies the matrix by a pointwise function of a state, and not by the state itself."""
 
     num_states = 1
 
@@ -98,7 +98,9 @@ class OfMembrane(Cell):
 
 
 class Late(Cell):
-    """States that equal earlier values of other states: a line of three, and a branch with its own initial values."""
+    """A core whose states equal earlier values of other states: three in a line, and a branch with its own initial
+    values.
+    """
 
     num_states = 6
 
@@ -179,7 +181,7 @@ class MinimalGRU(Cell):
 
 
 class GRU(Cell):
-    """A GRU in the form of cuDNN."""
+    """A GRU as cuDNN computes it."""
 
     num_states = 1
 
@@ -224,7 +226,7 @@ class LSTM(Cell):
 
 
 class SLSTM(Cell):
-    """An LSTM with exponential gates. The largest exponent so far keeps them in range."""
+    """An LSTM with exponential gates. A state with the largest exponent so far keeps the gates in range."""
 
     num_states = 4
 
@@ -233,16 +235,16 @@ class SLSTM(Cell):
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         i, f, z, o = (gate + x for gate in F.linear(h, self.v).chunk(4, -1))
-        kept = F.logsigmoid(f) + m
-        m = torch.maximum(kept, i)
-        i, f = torch.exp(i - m), torch.exp(kept - m)
+        log_forget = F.logsigmoid(f) + m
+        m = torch.maximum(log_forget, i)
+        i, f = torch.exp(i - m), torch.exp(log_forget - m)
         c, n = f * c + i * torch.tanh(z), f * n + i
         h = torch.sigmoid(o) * c / (n.abs() + 0.5)
         return h, h, c, n, m
 
 
 class WideInput(Cell):
-    """An LSTM whose input has all gates in one tensor, and so is wider than the step."""
+    """An LSTM whose input holds all gates in one tensor, and is therefore wider than the step."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.v = nn.Parameter(torch.cat([matrix(size, size) for _ in range(4)]))
@@ -256,7 +258,7 @@ class WideInput(Cell):
 
 
 class SigmaDelta(Cell):
-    """Sends changes above a threshold, and multiplies them by a matrix."""
+    """A core that sends changes above a threshold, and multiplies these changes by a matrix."""
 
     num_states = 3
 
@@ -278,7 +280,7 @@ class Synaptic(Cell):
 
 
 class OfInputToo(Cell):
-    """A whole layer, including the product of its input, which does not depend on the loop over time."""
+    """A whole layer, including the product with its input. This product does not depend on earlier steps."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -290,7 +292,7 @@ class OfInputToo(Cell):
 
 
 class Readout(Cell):
-    """A core whose output is a product of the step's spikes; no later step needs it."""
+    """A core whose output is a product with the spikes of the step. No later step needs this product."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -302,7 +304,7 @@ class Readout(Cell):
 
 
 class Hidden(Cell):
-    """Two successive products, with a function of another width between them."""
+    """Two successive products, with a function between them whose width differs from that of the step."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.down = nn.Parameter(matrix(size, size)[: size - 2].clone())
@@ -326,7 +328,7 @@ class Sliced(Cell):
 
 
 class Linear(Cell):
-    """A core whose state is a product itself, without a function of it."""
+    """A core whose state is itself a product, without a function applied to it."""
 
     num_states = 1
 
@@ -336,14 +338,14 @@ class Linear(Cell):
 
 
 class Transposed(Cell):
-    """Uses the matrix on the left, and `addmm`."""
+    """Multiplies with the matrix on the left, and with `addmm`."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return self.lif(torch.addmm(x, s, self.v, beta=0.5, alpha=2.0) + (self.v @ s.t()).t(), s, v)
 
 
 class LearnedDecay(Cell):
-    """Captured numbers in addition to the matrix: one for all neurons, and one for each neuron."""
+    """A core that captures numbers in addition to the matrix: one for all neurons, and one for each neuron."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -369,7 +371,7 @@ _KINDS = ["linear", "linear", "biased", "twice", "split", "pointwise", "pointwis
 
 
 class RandomCell(Cell):
-    """A core with random pointwise ops, products and reductions of rows."""
+    """A core with random pointwise ops, products, and reductions over rows."""
 
     def __init__(self, size: int, matrix: Matrix, *, soft: bool = False, seed: int = 0) -> None:
         self._seed = seed
@@ -439,7 +441,7 @@ CELLS: tuple[type[Cell], ...] = (
 
 @dataclass(frozen=True)
 class Powers:
-    """Matrices with one power of two per row and column, so that every sum in a product has one term."""
+    """Matrices with one power of two in each row and column, so that every sum in a product has one term."""
 
     seed: int = 0
 
@@ -447,8 +449,8 @@ class Powers:
         generator = torch.Generator().manual_seed(self.seed + rows + 31 * columns)
         places = torch.randperm(max(rows, columns), generator=generator)
         scales = 2.0 ** torch.randint(-2, 1, (max(rows, columns),), generator=generator)
-        found: Tensor = torch.diag(scales)[places][:rows, :columns].clone()
-        return found
+        matrix: Tensor = torch.diag(scales)[places][:rows, :columns].clone()
+        return matrix
 
 
 @dataclass(frozen=True)
@@ -456,7 +458,7 @@ class Dense:
     """Matrices without zeros.
 
     Attributes:
-        bits: number of significant bits of each number; `None`: all bits.
+        bits: number of significant bits of each number; `None` for all bits.
     """
 
     bits: int | None = None

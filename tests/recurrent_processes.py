@@ -1,4 +1,4 @@
-"""Work of a process that shares a GPU with others."""
+"""The work of one process that shares a GPU with other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from test_recurrent import made, run, sequences
 
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
 
-TOGETHER: Any = None  # barrier of the processes
+TOGETHER: Any = None  # barrier at which the processes wait for each other
 
 
 def in_step(barrier: Any) -> None:

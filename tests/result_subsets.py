@@ -1,4 +1,4 @@
-"""Random steps that return some values several times, and random choices of the results that a loss reads."""
+"""Random steps that return some values several times, and random subsets of the results that a loss reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Combination:
     """A scan, and the results that a loss reads.
 
     Attributes:
-        choices: `(value, is_detached)` for each result of the step; `value` is an index of a value that it computes.
+        choices: `(value, is_detached)` for each result of the step. `value` is the index of one of the values that the
+            step computes.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
         final: True if the scan returns final states instead of sequences.
         used: indices of the results that the loss reads.
@@ -39,7 +40,7 @@ class Combination:
     has_products: bool
 
     def core(self, parameters: nn.ParameterList) -> Callable[..., tuple[Tensor, ...]]:
-        """Makes the step. Several of its results are one tensor, views of one tensor, or arguments."""
+        """Makes the step. Several of its results may be the same tensor, views of one tensor, or arguments."""
         decay, scale, matrix = parameters
 
         def step(*arguments: Tensor) -> tuple[Tensor, ...]:
@@ -68,11 +69,11 @@ class Combination:
 
 
 def combination(seed: int) -> Combination:
-    """Makes a random combination; combinations of odd seeds have products."""
+    """Makes a random combination. Combinations with an odd seed have products."""
     rng = random.Random(seed)
     num_inputs, num_states, num_outputs = rng.randint(1, 2), rng.randint(1, 3), rng.randint(0, 3)
     count = num_outputs + num_states
-    few = [rng.randrange(8) for _ in range(2)]  # so that the values repeat often
+    few = [rng.randrange(8) for _ in range(2)]  # a small range, so that the values repeat often
     choices = [(rng.choice(few) if rng.random() < 0.7 else rng.randrange(8), rng.random() < 0.2) for _ in range(count)]
     used = [i for i in range(count) if rng.random() < 0.5] or [rng.randrange(count)]
     return Combination(
@@ -80,7 +81,7 @@ def combination(seed: int) -> Combination:
     )
 
 
-# The most usual cases come first: a value is both output and state, and the loss reads only the last state.
+# The most common cases come first: a value is both an output and a state, and the loss reads only the last state.
 USUAL = [
     Combination(((0, False), (0, False)), 1, 1, 1, True, (1,), False),
     *(Combination(((1, False), (3, False), (1, False)), 1, 2, 1, True, used, True) for used in ((1,), (2,))),
@@ -94,15 +95,16 @@ USUAL = [
 
 
 def _naming(one: Combination) -> Callable[[str], str]:
-    """Returns a function that adds the combination to a message."""
+    """Returns a function that adds a description of the combination to a message."""
     return lambda text: f"{one}\n{text}"
 
 
 def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic: bool = False) -> None:
-    """Compiles one network of all combinations; compares results and gradients with those of the loop.
+    """Compiles one network of all combinations, and compares its results and gradients with those of the loop.
 
     Raises:
-        AssertionError: results or gradients differ, or the compiled network has zeros instead of no gradient.
+        AssertionError: results or gradients differ, or the compiled network returns a gradient of zeros where the loop
+            returns none.
     """
     generator = torch.Generator().manual_seed(0)
     arguments = [one.arguments(generator, device) for one in combinations]
@@ -129,12 +131,12 @@ def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic
     leaves = [leaf for own, weights in zip(arguments, parameters, strict=True) for leaf in (*own, *weights)]
     gradients = [torch.autograd.grad(loss, leaves, allow_unused=True) for loss in losses]
     position = 0
-    for one, got, wanted, own in zip(combinations, actual, expected, arguments, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, msg=_naming(one))
-        assert [r.requires_grad for r in got] == [r.requires_grad for r in wanted], one
+    for one, actual_results, expected_results, own in zip(combinations, actual, expected, arguments, strict=True):
+        torch.testing.assert_close(actual_results, expected_results, rtol=1e-4, atol=1e-5, msg=_naming(one))
+        assert [r.requires_grad for r in actual_results] == [r.requires_grad for r in expected_results], one
         count = len(own) + 3
         for i in range(position, position + count):
-            found, gradient = gradients[0][i], gradients[1][i]
-            assert (found is None) == (gradient is None), (one, i - position, found, gradient)
-            torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-5, msg=_naming(one))
+            gradient_pair, gradient = gradients[0][i], gradients[1][i]
+            assert (gradient_pair is None) == (gradient is None), (one, i - position, gradient_pair, gradient)
+            torch.testing.assert_close(gradient_pair, gradient, rtol=1e-4, atol=1e-5, msg=_naming(one))
         position += count

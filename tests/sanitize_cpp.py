@@ -1,9 +1,10 @@
-"""Runs generated C++ with the compiler's sanitizers for addresses and undefined behaviour.
+"""Runs generated C++ code with the compiler's sanitizers for addresses and undefined behaviour.
 
     python tests/sanitize_cpp.py [pytest's arguments ...]
 
-By default, it runs the tests of rules and functions, and of kernels: the zoo, random cores, parity, gradcheck. It needs
-g++ with the sanitizers' libraries. It ends with pytest's exit status; a sanitizer's first finding ends the process.
+By default, the script runs the tests of rules, functions and kernels (the zoo, random cores, parity, gradcheck). It
+needs g++ and the libraries of the sanitizers. Its exit status is that of pytest. The first error that a sanitizer finds
+ends the process.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ def main(arguments: Sequence[str], cache: str) -> int:
     environment = {
         **os.environ,
         "FLEXSN_TEST_CPP_FLAGS": FLAGS,
-        "CXX": f"g++ {FLAGS}",  # a kernel cached without these flags must not be used
+        "CXX": f"g++ {FLAGS}",  # so that kernels cached without these flags are not used
         "FLEXSN_CACHE_DIR": cache,
-        # A process can load such kernels only if it starts with this library. Python never frees all of its memory.
+        # Only a process that starts with this library can load such kernels. Leaks are not detected, because Python
+        # never frees all of its memory.
         "LD_PRELOAD": where.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",

@@ -1,4 +1,4 @@
-"""Step functions of the usual kinds, as cases for the tests of every way to run a scan."""
+"""Step functions of the usual kinds, which are test cases for all ways to run a scan."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def hard_spike(x: Tensor) -> Tensor:
 
 
 def soft_spike(x: Tensor) -> Tensor:
-    """Computes a smooth stand-in, whose numerical and analytical gradients can be compared."""
+    """Computes a smooth replacement for the spike, whose numerical and analytical gradients can be compared."""
     return torch.sigmoid(4.0 * x)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A step function on its captured parameters.
+    """A step function and its captured parameters.
 
     Attributes:
-        make: function from the spike function and the parameters to the core.
-        parameters: shape of each captured parameter, given the step's shape `[B, C]`.
-        exact_on_cpu: False with exp or tanh. Eager mode on the CPU computes them in one way in full vectors and in
-            another way in the rest of a tensor, so no other order of the elements has equal bits.
-        smooth: False if the core detaches a value, so that its gradient is not its derivative.
+        make: function that makes the core from the spike function and the parameters.
+        parameters: function from the shape `[B, C]` of the step to the shape of each captured parameter.
+        exact_on_cpu: False if the core uses exp or tanh. Eager mode on the CPU computes these functions differently in
+            full vectors and in the remaining elements of a tensor, so another order of the elements gives other bits.
+        smooth: False if the core detaches a value. Then its gradient is not its derivative.
     """
 
     name: str
@@ -170,8 +170,8 @@ def problem(
     generator = torch.Generator().manual_seed(seed)
 
     def random(shape: tuple[int, ...], shift: float = 0.0) -> Tensor:
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) + shift
-        return drawn.to(device=device, dtype=dtype).requires_grad_()
+        values = torch.randn(shape, generator=generator, dtype=torch.float64) + shift
+        return values.to(device=device, dtype=dtype).requires_grad_()
 
     inputs = [random((steps, *step), 0.6) for _ in range(case.num_inputs)]
     states = [random(step) for _ in range(case.num_states)]

@@ -1,4 +1,4 @@
-"""Imports of scripts outside of the packages: examples, and scripts that draw for the documentation."""
+"""Imports of scripts outside of the packages, such as examples and scripts that draw figures for the documentation."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load(path: str) -> ModuleType:
-    """Imports the script at `path`, relative to the repository's root, as a module. Its `main` does not run."""
+    """Imports the script at `path`, relative to the root of the repository, as a module. Does not run its `main`."""
     name = "script_" + path.removesuffix(".py").replace("/", "_")
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, ROOT / path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # so that its classes can be found by name
+        sys.modules[name] = module  # so that Python finds its classes by name
         spec.loader.exec_module(module)
     return sys.modules[name]
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Uses one thread, because in small networks over many steps, threads would wait longer than they work."""
+    """Uses one thread. In small networks over many steps, threads would wait longer than they work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Step functions whose states have different shapes, as users write them, and random ones."""
+"""Step functions whose states have different shapes: functions as users write them, and random functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Core(nn.Module):
 
 
 class Dendritic(Core):
-    """Two compartments, and branches that a small matrix joins. The largest branch opens the apical compartment."""
+    """Two compartments, and branches coupled by a small matrix. The largest branch opens the apical compartment."""
 
     def build(self) -> None:
         self.weight = self.numbers(self.neurons, self.branches)
@@ -64,7 +64,7 @@ class Dendritic(Core):
 
 
 class Statistics(Core):
-    """Reductions of branches, such as `softmax`, `std` and `logsumexp`."""
+    """Reductions over branches, such as `softmax`, `std` and `logsumexp`."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = branches / 2 + x.unsqueeze(-1) * torch.arange(1.0, self.branches + 1, dtype=x.dtype, device=x.device)
@@ -74,7 +74,7 @@ class Statistics(Core):
 
 
 class InTheMiddle(Core):
-    """Branches in the dimension before the neurons, with an input for each."""
+    """Branches in the dimension before the neurons, with one input for each branch."""
 
     def build(self) -> None:
         self.weight = self.numbers(self.branches, 1)
@@ -89,7 +89,7 @@ class InTheMiddle(Core):
 
 
 class Gates(Core):
-    """Gates next to each other in one input. No state is larger than another."""
+    """Several gates side by side in one input. No state is larger than the others."""
 
     def build(self) -> None:
         self.bias = self.numbers(3 * self.neurons)
@@ -104,7 +104,7 @@ class Gates(Core):
 
 
 class Line(Core):
-    """Branches that pass their values to the next branch, up to the last one."""
+    """Branches in a line. Each branch passes its values to the next one."""
 
     def build(self) -> None:
         self.weight = self.numbers(self.neurons)
@@ -116,7 +116,7 @@ class Line(Core):
 
 
 class Pairs(Core):
-    """A product of two values of the step, and a product with a matrix of each neuron."""
+    """A product of two values of the step, and a product with a separate matrix for each neuron."""
 
     def build(self) -> None:
         self.between = self.numbers(self.neurons, self.branches, self.branches)
@@ -128,7 +128,7 @@ class Pairs(Core):
 
 
 class Apart(Core):
-    """Branches that are neither summed nor joined, with an additional number for each branch."""
+    """Branches that are neither summed nor coupled, with an additional number for each branch."""
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
         return (self.neurons, 1), [(self.neurons, 1), (self.neurons, self.branches)]
@@ -140,7 +140,7 @@ class Apart(Core):
 
 
 class Populations(Core):
-    """Excitatory and fewer inhibitory neurons, joined by matrices."""
+    """Excitatory neurons and a smaller number of inhibitory neurons, connected by matrices."""
 
     num_outputs = 2
 
@@ -164,10 +164,10 @@ CORES = (*ON_PIECES, Populations)
 
 
 class Random(Core):
-    """A random step on a soma and branches.
+    """A random step with a soma and branches.
 
     Args:
-        seed: seed of the choices.
+        seed: seed of the random choices.
     """
 
     def __init__(self, seed: int) -> None:
@@ -183,12 +183,12 @@ class Random(Core):
         neuron, many = [x, soma], [branches + x.unsqueeze(-1) * self.weight]
         for line, number in self.lines:
             a, b = neuron[int(number * len(neuron))], many[int(number * len(many))]
-            found = torch.tanh(line(self, a, b))
-            (many if found.dim() > a.dim() else neuron).append(found)
+            value = torch.tanh(line(self, a, b))
+            (many if value.dim() > a.dim() else neuron).append(value)
         return neuron[-1] * many[-1].sum(-1), neuron[-1], many[-1]
 
 
-# Lines of a random step: functions of a value of the soma and a value of the branches.
+# Lines of a random step. Each is a function of a value of the soma and a value of the branches.
 _LINES: list[Callable[[Random, Tensor, Tensor], Tensor]] = [
     lambda core, a, b: a + b.sum(-1),
     lambda core, a, b: a - b.mean(-1),

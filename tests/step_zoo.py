@@ -1,10 +1,11 @@
-"""Step functions for each kind of neuron, with any surrogate, and their comparison with a loop.
+"""Step functions of all kinds of neurons, with any surrogate, and their comparison with a loop.
 
-`x` is the input, `v` the membrane, `h` the charged membrane, `s` the spike. `spike` is 1 where its argument is at least
-0.
+In all of them, `x` is the input, `v` the membrane potential, `h` the charged membrane potential, and `s` the spike.
+`spike` is 1 where its argument is at least 0.
 
 Numbers that are added to tensors are multiples of 1/8, which are exact in every dtype. Eager mode on the CPU rounds
-such a number to the dtype of a half tensor before the addition; eager mode on CUDA, which kernels follow, does not.
+such a number to the dtype of a half-precision tensor before the addition. Eager mode on CUDA does not round it, and
+kernels do the same as CUDA.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Core = Callable[..., tuple[Tensor, ...]]
 Make = Callable[..., Core]
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# More than two blocks of the interpreter, and a multiple of the CPU's vectors: eager mode computes exp and tanh in
-# these vectors by another algorithm than in the rest of a tensor.
+# More than two blocks of the interpreter, and a multiple of the CPU's vector length. Eager mode computes exp and tanh
+# by one algorithm in full vectors and by another in the remaining elements of a tensor.
 SHAPE = (9, 64)
 STEPS = 5
 
@@ -40,11 +41,12 @@ class Step:
     Attributes:
         make: `(spike, *parameters) -> core(x, *states) -> (output, *states)`.
         num_states: number of states of the core.
-        parameters: for each captured parameter, True if it has a value per channel, False if it is one number.
-        exact_on_cpu: False with functions whose bits in eager mode on the CPU differ from those in the interpreter. The
-            interpreter composes them of other functions (sigmoid), or computes them of one number.
-        functions: True with other functions (exp, tanh). C++ computes them within 2 ulp of the true values, as eager
-            mode does, but not with eager mode's bits.
+        parameters: for each captured parameter, True if it has one value per channel, False if it is a single number.
+        exact_on_cpu: False if the step uses functions for which eager mode on the CPU and the interpreter give
+            different bits. The interpreter composes such a function from others (sigmoid), or computes it for one
+            number at a time.
+        functions: True if the step uses functions such as exp and tanh. C++ computes them within 2 ulp of the true
+            values, as eager mode does, but not with the same bits.
     """
 
     name: str
@@ -187,7 +189,7 @@ def _gated_lif(spike: Spike, a: Tensor, b: Tensor, c: Tensor) -> Core:
 
 @_step()
 def _ilif(spike: Spike) -> Core:
-    """Fires whole numbers of spikes: the number of thresholds below `h`."""
+    """Emits a whole number of spikes: the number of thresholds below `h`."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v * 0.25 + x
@@ -199,7 +201,7 @@ def _ilif(spike: Spike) -> Core:
 
 @_step(parameters=(True,), functions=True)
 def _liaf(spike: Spike, threshold: Tensor) -> Core:
-    """Returns an analog output. The spike resets the membrane."""
+    """Returns an analog output. Only the spike resets the membrane."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2.0
@@ -220,7 +222,7 @@ def _alif(spike: Spike, tau: Tensor) -> Core:
 
 @_step(num_states=2, parameters=(True,))
 def _lif_into_li(spike: Spike, weight: Tensor) -> Core:
-    """Joins a spiking neuron and the leaky integrator that reads it."""
+    """Combines a spiking neuron with the leaky integrator that reads its spikes."""
 
     def core(x: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2.0
@@ -233,7 +235,7 @@ def _lif_into_li(spike: Spike, weight: Tensor) -> Core:
 
 @_step(parameters=(True, False))
 def _leaky(spike: Spike, beta: Tensor, threshold: Tensor) -> Core:
-    """Resets by subtraction a step later."""
+    """Resets by subtraction, one step after the spike."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         reset = spike(v - threshold).detach()
@@ -245,7 +247,7 @@ def _leaky(spike: Spike, beta: Tensor, threshold: Tensor) -> Core:
 
 @_step(num_states=2, parameters=(True, False), exact_on_cpu=False)
 def _synaptic(spike: Spike, alpha: Tensor, beta: Tensor) -> Core:
-    """Resets to zero a step later."""
+    """Resets to zero, one step after the spike."""
 
     def core(x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         reset = spike(v - 0.875).detach()
@@ -258,7 +260,7 @@ def _synaptic(spike: Spike, alpha: Tensor, beta: Tensor) -> Core:
 
 @_step(num_states=3, parameters=(True,), exact_on_cpu=False)
 def _alpha(spike: Spike, alpha: Tensor) -> Core:
-    """Uses a synapse with two exponentials."""
+    """Uses a synapse with two exponential traces."""
 
     def core(x: Tensor, e: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         decay = torch.sigmoid(alpha)
@@ -271,7 +273,7 @@ def _alpha(spike: Spike, alpha: Tensor) -> Core:
 
 @_step(parameters=(False,), functions=True)
 def _lapicque(spike: Spike, beta: Tensor) -> Core:
-    """Uses the equation with resistance and capacitance."""
+    """Uses the membrane equation with a resistance and a capacitance."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         rate = torch.nn.functional.softplus(beta)
@@ -294,7 +296,7 @@ def _recurrent(spike: Spike, weight: Tensor) -> Core:
 
 @_step(num_states=2, exact_on_cpu=False)
 def _clif(spike: Spike) -> Core:
-    """Resets more deeply at a spike if the membrane was driven more before."""
+    """Resets more deeply at a spike if the membrane has received more input before."""
 
     def core(x: Tensor, v: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         h = v - v / 2.0 + x
@@ -307,7 +309,7 @@ def _clif(spike: Spike) -> Core:
 
 @_step()
 def _ternary(spike: Spike) -> Core:
-    """Has two thresholds, and spikes of two signs."""
+    """Has two thresholds, and positive and negative spikes."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - 0.75 - v) / 1.7
@@ -320,7 +322,7 @@ def _ternary(spike: Spike) -> Core:
 
 @_step(num_states=2)
 def _refractory(spike: Spike) -> Core:
-    """Is silent for two steps after each spike, then harder to excite."""
+    """Is silent for two steps after each spike, and then harder to excite."""
 
     def core(x: Tensor, v: Tensor, r: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2.0
@@ -334,8 +336,8 @@ def _refractory(spike: Spike) -> Core:
 def surrogates() -> list[Surrogate]:
     """Makes one surrogate of each class, with its defaults."""
     classes = {getattr(surrogate, name) for name in surrogate.__all__}
-    found = [c for c in classes if isinstance(c, type) and issubclass(c, Surrogate) and c is not Surrogate]
-    return [c() for c in sorted(found, key=lambda c: c.__name__)]
+    kinds = [c for c in classes if isinstance(c, type) and issubclass(c, Surrogate) and c is not Surrogate]
+    return [c() for c in sorted(kinds, key=lambda c: c.__name__)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,14 +345,14 @@ class Outcome:
     """Comparison of a kernel with the loop.
 
     Attributes:
-        values: number of results of the forward: outputs and states.
-        unequal: number of results with other bits (NaN equals NaN).
-        rate: share of the outputs that is not 0.
-        forward: largest error of a result, in eps of the tensor's largest entry.
-        gradient: largest error of a gradient of the input or a state, in eps of the neuron's largest gradient times the
-            peak of the surrogate. Gradients of this size are summed, and may cancel.
-        parameter: largest error of a captured parameter's gradient, a sum of n terms, in eps of the tensor's largest
-            entry times the square root of n.
+        values: number of elements of all outputs and states of the forward.
+        unequal: number of these elements whose bits differ. NaN equals NaN.
+        rate: fraction of the outputs that are not 0.
+        forward: largest error of an output or state, in units of eps times the largest entry of the tensor.
+        gradient: largest error of a gradient of the input or a state, in units of eps times the largest gradient of the
+            neuron times the peak of the surrogate. Gradients of this size are summed and may cancel.
+        parameter: largest error of the gradient of a captured parameter. The gradient is a sum of n terms. The unit is
+            eps times the largest entry of the tensor times the square root of n.
     """
 
     values: int
@@ -364,16 +366,16 @@ class Outcome:
 def compare(
     step: Step, spike: Surrogate, dtype: torch.dtype, device: str = "cpu", on_cpu: TargetName = "triton"
 ) -> Outcome:
-    """Runs the kernel and the eager loop in one dtype, forward and backward, on equal numbers.
+    """Runs the kernel and the eager loop on equal numbers in one dtype, forward and backward.
 
-    The loss is a weighted sum of all outputs and states. The weights have both signs, and are small enough that
-    gradients rarely overflow in float16.
+    The loss is a weighted sum of all outputs and states. The weights have both signs. They are so small that gradients
+    rarely overflow in float16.
     """
     generator = torch.Generator().manual_seed(0)
 
     def leaf(shape: Sequence[int], low: float, high: float) -> Tensor:
-        drawn = torch.rand(tuple(shape), generator=generator, dtype=torch.float64) * (high - low) + low
-        return drawn.to(device, dtype).requires_grad_()
+        values = torch.rand(tuple(shape), generator=generator, dtype=torch.float64) * (high - low) + low
+        return values.to(device, dtype).requires_grad_()
 
     parameters = [leaf(SHAPE[-1:] if wide else (), 0.3, 1.2) for wide in step.parameters]
     core = step.make(spike, *parameters)
@@ -404,14 +406,18 @@ def compare(
 
 
 def _gradient_error(ours: Sequence[Tensor], eagers: Sequence[Tensor]) -> float:
-    """Returns the error in eps of the neuron's largest gradient, of the input `[T, *step]` and the states `[*step]`."""
+    """Returns the error of the gradients of the input `[T, *step]` and the states `[*step]`, in units of eps times the
+    largest gradient of the neuron.
+    """
     sizes = [g.double().abs() for g in eagers]
     largest = torch.stack([sizes[0].amax(0), *sizes[1:]]).amax(0)
     return max(_error(a, b, largest) for a, b in zip(ours, eagers, strict=True))
 
 
 def _error(ours: Tensor, eagers: Tensor, size: Tensor) -> float:
-    """Returns the error in eps of `size`; infinite if only one value is infinite or NaN, 0 if both overflow."""
+    """Returns the error in units of eps times `size`. The error is infinite if only one value is infinite or NaN, and 0
+    if both overflow.
+    """
     assert ours.dtype == eagers.dtype
     assert ours.shape == eagers.shape
     distance = (ours.double() - eagers.double()).abs()
@@ -420,25 +426,26 @@ def _error(ours: Tensor, eagers: Tensor, size: Tensor) -> float:
 
 
 def _peak(spike: Surrogate) -> float:
-    """Returns the largest derivative around the threshold, at least 1."""
+    """Returns the largest derivative near the threshold, or 1 if it is smaller."""
     return max(1.0, spike.gradient(torch.linspace(-4.0, 4.0, 801, dtype=torch.float64)).abs().max().item())
 
 
-# Limits in the units of `Outcome`: gradients are rounded in each operation, and summed in another order than in the
+# Limit in the units of `Outcome`. Gradients are rounded in each operation, and are summed in another order than in the
 # loop.
 MAX_ERROR = 32.0
-# Limit for gradients that are computed with functions that are not exact.
+# Limit for gradients computed with functions that are not bitwise exact.
 MAX_INEXACT = 64.0
 
 
 def check(combination: Combination, outcome: Outcome, device: str) -> str:
-    """Describes a wrong outcome; empty if it is right.
+    """Describes a wrong outcome; returns an empty text if it is right.
 
-    A right outcome equals the loop's results to the last bit, and its gradients are within `MAX_ERROR`. On the CPU,
-    both may be within `MAX_INEXACT` if the attributes of the step function allow it.
+    An outcome is right if its results are bitwise equal to those of the loop, and the errors of its gradients are
+    within `MAX_ERROR`. On the CPU, errors of both may be up to `MAX_INEXACT` if the attributes of the step function
+    allow it.
 
     Args:
-        device: "cuda"; "cpu", in the interpreter; or "cpp".
+        device: "cuda", "cpu" for the interpreter, or "cpp".
     """
     step, _, dtype = combination
     exact = device == "cuda" or (step.exact_on_cpu and not (device == "cpp" and step.functions))
@@ -456,12 +463,12 @@ def check(combination: Combination, outcome: Outcome, device: str) -> str:
 
 
 def combinations() -> list[Combination]:
-    """Returns all combinations of a step function, a surrogate and a dtype."""
+    """Returns all combinations of step function, surrogate and dtype."""
     return [(step, spike, dtype) for dtype in DTYPES for step in STEP_FUNCTIONS for spike in surrogates()]
 
 
 def covering() -> list[Combination]:
-    """Returns some of the combinations: each dtype has each step function and each surrogate, in different pairs."""
+    """Returns some of the combinations: each dtype with each step function and each surrogate, in varying pairs."""
     spikes = surrogates()
     shift = len(spikes) // len(DTYPES)
     return [

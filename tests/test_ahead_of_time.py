@@ -1,4 +1,4 @@
-"""Networks compiled ahead of time: torch's own loader and a C++ program run them without this project."""
+"""Networks compiled ahead of time. torch's own loader and a C++ program run them without this project."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from flexsn_nn.surrogate import ATan
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),  # from torch 2.11 itself
+    # torch 2.11 itself raises this warning
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
 ]
 
 STEPS, BATCH, MOST = 7, 3, 4
-# Precompiled headers save time only from the second program on, and these tests have one program.
+# Precompiled headers save time only from the second program on, but each of these tests compiles one program.
 ONCE = {"aot_inductor.precompile_headers": False}
 QUICKLY = {**ONCE, "aot_inductor.compile_wrapper_opt_level": "O0"}
 
 
 class ThreeStates(nn.Module):
-    """A network from `[T, B, 1, 4, 4]` and states to `[T, B, 2]` and later states.
+    """A network that maps a sequence `[T, B, 1, 4, 4]` and states to outputs `[T, B, 2]` and new states.
 
-    Its weights are on a grid, in one layer by a parametrization, in the other without it, so that sums are exact.
+    The weights are on a grid, so that sums are exact. One of the two layers keeps them on the grid by a
+    parametrization.
     """
 
     def __init__(self, step_mode: str = "m") -> None:
@@ -65,7 +67,7 @@ def inputs(num_steps: int) -> Tensor:
 
 
 def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:
-    """Compiles a program for the CPU to a file; if `dynamic`, it accepts any number of steps."""
+    """Compiles a program for the CPU into a file. If `dynamic`, the program accepts any number of steps."""
     shapes = None
     if dynamic:
         shapes = {"x": {0: torch.export.Dim("T", min=2)}, "states": (None,) * (len(arguments) - 1)}
@@ -81,7 +83,7 @@ def package(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(ThreeStates(), (inputs(STEPS), *initial()), folder / "network.pt2", dynamic=True)
 
 
-def wanted(num_steps: int) -> list[Tensor]:
+def expected_results(num_steps: int) -> list[Tensor]:
     network = ThreeStates()
     network.first.backend = network.second.backend = "torch"
     with torch.no_grad():
@@ -112,7 +114,9 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 @pytest.fixture(scope="module")
 def results(package: Path) -> Path:
-    """Returns a folder with results of a process without this project, on sequences and frame by frame."""
+    """Returns a folder with the results of a process without this project. The process ran whole sequences, and single
+    frames.
+    """
     folder = package.parent
     torch.save([inputs(11), *initial()], folder / "sequence.pt")
     frames = inputs(5)
@@ -123,16 +127,20 @@ def results(package: Path) -> Path:
     return folder
 
 
-def test_by_torchs_own_loader(results: Path) -> None:
-    """Tests two successive pieces with one state. They have other numbers of steps than at compilation."""
-    for got, want in zip(torch.load(results / "of_sequence.pt"), wanted(11), strict=True):
-        assert torch.equal(got, want)
+def test_torch_loader_runs_the_program(results: Path) -> None:
+    """Runs two successive pieces of a sequence and hands the state on. The lengths of the pieces differ from the length
+    at compilation.
+    """
+    for actual, expected in zip(torch.load(results / "of_sequence.pt"), expected_results(11), strict=True):
+        assert torch.equal(actual, expected)
 
 
-def test_frame_by_frame(results: Path) -> None:
-    """Checks that a step consists of torch's operators, so that the program needs neither kernels nor this project."""
-    for got, want in zip(torch.load(results / "of_frames.pt"), wanted(5), strict=True):
-        assert torch.equal(got, want)
+def test_program_runs_frame_by_frame(results: Path) -> None:
+    """Checks that a single step consists of torch's operators. So the program needs neither kernels nor this
+    project.
+    """
+    for actual, expected in zip(torch.load(results / "of_frames.pt"), expected_results(5), strict=True):
+        assert torch.equal(actual, expected)
 
 
 RECURRENT_ALONE = """
@@ -151,8 +159,10 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
     reason="Inductor of torch 2.11 fails on the loop that it makes of scan",
 )
-def test_recurrent_layers_by_torchs_own_scan(compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that the exported program has torch's scan instead of the Python operator of a step with products."""
+def test_recurrent_layers_export_with_torch_scan(
+    compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks that the exported program contains torch's scan. Without it, a step with products is a Python operator."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), RALIF(6, beta=0.2)).eval()
     network, x = functional.stateless(net), 3 * torch.rand(8, BATCH, 4)
@@ -171,12 +181,12 @@ def test_recurrent_layers_by_torchs_own_scan(compiler: None, tmp_path: Path, mon
     torch.save([x, start], tmp_path / "sequence.pt")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", RECURRENT_ALONE], cwd=tmp_path, env=alone, check=True)
-    for got, want in zip(torch.load(tmp_path / "of_sequence.pt"), [output, *states], strict=True):
-        torch.testing.assert_close(got, want)
+    for actual, expected in zip(torch.load(tmp_path / "of_sequence.pt"), [output, *states], strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.long
-def test_recurrent_layers_without_it_say_so(compiler: None, tmp_path: Path) -> None:
+def test_recurrent_layers_without_torch_scan_warn(compiler: None, tmp_path: Path) -> None:
     network, x = functional.stateless(RLIF(4).eval()), torch.rand(3, 2, 4)
     with torch.no_grad():
         exported = torch.export.export(network, (x, network.initial_states(x)))
@@ -212,7 +222,7 @@ int main(int, char** arguments) {
 
 
 @pytest.mark.long
-def test_by_a_program_in_cpp(package: Path, tmp_path: Path) -> None:
+def test_cpp_program_runs_the_package(package: Path, tmp_path: Path) -> None:
     source, program = tmp_path / "program.cpp", tmp_path / "program"
     source.write_text(PROGRAM)
     library = Path(torch.__file__).parent / "lib"
@@ -228,4 +238,4 @@ def test_by_a_program_in_cpp(package: Path, tmp_path: Path) -> None:
     ran = subprocess.run([str(program), *arguments], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     results = (tmp_path / "results").read_bytes()
-    assert results == b"".join(want.numpy().tobytes() for want in wanted(9))
+    assert results == b"".join(expected.numpy().tobytes() for expected in expected_results(9))

@@ -1,4 +1,4 @@
-"""Tensors that a backward cannot read are refused with a clear error; zeros need no memory."""
+"""Gradients whose memory a backward cannot read raise a clear error. Gradients of zeros without memory are accepted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(params=NEURONS)
 def spikes(request: pytest.FixtureRequest, _launcher: None) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Returns the output of a repeated training step, and the tensors whose gradients it computes."""
+    """Returns the output of a repeated training step, and the tensors whose gradients the step computes."""
     torch.manual_seed(0)
     neuron = NEURONS[request.param]()
     x = (3 * torch.rand(SHAPE)).requires_grad_()
@@ -44,13 +44,13 @@ def spikes(request: pytest.FixtureRequest, _launcher: None) -> Iterator[tuple[Te
     reset_net(neuron)  # otherwise, the state keeps the graph alive
 
 
-def test_zeros_without_memory(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_zero_gradients_need_no_memory(spikes: tuple[Tensor, list[Tensor]]) -> None:
     output, learned = spikes
     gradients = torch.autograd.grad(output, learned, torch._efficientzerotensor(output.shape))
     assert all(torch.equal(g, torch.zeros_like(t)) for g, t in zip(gradients, learned, strict=True))
 
 
-def test_freed_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_freed_gradient_is_refused(spikes: tuple[Tensor, list[Tensor]]) -> None:
     output, learned = spikes
     gradient = torch.ones_like(output)
     gradient.untyped_storage().resize_(0)
@@ -58,21 +58,21 @@ def test_freed_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
         torch.autograd.grad(output, learned, gradient)
 
 
-def test_freed_between_forward_and_backward(spikes: tuple[Tensor, list[Tensor]]) -> None:
-    """Frees the last parameter's memory, which the backward reads, as sharding does."""
+def test_parameter_freed_before_the_backward_is_refused(spikes: tuple[Tensor, list[Tensor]]) -> None:
+    """Frees the memory of the last parameter, which the backward reads, as sharding does."""
     output, learned = spikes
     learned[-1].detach().untyped_storage().resize_(0)
     with pytest.raises(LayoutError, match=r"(argument|captured tensor) \d of a backward is a tensor whose memory was"):
         torch.autograd.grad(output, learned, torch.ones_like(output))
 
 
-def test_sparse_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_sparse_gradient_is_refused(spikes: tuple[Tensor, list[Tensor]]) -> None:
     output, learned = spikes
     with pytest.raises(LayoutError, match=r"gradient 0 of a backward is a torch\.sparse_coo tensor"):
         torch.autograd.grad(output, learned, torch.ones_like(output).to_sparse())
 
 
-def test_fake_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_fake_gradient_is_refused(spikes: tuple[Tensor, list[Tensor]]) -> None:
     output, learned = spikes
     with FakeTensorMode():
         gradient = torch.ones(output.shape)
@@ -80,7 +80,7 @@ def test_fake_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
         torch.autograd.grad(output, learned, gradient)
 
 
-def test_inside_of_fake_tensor_mode(spikes: tuple[Tensor, list[Tensor]]) -> None:
+def test_backward_inside_fake_tensor_mode_is_refused(spikes: tuple[Tensor, list[Tensor]]) -> None:
     output, learned = spikes
     gradient = torch.ones_like(output)
     with (

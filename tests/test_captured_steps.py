@@ -1,4 +1,6 @@
-"""Captured steps on a GPU, which are bitwise equal to steps without a graph, and steps that cannot be captured."""
+"""Captured steps on a GPU: they are bitwise equal to steps without a graph. Steps that cannot be captured run as
+usual.
+"""
 
 from __future__ import annotations
 
@@ -71,18 +73,18 @@ def assert_equal_training(
     batches: list[tuple[Tensor, Tensor]],
     after: Callable[[CapturedStep], object] = lambda step: None,
 ) -> None:
-    """Trains both steps, one after the other, from equal random states."""
-    found = []
+    """Trains with both steps, one after the other, from equal random states."""
+    results = []
     for trained in (captured, plain):
         torch.manual_seed(3)
         losses: list[Tensor] = []
         for x, y in batches:
             losses.append(captured(x, y) if trained is captured else plain.step.run(x, (y,)))
             after(trained)
-        found.append(torch.stack(losses))
-        found.append(torch.rand(3, device="cuda"))  # both generators end at equal positions
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[3])
+        results.append(torch.stack(losses))
+        results.append(torch.rand(3, device="cuda"))  # both generators have to end at the same position
+    assert torch.equal(results[0], results[2])
+    assert torch.equal(results[1], results[3])
     for a, b in zip(
         (*captured.step.net.parameters(), *captured.step.net.buffers()),
         (*plain.step.net.parameters(), *plain.step.net.buffers()),
@@ -98,20 +100,20 @@ def graphs_of(captured: CapturedStep) -> int:
 @pytest.mark.parametrize("make", [feed_forward, recurrent, normed])
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
 @pytest.mark.parametrize("states", graphs.STATES)
-def test_a_hundred_steps(make: Callable[[], nn.Module], optimizer: Any, states: str) -> None:
+def test_hundred_steps_equal_steps_without_a_graph(make: Callable[[], nn.Module], optimizer: Any, states: str) -> None:
     torch.manual_seed(0)
     captured, plain = both(
         make().cuda(), lambda n: graphs.capture(n, loss_of, optimizer(n), states=states, max_norm=1.0)
     )
     assert_equal_training(captured, plain, [data(i) for i in range(100)])
-    # With "carry", only the first call begins without states, so it is not captured.
+    # With "carry", only the first call starts without states, and it is not captured.
     assert graphs_of(captured) == 1
     if states == "carry":
         for (_, a), (_, b) in zip(neurons(captured.step.net), neurons(plain.step.net), strict=True):
             assert all(torch.equal(s, t) for s, t in zip(a.states, b.states, strict=True))
 
 
-def test_autocast_a_scaler_and_a_scheduler() -> None:
+def test_autocast_scaler_and_scheduler() -> None:
     def make(net: nn.Module) -> CapturedStep:
         scaler = torch.amp.GradScaler("cuda", init_scale=2.0**18, growth_interval=7)
         return graphs.capture(net, loss_of, sgd(net), autocast=torch.float16, scaler=scaler, max_norm=1.0)
@@ -130,7 +132,7 @@ def test_autocast_a_scaler_and_a_scheduler() -> None:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_the_last_smaller_batch_and_other_lengths(packing: bool) -> None:
+def test_smaller_last_batch_and_other_lengths(packing: bool) -> None:
     torch.manual_seed(0)
     captured, plain = both(feed_forward().cuda(), lambda n: graphs.capture(n, loss_of, adamw(n)))
     batches = [data(i, 13 if i % 5 == 4 else 48, 4 if i % 7 == 6 else 6) for i in range(40)]
@@ -151,11 +153,11 @@ def test_graphs_share_memory() -> None:
         captured(*data(0, 4000))
     torch.cuda.synchronize()
     assert graphs_of(captured) == 2
-    # The second graph shares the first one's memory for activations; it allocates inputs and gradients alone.
+    # The second graph shares the memory for activations with the first one. It only allocates inputs and gradients.
     assert torch.cuda.memory_reserved() - before < 40 * 2**20
 
 
-def test_gradients_alone_are_added() -> None:
+def test_gradients_without_an_optimizer_accumulate() -> None:
     torch.manual_seed(0)
     captured, plain = both(feed_forward().cuda(), lambda n: graphs.capture(n, loss_of))
     twice = [0]
@@ -190,14 +192,14 @@ def test_validation_between_steps() -> None:
 
 
 class Reading(nn.Module):
-    """A layer that waits for the device."""
+    """A layer that waits for the GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.amax().item()
 
 
 class Synchronizing(nn.Module):
-    """A layer that waits for the device in a way that a rehearsal does not detect."""
+    """A layer that waits for the GPU in a way that a rehearsal does not detect."""
 
     def forward(self, x: Tensor) -> Tensor:
         torch.cuda.synchronize()
@@ -217,21 +219,21 @@ class Synchronizing(nn.Module):
         ),
     ],
 )
-def test_what_cannot_be_captured_runs_by_python(module: Callable[[], nn.Module], words: str) -> None:
+def test_uncapturable_steps_run_in_python(module: Callable[[], nn.Module], words: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(37, 32), module(), LIF(), nn.Linear(32, 10)).cuda()
     captured, plain = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
     with pytest.warns(CaptureWarning, match=words):
         assert_equal_training(captured, plain, [data(i) for i in range(8)])
     assert graphs_of(captured) == 0
-    # A failed capture has no effects: another capture works, and draws from the generator.
+    # A failed capture has no lasting effects: the next capture works, and the generator can be used.
     torch.manual_seed(0)
     captured, plain = both(feed_forward().cuda(), lambda n: graphs.capture(n, loss_of, sgd(n)))
     assert_equal_training(captured, plain, [data(i) for i in range(8)])
     assert graphs_of(captured) == 1
 
 
-def test_a_network_that_moves_to_the_gpu_later() -> None:
+def test_network_can_move_to_the_gpu_later() -> None:
     net = feed_forward()
     captured = graphs.capture(net, loss_of, torch.optim.SGD(net.parameters(), lr=0.1))
     x, y = data(0)
@@ -243,7 +245,7 @@ def test_a_network_that_moves_to_the_gpu_later() -> None:
     assert graphs_of(captured) == 1
 
 
-def test_a_report_on_a_gpu() -> None:
+def test_explain_on_a_gpu() -> None:
     report = explain(feed_forward().cuda(), data(0)[0])
     assert report.verdict.startswith("compiled kernels run all 2 neurons")
     assert report.seconds > 0

@@ -1,4 +1,6 @@
-"""A class name has one owner, so that a search for it finds one idea. Exceptions are listed with reasons."""
+"""Each class name belongs to one class, so that a search for the name finds one concept. Exceptions are listed with
+reasons.
+"""
 
 from __future__ import annotations
 
@@ -50,36 +52,36 @@ SEVERAL_OWNERS: Mapping[str, str] = {
 
 
 def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """Returns the classes that are defined in several places, by name."""
-    found: dict[str, list[str]] = defaultdict(list)
+    """Returns the classes that are defined in several places: for each name, the places."""
+    classes: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.ClassDef):
-                found[node.name].append(f"{path}:{node.lineno}")
-    return {name: places for name, places in found.items() if len(places) > 1}
+                classes[node.name].append(f"{path}:{node.lineno}")
+    return {name: places for name, places in classes.items() if len(places) > 1}
 
 
 @functools.cache
-def found_here() -> dict[str, list[str]]:
+def duplicated_names() -> dict[str, list[str]]:
     return owners({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES})
 
 
-def test_a_class_name_has_one_owner() -> None:
-    found = found_here()
-    unlisted = {name: places for name, places in found.items() if name not in SEVERAL_OWNERS}
+def test_class_names_are_unique() -> None:
+    duplicates = duplicated_names()
+    unlisted = {name: places for name, places in duplicates.items() if name not in SEVERAL_OWNERS}
     assert not unlisted, "give one of each another name, or list it with the reason"
-    assert not SEVERAL_OWNERS.keys() - found.keys(), "these have one owner: take them off the list"
+    assert not SEVERAL_OWNERS.keys() - duplicates.keys(), "these have one owner: take them off the list"
 
 
-def test_the_files_that_stand_twice_are_equal_and_no_more() -> None:
+def test_duplicated_files_are_equal() -> None:
     twice = [name for name, reason in SEVERAL_OWNERS.items() if reason == _SAME_FILE]
-    files = {place.rpartition("/")[2].partition(":")[0] for name in twice for place in found_here()[name]}
+    files = {place.rpartition("/")[2].partition(":")[0] for name in twice for place in duplicated_names()[name]}
     assert files == {"versions.py"}
     for name in twice:
-        assert len(found_here()[name]) == 2
+        assert len(duplicated_names()[name]) == 2
 
 
 @pytest.mark.parametrize("second", ["class A: ...", "def f():\n    class A: ..."])
-def test_a_second_owner_is_found(second: str) -> None:
+def test_second_class_of_a_name_is_found(second: str) -> None:
     assert owners({"x.py": "class A: ...", "y.py": second}) == {"A": ["x.py:1", f"y.py:{1 + second.count(chr(10))}"]}
     assert owners({"x.py": "class A: ...", "y.py": "class B: ..."}) == {}

@@ -1,4 +1,6 @@
-"""Recurrent steps in thread-block clusters: their source compiles, and on a GPU, they equal the plain loop."""
+"""Recurrent steps in thread-block clusters: the generated source compiles, and on a GPU, the results equal the plain
+loop.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ gpu = pytest.mark.gpu
 HOPPER = (9, 0)
 CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0, stored=1, compact=True))
 
-# Divisions with one or several warps for a sum; with matrices in registers, in shared memory, in neither, and in both;
-# with one or two slots for sent values.
+# Divisions of a loop among the blocks of a cluster: with one or several warps for a sum; with matrices in registers, in
+# shared memory, in neither, or in both; with one or two slots for the values that blocks send.
 DIVISIONS = (
     Cluster(2, 1, 1),
     Cluster(4, 2, 2),
@@ -62,26 +64,28 @@ DIVISIONS = (
 def dtypes_of(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memory) -> list[torch.dtype]:
     """Returns the dtypes of a kernel's tensors."""
     carried = list(loop.carried.values())
-    found = []
+    dtypes = []
     for port in params:
         if port in memory.tensors:
-            found.append(memory.tensors[port].dtype)
+            dtypes.append(memory.tensors[port].dtype)
         elif port.role in (Role.STATE, Role.FINAL_STATE):
-            found.append(carried[port.index][1])
+            dtypes.append(carried[port.index][1])
         elif port.role is Role.MATRIX:
-            found.append(memory.matrices[port.index].dtype)
+            dtypes.append(memory.matrices[port.index].dtype)
         else:
             assert port.role is Role.LIFTED
-            found.append(over.lifted[port.index].dtype)
-    return found
+            dtypes.append(over.lifted[port.index].dtype)
+    return dtypes
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records each loop's kernel for an H100: ``"forward"``, ``"backward"``, or the reason why there is none."""
+    """Records, for each loop compiled for an H100, ``"forward"``, ``"backward"``, or the reason why it has no
+    kernel.
+    """
     if why_no_nvrtc() is not None:
         pytest.skip("NVRTC is not there: a build of torch without CUDA")
-    found: list[str] = []
+    directions: list[str] = []
     original = Loops.kernel
 
     def kernel(
@@ -94,15 +98,15 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             try:
                 written = cluster_source("loop", _one_launch._spec(over, loop, memory, cores), cluster)
             except NotOneLaunchError as error:
-                found.append(str(error))
+                directions.append(str(error))
                 continue
             dtypes = dtypes_of(written.source.params, loop, over, memory)
             assert CudaKernel(written.source).cubin(dtypes, HOPPER)
-            found.append(over.direction)
+            directions.append(over.direction)
         return original(self, step, over, loop, memory, tiles)
 
     monkeypatch.setattr(Loops, "kernel", kernel)
-    return found
+    return directions
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the kernels run")
@@ -111,7 +115,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, Late, LowRank, SLSTM], ids=lambda cell: cell.__name__
 )
-def test_sources_compile_for_a_gpu_that_is_not_there(
+def test_sources_compile_without_a_gpu(
     cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None
 ) -> None:
     core = made(cell, 37, Powers(), dtype)
@@ -121,22 +125,24 @@ def test_sources_compile_for_a_gpu_that_is_not_there(
     assert dtype != torch.float32 or len(compiled) == 4
 
 
-def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    """Checks that the first division has the fewest turns, then the fewest rows and blocks, and two warps for a sum."""
-    found: dict[tuple[str, int], Cluster | None] = {}
+def test_preferred_division(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
+    """Checks the preferred division. It has the fewest passes, then the fewest rows and blocks, and two warps for a
+    sum.
+    """
+    divisions: dict[tuple[str, int], Cluster | None] = {}
 
     def kernel(
         self: Loops, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> Any:
         for rows in (128, 600):
             many = dataclasses.replace(loop, num_rows=rows)
-            found[over.direction, rows] = next(_clusters.clusters_for(many, 132, from_zero=over.from_zero), None)
+            divisions[over.direction, rows] = next(_clusters.clusters_for(many, 132, from_zero=over.from_zero), None)
         raise NotOneLaunchError("its divisions are looked at")
 
     monkeypatch.setattr(Loops, "kernel", kernel)
     core = made(RLIF, 256, Powers(), torch.float32)
     differentiated(core, sequences(core, 2, 3, 256, dtype=torch.float32), "triton", state_seqs=False)
-    assert found == {
+    assert divisions == {
         ("forward", 128): Cluster(4, 2, 1),
         ("forward", 600): Cluster(4, 2, 3),
         ("backward", 128): Cluster(4, 2, 1),
@@ -148,48 +154,48 @@ def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpret
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records descriptions of how loops ran. Loops that fit into one program run in clusters, too."""
-    found: list[str] = []
+def descriptions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Records descriptions of how loops ran. Loops that fit into one program run in clusters as well."""
+    texts: list[str] = []
     original = _one_launch.InClusters.run
 
     launch = LaunchedClusters.__call__
     directions: dict[LaunchedClusters, str] = {}
 
-    def noted(self: Any, over: OverTime) -> str:
+    def record(self: Any, over: OverTime) -> str:
         directions[self.kernel.launch(self.tensors(over), self.groups, self.numbers)] = over.direction
         return original(self, over)
 
-    def launched(self: LaunchedClusters, *given: Any) -> None:  # repeated calls launch, too
-        launch(self, *given)
-        found.append(directions[self])
+    def launched(self: LaunchedClusters, *arguments: Any) -> None:  # repeated calls launch through this method as well
+        launch(self, *arguments)
+        texts.append(directions[self])
 
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     monkeypatch.setattr(_one_launch, "held_tiles", lambda *_, **__: None)
-    monkeypatch.setattr(_one_launch.InClusters, "run", noted)
+    monkeypatch.setattr(_one_launch.InClusters, "run", record)
     monkeypatch.setattr(LaunchedClusters, "__call__", launched)
-    return found
+    return texts
 
 
 @gpu
 @pytest.mark.parametrize(("batch", "size"), [(1, 1), (37, 33), (9, 128), (37, 250), (130, 256), (300, 137)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_it_is_the_loop(
-    batch: int, size: int, dtype: torch.dtype, told: list[str], monkeypatch: pytest.MonkeyPatch
+def test_clusters_equal_the_loop(
+    batch: int, size: int, dtype: torch.dtype, descriptions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if dtype != torch.float32:  # in other dtypes, exchange through global memory is faster
+    if dtype != torch.float32:  # in other dtypes, blocks exchange faster through global memory
         divisions = [Cluster(blocks, 1, row_tiles) for row_tiles in (1, 2) for blocks in (4, 8)]
         monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter(divisions))
     check(RLIF, 20, batch, size, dtype)
-    assert told == ["forward", "backward"]
+    assert descriptions == ["forward", "backward"]
 
 
 @gpu
 @pytest.mark.parametrize("cluster", DIVISIONS, ids=repr)
-def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divisions_equal_the_loop(cluster: Cluster, descriptions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter([cluster]))
     check(RLIF, 7, 45, 120, torch.float32)
-    assert told == ["forward", "backward"]
+    assert descriptions == ["forward", "backward"]
 
 
 @gpu
@@ -197,10 +203,10 @@ def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.Monkey
     "cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0, stored=1, compact=True)], ids=repr
 )
 @pytest.mark.parametrize("cell", [GRU, LSTM, GatedGRU, Masked, LowRank, Hidden], ids=lambda cell: cell.__name__)
-def test_divisions_of_cells(
-    cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
+def test_divisions_of_several_matrices_equal_the_loop(
+    cell: type[Cell], cluster: Cluster, descriptions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests several matrices, partly in shared memory or outside of it, and one slot for one sent value."""
+    """Tests several matrices, some of them in shared memory or in global memory, with one slot for one sent value."""
 
     def division(loop: Loop, *_: Any, **__: Any) -> Any:
         one = cluster.stored is not None and len(loop.exchanges) == 1
@@ -208,61 +214,63 @@ def test_divisions_of_cells(
 
     monkeypatch.setattr(_one_launch, "clusters_for", division)
     check_dense(cell, 120)
-    assert "forward" in told
+    assert "forward" in descriptions
 
 
 @gpu
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
-def test_cells(cell: type[Cell], told: list[str]) -> None:
-    """Compares bits with the loop, in sums of one term. Cells that do not fit a cluster run in kernels without them."""
+def test_cells_equal_the_loop(cell: type[Cell], descriptions: list[str]) -> None:
+    """Compares the bits with those of the loop, in sums with only one term. Cells that do not fit into a cluster run in
+    other kernels.
+    """
     check_equal(cell, "triton")
 
 
 @gpu
 @pytest.mark.parametrize("cell", [GRU, LSTM, LowRank, SLSTM], ids=lambda cell: cell.__name__)
-def test_real_numbers(cell: type[Cell], told: list[str]) -> None:
+def test_dense_matrices_in_float32(cell: type[Cell], descriptions: list[str]) -> None:
     check_dense(cell, 144)
 
 
 @gpu
 @pytest.mark.parametrize(("precision", "bits"), [("high", 14), ("medium", 6)])
-def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, told: list[str]) -> None:
+def test_float32_follows_the_precision_setting(precision: str, bits: int, descriptions: list[str]) -> None:
     check_bits(144, precision, bits)
-    assert told == ["forward"]
+    assert descriptions == ["forward"]
 
 
 @gpu
 @pytest.mark.parametrize("cell", [GRU, LSTM], ids=lambda cell: cell.__name__)
-def test_gates_in_half_precision(cell: type[Cell], told: list[str]) -> None:
+def test_gates_in_half_precision(cell: type[Cell], descriptions: list[str]) -> None:
     check_dense(cell, 144, torch.bfloat16, 6e-2)
-    assert "forward" in told  # in bfloat16, some backwards take several launches
+    assert "forward" in descriptions  # in bfloat16, some backwards take several launches
 
 
 def check_dense(cell: type[Cell], size: int, dtype: torch.dtype = torch.float32, tolerance: float = 2e-5) -> None:
-    """Compares results with dense matrices with float64, within the rounding of float32."""
+    """Compares the results for dense matrices with float64, within the rounding of float32."""
     core = made(cell, size, Dense(), dtype)
     tensors = sequences(core, 12, 50, size, dtype=dtype, bits=10)
-    got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
+    actual, gradients = differentiated(core, tensors, "triton", state_seqs=False)
     exact = made(cell, size, Dense(), torch.float64)
-    wanted, exact_gradients = differentiated(
+    expected, exact_gradients = differentiated(
         exact, tuple(t.detach().double().requires_grad_() for t in tensors), None, state_seqs=False
     )
-    for a, b in zip([*got, *gradients], [*wanted, *exact_gradients], strict=True):
+    for a, b in zip([*actual, *gradients], [*expected, *exact_gradients], strict=True):
         assert a is not None
         assert b is not None
         assert (a.double() - b).abs().max() < tolerance * b.abs().max().clamp(min=1)
 
 
 @gpu
-def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
+def test_ten_thousand_launches_on_two_streams(descriptions: list[str]) -> None:
     check_on_two_streams(256, torch.float32)
-    assert set(told) == {"forward"}  # repeated calls run as they were recorded
+    assert set(descriptions) == {"forward"}  # repeated calls run in the way that was recorded first
 
 
 @gpu
 @pytest.mark.parametrize("clusters", [True, False], ids=["clusters", "programs"])
-def test_two_processes_on_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests processes that alternate on one GPU: no block may wait for a block that does not run."""
+def test_two_processes_share_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs two processes that alternate on one GPU. A block must not wait for a block that is not running."""
     monkeypatch.setenv("FLEXSN_CLUSTERS", str(int(clusters)))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn, initializer=in_step, initargs=(spawn.Barrier(2),)) as pool:
@@ -273,7 +281,7 @@ def test_two_processes_on_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatc
 
 
 @gpu
-def test_a_thread_that_has_used_no_gpu(told: list[str]) -> None:
+def test_thread_without_a_gpu_context(descriptions: list[str]) -> None:
     core = made(RLIF, 256, Powers())
     tensors = tuple(t.detach() for t in sequences(core, 4, 20, 256))
     expected = run(core, tensors, None)
@@ -281,11 +289,11 @@ def test_a_thread_that_has_used_no_gpu(told: list[str]) -> None:
         results = pool.submit(run, core, tensors, "triton").result()
     for a, b in zip(results, expected, strict=True):
         assert torch.equal(a, b)
-    assert told == ["forward"]
+    assert descriptions == ["forward"]
 
 
 @gpu
-def test_in_a_cuda_graph(told: list[str]) -> None:
+def test_clusters_run_in_a_cuda_graph(descriptions: list[str]) -> None:
     core = made(RLIF, 256, Powers())
     x, s, v = (t.detach() for t in sequences(core, 5, 33, 256))
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
@@ -303,7 +311,7 @@ def test_in_a_cuda_graph(told: list[str]) -> None:
 
 
 @gpu
-def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     core = made(RLIF, 256, Powers())
     tensors = tuple(t.detach() for t in sequences(core, 3, 16, 256))
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)

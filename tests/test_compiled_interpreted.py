@@ -1,4 +1,4 @@
-"""Launches of a compiled scan in Triton's interpreter: the kernels of a step's graph equal the operator's loops."""
+"""Launches of a compiled scan in Triton's interpreter: kernels from the graph of a step equal the operator's loops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INTERVAL = 4
 
 
 class Here(KernelLowering):
-    """Lowering to the interpreter, which Inductor does not support, with checkpoints as in kernels."""
+    """A lowering to the interpreter, which Inductor does not support, with checkpoints as for kernels."""
 
     def __init__(self) -> None:
         super().__init__(on_cpu="triton")
@@ -50,7 +50,7 @@ class Here(KernelLowering):
 
 
 def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
-    """Replaces the states in `args` that are zeros by NaN, because kernels must not read these."""
+    """Replaces initial states of zeros by NaN, because kernels must not read them."""
     values = list(args)
     for position in layout.zero_positions:
         values[position] = torch.full_like(values[position], torch.nan)
@@ -59,16 +59,16 @@ def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | BackwardLayout]]:
-    """Runs kernels instead of the operator's loops, and records their layouts."""
+    """Runs kernels instead of the operator's loops, and records the layouts of the kernels."""
     lowering: ScanLowering = Here()
-    seen: list[ScanLayout | BackwardLayout] = []
+    layouts: list[ScanLayout | BackwardLayout] = []
 
     def forward(core: Any, layout: ScanLayout, args: Sequence[Any]) -> tuple[Tensor, ...]:
-        seen.append(layout)
+        layouts.append(layout)
         return tuple(lowering.forward(core, layout, unwritten(args, layout)))
 
     def backward(core: Any, vjp: Any, layout: BackwardLayout, args: Sequence[Any]) -> tuple[Tensor, ...]:
-        seen.append(layout)
+        layouts.append(layout)
         return tuple(lowering.backward(core, vjp, layout, args))
 
     monkeypatch.setattr(operator, "forward_loop", forward)
@@ -76,21 +76,21 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | Backw
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     register_scan_lowering(lowering)
     torch._dynamo.reset()
-    yield seen
+    yield layouts
     torch._dynamo.reset()
 
 
-def values_and_gradients(run: Run, arguments: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[Any, Any]:
+def values_and_gradients(run: Run, arguments: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[Any, Any]:
     results = run(*arguments)
     generator = torch.Generator().manual_seed(1)
     loss = torch.stack([(r * torch.randn(r.shape, generator=generator)).sum() for r in results]).sum()
-    return [r.detach() for r in results], torch.autograd.grad(loss, wanted, materialize_grads=True)
+    return [r.detach() for r in results], torch.autograd.grad(loss, leaves, materialize_grads=True)
 
 
 @pytest.mark.long(all_but=["two_in_two_out-sequence", "alif-final"])
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_core(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_every_core_equals_the_operator(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
     scan, reference = PAIRS[kind]
     p = problem(case, 10, (3, 5))
     run = torch.compile(partial(scan, p.core, *p.counts), fullgraph=True, backend="aot_eager", dynamic=False)
@@ -104,25 +104,25 @@ def test_every_core(case: Case, kind: str, kernels: list[ScanLayout | BackwardLa
 @pytest.mark.long(all_but=["alif-final"])
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_states_of_zeros_are_not_read(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_zero_states_are_not_read(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
     scan, reference = PAIRS[kind]
     p = problem(case, 10, (3, 5))
     arguments = (*p.inputs, *(torch.zeros(()).expand(3, 5) for _ in p.states))
-    wanted = [leaf for leaf in p.leaves if not any(leaf is state for state in p.states)]
+    leaves = [leaf for leaf in p.leaves if not any(leaf is state for state in p.states)]
     zeros = (True,) * len(p.states)
     run = torch.compile(
         partial(scan, p.core, *p.counts, zero_states=zeros), fullgraph=True, backend="aot_eager", dynamic=False
     )
-    actual = values_and_gradients(run, arguments, wanted)
+    actual = values_and_gradients(run, arguments, leaves)
     forward, backward = kernels
     assert isinstance(forward, ScanLayout)
     assert isinstance(backward, BackwardLayout)
     assert forward.zero_states == backward.scan.zero_states == zeros
-    expected = values_and_gradients(partial(reference, p.core, *p.counts), arguments, wanted)
+    expected = values_and_gradients(partial(reference, p.core, *p.counts), arguments, leaves)
     torch.testing.assert_close(actual, expected)
 
 
-def test_layers_that_are_alike_are_traced_once(
+def test_equal_layers_are_traced_once(
     kernels: list[ScanLayout | BackwardLayout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: Recent[GraphSpecialization] = Recent()
@@ -134,17 +134,17 @@ def test_layers_that_are_alike_are_traced_once(
         spikes, _ = scan(first_core, 1, 1, 1, x, states[0])
         return scan(second_core, 1, 1, 1, 1.5 * spikes, states[1])
 
-    def check(layers: list[Any], wanted: list[Tensor], traced: int) -> None:
+    def check(layers: list[Any], required: list[Tensor], traced: int) -> None:
         torch._dynamo.reset()
         arguments = (first.inputs[0], first.states[0], second.states[0])
         run = torch.compile(partial(network, flex_sn_scan, *layers), fullgraph=True, backend="aot_eager")
-        actual = values_and_gradients(run, arguments, wanted)
-        expected = values_and_gradients(partial(network, eager_scan, *layers), arguments, wanted)
+        actual = values_and_gradients(run, arguments, required)
+        expected = values_and_gradients(partial(network, eager_scan, *layers), arguments, required)
         torch.testing.assert_close(actual, expected)
         assert len(made) == traced
 
     leaves = [*first.leaves, *second.states, *second.parameters]
-    check([first.core, second.core], leaves, traced=2)  # one forward and one backward, for both weights
+    check([first.core, second.core], leaves, traced=2)  # one forward and one backward, which both weights share
 
     def slower(x: Tensor, v: Tensor) -> Any:
         return first.core(0.5 * x, v)
@@ -152,7 +152,7 @@ def test_layers_that_are_alike_are_traced_once(
     check([first.core, slower], [*first.leaves, *second.states], traced=4)
 
 
-def test_only_the_gradients_that_are_needed(kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_only_required_gradients_are_computed(kernels: list[ScanLayout | BackwardLayout]) -> None:
     p = problem(CASES[10], 6, (3, 5))
     run = torch.compile(lambda *flat: flex_sn_scan(p.core, *p.counts, *flat)[1:2], fullgraph=True, backend="aot_eager")
     arguments = (*p.inputs, *(state.detach() for state in p.states))
@@ -167,7 +167,7 @@ def test_only_the_gradients_that_are_needed(kernels: list[ScanLayout | BackwardL
 
 @pytest.mark.long(all_but=["nhwc"])
 @pytest.mark.parametrize("order", [(0, 1, 3, 4, 2), (0, 4, 2, 1, 3), (1, 0, 2, 3, 4)], ids=["nhwc", "mixed", "time"])
-def test_inputs_in_another_order_in_memory(order: tuple[int, ...], kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_inputs_in_another_memory_order(order: tuple[int, ...], kernels: list[ScanLayout | BackwardLayout]) -> None:
     weight = torch.linspace(0.5, 1.5, 3).view(3, 1, 1).requires_grad_()
 
     def core(x: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,14 +182,14 @@ def test_inputs_in_another_order_in_memory(order: tuple[int, ...], kernels: list
     assert x.shape == shape
     assert not x.is_contiguous()
     run = torch.compile(partial(flex_sn_scan_final_state, core, 2, 1, 1), fullgraph=True, backend="aot_eager")
-    wanted = (x, bias, v, weight)
-    actual = values_and_gradients(run, (x, bias, v), wanted)
+    leaves = (x, bias, v, weight)
+    actual = values_and_gradients(run, (x, bias, v), leaves)
     assert len(kernels) == 2
-    expected = values_and_gradients(partial(eager_scan_final_state, core, 2, 1, 1), (x, bias, v), wanted)
+    expected = values_and_gradients(partial(eager_scan_final_state, core, 2, 1, 1), (x, bias, v), leaves)
     torch.testing.assert_close(actual, expected)
 
 
-def test_a_core_that_no_kernel_can_be_made_of(kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_core_without_kernels_runs_as_a_loop(kernels: list[ScanLayout | BackwardLayout]) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + x.cumsum(-1)
         return h, h
@@ -199,7 +199,7 @@ def test_a_core_that_no_kernel_can_be_made_of(kernels: list[ScanLayout | Backwar
         run(torch.zeros(3, 4), torch.zeros(4))
 
 
-def test_where_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     lowering = KernelLowering()
     monkeypatch.setenv("CXX", "no-such-compiler")
     why = lowering.why_unavailable([torch.zeros(3, 4), torch.zeros(4)])

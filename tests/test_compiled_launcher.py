@@ -1,4 +1,4 @@
-"""Training steps of the compiled launcher, which equal those of Python in results, gradients and refusals."""
+"""Training steps in the compiled launcher: they have the results, gradients and errors of steps launched by Python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def _data(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 class TwoInTwoOut(nn.Module):
-    """A step with two inputs, two outputs, one of which has no gradient, and a captured tensor for each channel."""
+    """A step with two inputs, two outputs (one of them without a gradient), and a captured tensor with a value per
+    channel.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,8 +70,8 @@ NEURONS: dict[str, Callable[[Any], tuple[FlexSN, int]]] = {
 def _step(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Returns outputs, final states and gradients of a training step after a reset."""
     neuron.reset()
-    found = neuron(*inputs)
-    outputs = [found] if isinstance(found, Tensor) else list(found)
+    results = neuron(*inputs)
+    outputs = [results] if isinstance(results, Tensor) else list(results)
     outputs += neuron.states
     learned = [*inputs, *neuron.parameters()]
     weighed = [(o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype, device=o.device).view_as(o)).sum() for o in outputs]
@@ -80,7 +82,7 @@ def _step(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", NEURONS)
 @pytest.mark.long(all_but=["lif-torch.float32", "two-torch.float32", "plif-torch.bfloat16"])
-def test_equals_python(
+def test_launcher_equals_python(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, native_runs: list[NativeScan]
 ) -> None:
     _compare(*NEURONS[name]("cpp"), CPU, dtype, monkeypatch, native_runs)
@@ -89,7 +91,7 @@ def test_equals_python(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", NEURONS)
-def test_equals_python_on_the_gpu(
+def test_launcher_equals_python_on_the_gpu(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, native_runs: list[NativeScan]
 ) -> None:
     neuron, count = NEURONS[name]("triton")
@@ -112,8 +114,8 @@ def _compare(
     assert not native_runs
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
     for _ in range(4):
-        found = _step(neuron, inputs)
-        assert all(map(torch.equal, found, expected))
+        results = _step(neuron, inputs)
+        assert all(map(torch.equal, results, expected))
     assert len(native_runs) >= 2
 
 
@@ -128,17 +130,17 @@ def test_streams_and_memory_on_the_gpu(native_runs: list[NativeScan]) -> None:
         with torch.cuda.stream(stream):
             for _ in range(3):
                 neuron.reset()
-                (found,) = torch.autograd.grad(neuron(x), x, weight)
+                (gradient,) = torch.autograd.grad(neuron(x), x, weight)
         torch.cuda.synchronize()
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradient, expected)
     assert native_runs
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         neuron.reset()
-        (found,) = torch.autograd.grad(neuron(x), x, weight)
-    found.zero_()
+        (gradient,) = torch.autograd.grad(neuron(x), x, weight)
+    gradient.zero_()
     graph.replay()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradient, expected)
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2**20) / total))
     try:
@@ -151,7 +153,7 @@ def test_streams_and_memory_on_the_gpu(native_runs: list[NativeScan]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("in_caller", [False, True])
-def test_a_thread_that_has_used_no_gpu(in_caller: bool, native_runs: list[NativeScan]) -> None:
+def test_thread_without_a_gpu_context(in_caller: bool, native_runs: list[NativeScan]) -> None:
     neuron, x = LIF(), _data(5, 3, 1000).detach().cuda().requires_grad_()
     weight = torch.randn(5, 3, 1000, device="cuda")
     for _ in range(3):
@@ -159,22 +161,22 @@ def test_a_thread_that_has_used_no_gpu(in_caller: bool, native_runs: list[Native
         torch.autograd.grad(neuron(x), x, weight)
     expected = _gradient(x, weight)
     torch.cuda.synchronize()
-    found: list[Tensor] = []
+    results: list[Tensor] = []
 
     def work() -> None:
         y, _ = neuron.step(x)
         with torch.autograd.set_multithreading_enabled(not in_caller):
-            found.extend(torch.autograd.grad(y, x, weight))
+            results.extend(torch.autograd.grad(y, x, weight))
 
     native_runs.clear()
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert native_runs
-    torch.testing.assert_close(found, [expected])
+    torch.testing.assert_close(results, [expected])
 
 
-def test_states_that_are_carried(native_runs: list[NativeScan]) -> None:
+def test_states_are_carried(native_runs: list[NativeScan]) -> None:
     neuron, loop = _lif(), LIF(backend="torch")
     x = _data(4, 70)
     for neuron_or_loop in (neuron, loop):
@@ -191,7 +193,7 @@ def test_states_that_are_carried(native_runs: list[NativeScan]) -> None:
 
 @pytest.fixture
 def ready(native_runs: list[NativeScan]) -> tuple[LIF, Tensor]:
-    """Returns a neuron whose calls the compiled launcher makes, and an input for these calls."""
+    """Returns a neuron that the compiled launcher already runs, and an input for it."""
     neuron, x = _lif(), _data(5, 3, 19)
     for _ in range(3):
         neuron.reset()
@@ -217,32 +219,32 @@ def test_gradients_in_other_layouts(
     several = [dense, dense.transpose(0, 2).contiguous().transpose(0, 2), torch.ones(()).expand(5, 3, 19)]
     for gradient in [*several, *several]:
         neuron.reset()
-        (found,) = torch.autograd.grad(neuron(x), x, gradient)
-        torch.testing.assert_close(found, _gradient(x, gradient))
+        (actual,) = torch.autograd.grad(neuron(x), x, gradient)
+        torch.testing.assert_close(actual, _gradient(x, gradient))
     assert len(native_runs) == 6
-    assert python_gradients  # Python runs backwards with gradients in other layouts
+    assert python_gradients  # Python runs backwards whose gradients have other layouts
     python_gradients.clear()
-    for _ in range(2):  # from the second call on, the kernel is launched by address
+    for _ in range(2):  # from the second call on, the kernel is launched by its address
         neuron.reset()
         torch.autograd.grad(neuron(x), x, several[1])
     neuron.reset()
     assert not python_gradients
 
 
-def test_gradients_of_states_alone(ready: tuple[LIF, Tensor]) -> None:
+def test_gradients_of_only_states(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     loop = LIF(backend="torch")
     for _ in range(3):
-        found = []
+        results = []
         for one in (neuron, loop):
             one.reset()
             one(x)
-            found.append(torch.autograd.grad(one.states[0].sum(), x)[0])
-        torch.testing.assert_close(*found)
+            results.append(torch.autograd.grad(one.states[0].sum(), x)[0])
+        torch.testing.assert_close(*results)
 
 
 class Rectangle(torch.autograd.Function):
-    """A spike whose backward reads the width of its derivative."""
+    """A spike whose backward reads the width of its derivative from a variable."""
 
     width = 1.0
 
@@ -264,7 +266,7 @@ def _rectangular(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _about_to_go_back(native_runs: list[NativeScan]) -> tuple[FlexSN, Tensor]:
-    """Returns a neuron of `_rectangular` steps, and outputs that the compiled launcher has computed."""
+    """Returns a neuron with `_rectangular` as its step, and outputs that the compiled launcher has computed."""
     x, neuron = _data(4, 33), FlexSN(_rectangular, 1, 1, 1, backend="cpp")
     for _ in range(3):
         neuron.reset()
@@ -280,17 +282,17 @@ def _about_to_go_back(native_runs: list[NativeScan]) -> tuple[FlexSN, Tensor]:
     return neuron, y
 
 
-def test_backward_asks_whether_what_was_read_is_there(
+def test_backward_checks_values_read_in_the_forward(
     native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neuron, y = _about_to_go_back(native_runs)
     monkeypatch.setattr(Rectangle, "width", 2.0)
-    with pytest.raises(CapturedTensorError, match="width: assigned anew between the forward and the backward"):
+    with pytest.raises(CapturedTensorError, match="width was replaced between the forward and the backward"):
         y.sum().backward()
-    del neuron  # the neuron has to exist until the backward ends
+    del neuron  # the neuron must exist until the backward ends
 
 
-def test_changes_in_place_are_refused(ready: tuple[LIF, Tensor]) -> None:
+def test_in_place_changes_are_refused(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     y = neuron(x)
     with torch.no_grad():
@@ -299,7 +301,7 @@ def test_changes_in_place_are_refused(ready: tuple[LIF, Tensor]) -> None:
         y.sum().backward()
 
 
-def test_no_second_gradient(ready: tuple[LIF, Tensor]) -> None:
+def test_second_derivative_is_refused(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     (gradient,) = torch.autograd.grad(neuron(x).sum(), x, create_graph=True)
     torch.testing.assert_close(gradient, _gradient(x, torch.ones(5, 3, 19)))
@@ -307,13 +309,13 @@ def test_no_second_gradient(ready: tuple[LIF, Tensor]) -> None:
         gradient.sum().backward()
 
 
-def test_not_several_gradients_at_once(ready: tuple[LIF, Tensor]) -> None:
+def test_batched_gradients_are_refused(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     with pytest.raises(TransformError, match="is_grads_batched"):
         torch.autograd.grad(neuron(x), x, torch.randn(2, 5, 3, 19), is_grads_batched=True)
 
 
-def test_graph_is_used_twice_or_freed(ready: tuple[LIF, Tensor]) -> None:
+def test_graph_can_be_retained_or_is_freed(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     total = neuron(x).sum()
     first = torch.autograd.grad(total, x, retain_graph=True)
@@ -322,7 +324,7 @@ def test_graph_is_used_twice_or_freed(ready: tuple[LIF, Tensor]) -> None:
         torch.autograd.grad(total, x)
 
 
-def test_saved_tensors_have_hooks(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+def test_saved_tensor_hooks_run(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
     packed = []
 
@@ -337,7 +339,7 @@ def test_saved_tensors_have_hooks(ready: tuple[LIF, Tensor], native_runs: list[N
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], _gradient(x, torch.ones(5, 3, 19)))
 
 
-def test_hooks_that_fail_are_told(ready: tuple[LIF, Tensor]) -> None:
+def test_errors_of_hooks_are_raised(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
 
     def fail(tensor: Tensor) -> Tensor:
@@ -354,7 +356,7 @@ def test_hooks_that_fail_are_told(ready: tuple[LIF, Tensor]) -> None:
         y.sum().backward()
 
 
-def test_checkpointed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+def test_launcher_under_checkpointing(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
 
     def run(x: Tensor) -> Any:
@@ -362,12 +364,12 @@ def test_checkpointed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) 
         return neuron(x)
 
     y = checkpoint(run, x, use_reentrant=False)
-    (found,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(found, _gradient(x, torch.ones(5, 3, 19)))
+    (actual,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(actual, _gradient(x, torch.ones(5, 3, 19)))
     assert len(native_runs) == 2
 
 
-def test_anomalies_are_found(ready: tuple[LIF, Tensor]) -> None:
+def test_anomaly_mode_finds_nan(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     gradient = torch.full((5, 3, 19), torch.nan)
     with torch.autograd.set_detect_anomaly(True):
@@ -379,7 +381,7 @@ def test_anomalies_are_found(ready: tuple[LIF, Tensor]) -> None:
             y.backward(gradient)
 
 
-def test_autocast_and_modes(ready: tuple[LIF, Tensor]) -> None:
+def test_launcher_under_autocast_and_modes(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     expected = neuron(x)
     for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
@@ -399,19 +401,19 @@ def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
         neuron(x).sum().backward()
     neuron.reset()
     y = neuron(x)
-    gone = weakref.ref(neuron)
-    del neuron  # until here, its state holds the graph
+    reference = weakref.ref(neuron)
+    del neuron  # until now, its state keeps the graph alive
     native_runs.clear()
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     torch.testing.assert_close(
         torch.autograd.grad(y.sum(), x, retain_graph=True)[0], _gradient(x, torch.ones(5, 41), tau=3.0)
     )
-    with pytest.raises(StepGoneError, match="its neuron is gone, or has run with many other settings"):
+    with pytest.raises(StepGoneError, match="its neuron was deleted, or has run with many other settings"):
         torch.autograd.grad(y, x, torch.rand(41, 5).T)
 
 
-def test_what_was_read_is_asked_for_when_the_step_is_gone(
+def test_changed_value_after_the_step_is_deleted(
     native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neuron, y = _about_to_go_back(native_runs)
@@ -422,7 +424,7 @@ def test_what_was_read_is_asked_for_when_the_step_is_gone(
         y.sum().backward()
 
 
-def test_layouts_that_take_turns_are_all_told(
+def test_alternating_layouts_are_distinguished(
     ready: tuple[LIF, Tensor], python_gradients: list[tuple[bool, ...]]
 ) -> None:
     neuron, x = ready
@@ -431,13 +433,13 @@ def test_layouts_that_take_turns_are_all_told(
     for turn in range(3):
         for gradient in layouts:
             neuron.reset()
-            (found,) = torch.autograd.grad(neuron(x), x, gradient)
-            torch.testing.assert_close(found, _gradient(x, gradient))
+            (actual,) = torch.autograd.grad(neuron(x), x, gradient)
+            torch.testing.assert_close(actual, _gradient(x, gradient))
         assert len(python_gradients) <= 2, turn
 
 
 class _Counting(TorchDispatchMode):
-    """A mode that records the operations in it."""
+    """A mode that records the operations that run under it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -448,8 +450,8 @@ class _Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_modes_see_what_they_see_of_python() -> None:
-    seen = []
+def test_dispatch_modes_record_the_same_operations() -> None:
+    operations = []
     for choice in ("python", "compiled"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FLEXSN_LAUNCHER", choice)
@@ -459,11 +461,11 @@ def test_modes_see_what_they_see_of_python() -> None:
                 y = neuron(x)
                 with _Counting() as mode:
                     torch.autograd.grad(y, x, torch.ones(5, 3, 27))
-                seen.append(mode.seen)
-    assert seen[:3] == seen[3:]
+                operations.append(mode.seen)
+    assert operations[:3] == operations[3:]
 
 
-def test_nothing_is_kept_for_good(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+def test_graphs_and_tensors_are_freed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
     y = neuron(x)
     program, scan = neuron.__dict__["_repeats"].program.scan, weakref.ref(native_runs[-1])
@@ -477,7 +479,7 @@ def test_nothing_is_kept_for_good(ready: tuple[LIF, Tensor], native_runs: list[N
     assert [one() for one in watched] == [None, None]
 
 
-def test_threads_share_a_neuron_s_kernels() -> None:
+def test_threads_share_the_kernels_of_a_neuron() -> None:
     x = _data(5, 3, 23)
     neuron = _lif()
     for _ in range(3):
@@ -502,7 +504,7 @@ def test_threads_share_a_neuron_s_kernels() -> None:
     assert not wrong
 
 
-def test_copies_begin_anew(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+def test_copies_start_without_recordings(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
     for twin in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
         neuron.reset()
@@ -522,7 +524,7 @@ def test_norms_and_packed_spikes(native_runs: list[NativeScan]) -> None:
 
     x = _data(7, 4, 6, 9)
     for fused in (False, True):
-        found = []
+        results = []
         for choice in ("python", "compiled"):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("FLEXSN_LAUNCHER", choice)
@@ -533,12 +535,12 @@ def test_norms_and_packed_spikes(native_runs: list[NativeScan]) -> None:
                         y = net(x)
                     gradients = torch.autograd.grad(y.sum(), [x, *net.parameters()])
                     functional.reset_net(net)
-                found.append([y, *gradients])
+                results.append([y, *gradients])
                 assert bool(native_runs) == (choice == "compiled")
-        assert all(map(torch.equal, *found))
+        assert all(map(torch.equal, *results))
 
 
-def test_profilers_of_launches_see_them(
+def test_launch_hooks_see_launches(
     ready: tuple[LIF, Tensor], native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neuron, x = ready
@@ -550,19 +552,19 @@ def test_profilers_of_launches_see_them(
     assert len(native_runs) == 1
 
 
-def test_a_tensor_that_is_given_twice_is_another_one_the_next_time(native_runs: list[NativeScan]) -> None:
-    """Tests inputs and gradients of outputs that are one tensor in one call and two tensors in the next."""
+def test_tensor_passed_twice_may_differ_in_the_next_call(native_runs: list[NativeScan]) -> None:
+    """Tests inputs, and gradients of outputs, that are one tensor in one call and two tensors in the next call."""
     step = lambda x, y, v: (v + x - y / 2, x * y, v / 2 + x)  # noqa: E731
     neuron, loop = (FlexSN(step, 2, 1, 2, backend=backend) for backend in ("cpp", "torch"))
     tensors = [_data(4, 33) for _ in range(2)]
     for first, second in ((0, 0), (0, 0), (0, 0), (0, 1), (1, 0)):
-        found = []
+        results = []
         for one in (neuron, loop):
             one.reset()
             outputs = one(tensors[first], tensors[second])
             weights = [tensors[first].detach(), tensors[second].detach()]
-            found.append([*outputs, *torch.autograd.grad(outputs, [tensors[first]], weights)])
-        torch.testing.assert_close(*found)
+            results.append([*outputs, *torch.autograd.grad(outputs, [tensors[first]], weights)])
+        torch.testing.assert_close(*results)
     assert len(native_runs) >= 3
 
 
@@ -581,13 +583,13 @@ def test_large_results_keep_their_memory(native_runs: list[NativeScan]) -> None:
 class _Extension:
     """A stand-in for the compiled extension."""
 
-    def __init__(self, *, there: bool = False, error: Exception | None = None) -> None:
-        self.there, self.error = there, error
+    def __init__(self, *, available: bool = False, error: Exception | None = None) -> None:
+        self.available, self.error = available, error
         self.builds: list[str] = []
         self.may_end = threading.Event()
 
     def kept(self) -> str | None:
-        return "file" if self.there else None
+        return "file" if self.available else None
 
     def build(self) -> str:
         self.builds.append("file")
@@ -608,7 +610,7 @@ def _launcher_of(extension: _Extension) -> Any:
     return launcher
 
 
-def test_it_is_compiled_beside_from_many_calls_on() -> None:
+def test_launcher_compiles_in_the_background_after_many_calls() -> None:
     extension = _Extension()
     launcher = _launcher_of(extension)
     assert launcher.get("auto", 63) is None
@@ -622,11 +624,11 @@ def test_it_is_compiled_beside_from_many_calls_on() -> None:
     assert len(extension.builds) == 1
 
 
-def test_what_is_there_is_loaded_at_once() -> None:
-    assert _launcher_of(_Extension(there=True)).get("auto", 1).__name__ == "loaded"
+def test_compiled_launcher_is_loaded_immediately() -> None:
+    assert _launcher_of(_Extension(available=True)).get("auto", 1).__name__ == "loaded"
 
 
-def test_without_a_compiler_python_goes_on() -> None:
+def test_python_launches_without_a_compiler() -> None:
     extension = _Extension(error=RuntimeError("no compiler"))
     extension.may_end.set()
     launcher = _launcher_of(extension)
@@ -643,7 +645,7 @@ def test_without_a_compiler_python_goes_on() -> None:
     assert len(extension.builds) == 1
 
 
-def test_who_asks_by_name_waits_for_what_is_being_compiled() -> None:
+def test_named_launcher_waits_for_a_running_compilation() -> None:
     extension = _Extension()
     launcher = _launcher_of(extension)
     launcher.get("auto", 64)
@@ -652,7 +654,7 @@ def test_who_asks_by_name_waits_for_what_is_being_compiled() -> None:
     assert len(extension.builds) == 1
 
 
-def test_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher_in_words(CPU) == "the compiled launcher"
     monkeypatch.setenv("FLEXSN_LAUNCHER", "auto")
     assert compiled_launcher(CPU, 1000) is None
@@ -665,14 +667,14 @@ def test_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> 
         compiled_launcher(CPU, 1)
 
 
-def test_explain_says_what_launches(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_names_the_launcher(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     neuron, _ = ready
     assert "steps of training that repeat are launched by: the compiled launcher" in neuron.explain()
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     assert "are launched by: Python, as FLEXSN_LAUNCHER says" in neuron.explain()
 
 
-def test_a_program_without_a_neuron() -> None:
+def test_program_without_a_neuron() -> None:
     from flexsn_runtime import prepare, remember, repeated_scan, scan
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -682,12 +684,12 @@ def test_a_program_without_a_neuron() -> None:
     x, v = _data(6, 13, dtype=torch.float64), _data(13, dtype=torch.float64)
 
     def run(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        found = repeated_scan(program, (x,), (v,))
-        if found is None:
+        results = repeated_scan(program, (x,), (v,))
+        if results is None:
             step, arguments = prepare(program, (x, v))
-            found = scan(step, arguments, state_seqs=False)
+            results = scan(step, arguments, state_seqs=False)
             remember(program, (x,), (v,), step, arguments)
-        return tuple(found)
+        return tuple(results)
 
     for _ in range(3):
         torch.stack([t.sum() for t in run(x, v)]).sum().backward()
@@ -695,7 +697,7 @@ def test_a_program_without_a_neuron() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["compiled", "python"])
-def test_a_backward_inside_of_a_fake_mode_is_refused_alike(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_inside_fake_tensor_mode_is_refused(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", launcher)
     neuron = _lif()
     for _ in range(3):  # the compiled launcher runs from the second call on

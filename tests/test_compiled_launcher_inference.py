@@ -1,4 +1,4 @@
-"""Calls without gradients in the compiled launcher: they equal the loop, and are launched without Python."""
+"""Calls without gradients in the compiled launcher: they equal the loop, and launch kernels without Python code."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def data(seed: int, device: str) -> Tensor:
 
 
 def pair(name: str, device: str, **settings: Any) -> tuple[FlexSN, FlexSN]:
-    """Makes a neuron with kernels, and an equal neuron with the loop."""
-    found = []
+    """Makes a neuron that runs kernels, and an equal neuron that runs the loop."""
+    neurons = []
     for backend in ("triton" if device == "cuda" else "cpp", "torch"):
         neuron = NEURONS[name]("auto").to(device)
         for attribute, value in settings.items():
             setattr(neuron, attribute, value)
         neuron.backend = "auto" if device == "cuda" and backend == "triton" else backend
-        found.append(neuron)
-    return found[0], found[1]
+        neurons.append(neuron)
+    return neurons[0], neurons[1]
 
 
 def assert_equal(neuron: FlexSN, loop: FlexSN, x: Tensor) -> None:
@@ -59,23 +59,23 @@ def assert_equal(neuron: FlexSN, loop: FlexSN, x: Tensor) -> None:
 )
 @pytest.mark.parametrize("name", NEURONS)
 @pytest.mark.long(all_but=["lif-*-cpu", "plif-sequence-cpu", "alif-single step-cpu"])
-def test_equals_the_loop_and_enters_no_python(
+def test_inference_equals_the_loop_without_python(
     name: str, settings: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neuron, loop = pair(name, device, **settings)
 
-    def given(seed: int) -> Tensor:
+    def input_of(seed: int) -> Tensor:
         return data(seed, device)[0] if "step_mode" in settings else data(seed, device)
 
     with torch.no_grad():
         for seed in range(4):
-            assert_equal(neuron, loop, given(seed))
-        monkeypatch.setattr(Plan, "run", None)  # the executor in Python
+            assert_equal(neuron, loop, input_of(seed))
+        monkeypatch.setattr(Plan, "run", None)  # the executor in Python is not called
         for seed in range(4, 7):
-            assert_equal(neuron, loop, given(seed))
+            assert_equal(neuron, loop, input_of(seed))
 
 
-def test_results_of_inference_mode_belong_to_it() -> None:
+def test_results_are_inference_tensors() -> None:
     neuron, loop = pair("lif", "cpu")
     with torch.inference_mode():
         for seed in range(3):
@@ -87,11 +87,11 @@ def test_results_of_inference_mode_belong_to_it() -> None:
     assert gradient.abs().sum() > 0
 
 
-def test_a_large_result_stays_with_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_results_are_launched_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flexsn_runtime.launches._large_memory.LARGE", 64)
     runs: list[object] = []
     run = Plan.run
-    monkeypatch.setattr(Plan, "run", lambda plan, given: (runs.append(plan), run(plan, given))[1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(Plan, "run", lambda plan, arguments: (runs.append(plan), run(plan, arguments))[1])  # type: ignore[func-returns-value]
     neuron, loop = pair("lif", "cpu")
     with torch.no_grad():
         for seed in range(4):
@@ -99,15 +99,15 @@ def test_a_large_result_stays_with_python(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(runs) == 4
 
 
-def test_nothing_is_kept_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[RepeatedFunction]] = []
     make = RepeatedFunction.__init__
 
-    def noted(scan: RepeatedFunction, *given: Any, **options: Any) -> None:
+    def record(scan: RepeatedFunction, *arguments: Any, **options: Any) -> None:
         made.append(weakref.ref(scan))
-        make(scan, *given, **options)
+        make(scan, *arguments, **options)
 
-    monkeypatch.setattr(RepeatedFunction, "__init__", noted)
+    monkeypatch.setattr(RepeatedFunction, "__init__", record)
     neuron, _ = pair("lif", "cpu")
     with torch.no_grad():
         for seed in range(3):

@@ -1,4 +1,4 @@
-"""Norms in a neuron's step: launches without Python, and gradients that a kernel completes after the backward."""
+"""Norms in the step of a neuron: launches without Python, and gradients that a kernel completes after the backward."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def _step(layer: NormNeuron, x: Tensor, weight: Tensor, of: Sequence[Tensor] | N
     """Returns outputs, statistics and gradients of a training step after a reset."""
     layer.neuron.reset()
     y = layer(x)
-    asked = [x, *(p for p in layer.parameters() if p.requires_grad)] if of is None else of
-    return [y.detach(), *layer.buffers(), *torch.autograd.grad(y, asked, weight)]
+    leaves = [x, *(p for p in layer.parameters() if p.requires_grad)] if of is None else of
+    return [y.detach(), *layer.buffers(), *torch.autograd.grad(y, leaves, weight)]
 
 
 def _by_python(layer: NormNeuron, x: Tensor, weights: Sequence[Tensor], of: Any = None) -> list[list[Tensor]]:
     twin = copy.deepcopy(layer)
-    asked = None if of is None else of(twin, x)
+    leaves = None if of is None else of(twin, x)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLEXSN_LAUNCHER", "python")
-        return [[t.clone() for t in _step(twin, x, weight, asked)] for weight in weights]
+        return [[t.clone() for t in _step(twin, x, weight, leaves)] for weight in weights]
 
 
 @pytest.mark.long(all_but=["cpu-torch.float32-contiguous-plif", "cpu-torch.bfloat16-last-lif"])
@@ -66,7 +66,7 @@ def _by_python(layer: NormNeuron, x: Tensor, weights: Sequence[Tensor], of: Any 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
-def test_equals_python_to_the_bit(
+def test_launcher_is_bitwise_equal_to_python(
     device: str,
     dtype: torch.dtype,
     memory_format: torch.memory_format,
@@ -80,14 +80,14 @@ def test_equals_python_to_the_bit(
     expected = _by_python(layer, x, weights)
     assert not native_runs
     python_gradients.clear()
-    for weight, wanted in zip(weights, expected, strict=True):
-        assert all(map(torch.equal, _step(layer, x, weight), wanted))
+    for weight, expected_results in zip(weights, expected, strict=True):
+        assert all(map(torch.equal, _step(layer, x, weight), expected_results))
     assert len(native_runs) == 4
     assert len({id(scan) for scan in native_runs}) == 1
     assert len(python_gradients) == 1
 
 
-def test_one_node(native_runs: list[NativeScan]) -> None:
+def test_layer_is_one_autograd_node(native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu"), _input("cpu")
     for _ in range(3):
         _step(layer, x, torch.ones(SHAPE))
@@ -123,7 +123,7 @@ def test_gradcheck(native_runs: list[NativeScan]) -> None:
     [lambda layer, x: [x], lambda layer, x: [layer.norm.weight], lambda layer, x: [x, layer.norm.bias]],
     ids=["input", "weight", "input and bias"],
 )
-def test_gradients_of_some(
+def test_gradients_of_some_inputs(
     device: str, of: Any, native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
 ) -> None:
     layer, x = _layer(device), _input(device)
@@ -133,24 +133,24 @@ def test_gradients_of_some(
         _step(layer, x, weight)
     python_gradients.clear()
     _step(layer, x, weights[3], of(layer, x))
-    assert len(python_gradients) == 1  # Python runs one backward, and then passes backwards to the launcher
+    assert len(python_gradients) == 1  # Python runs the first backward, and the launcher runs later ones
     assert all(map(torch.equal, _step(layer, x, weights[4], of(layer, x)), expected))
     assert len(python_gradients) == 1
     assert native_runs
 
 
 @pytest.mark.parametrize("norm", [lambda n: nn.BatchNorm2d(n, affine=False), nn.BatchNorm2d], ids=["none", "frozen"])
-def test_nothing_to_learn(norm: Callable[..., nn.Module], native_runs: list[NativeScan]) -> None:
+def test_norm_without_learned_weights(norm: Callable[..., nn.Module], native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu", norm=norm).requires_grad_(requires_grad=False), _input("cpu")
     weights = [torch.randn(SHAPE) for _ in range(4)]
-    for weight, wanted in zip(weights, _by_python(layer, x, weights), strict=True):
-        assert all(map(torch.equal, _step(layer, x, weight), wanted))
+    for weight, expected in zip(weights, _by_python(layer, x, weights), strict=True):
+        assert all(map(torch.equal, _step(layer, x, weight), expected))
     assert len(native_runs) == 3
 
 
 @pytest.mark.long(all_but=["compiled"])
 @pytest.mark.parametrize("choice", ["python", "compiled"])
-def test_checkpoints_find_the_same_saved_tensors_in_each_call(
+def test_checkpoint_saves_the_same_tensors_in_each_call(
     choice: str, native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", choice)
@@ -165,13 +165,13 @@ def test_checkpoints_find_the_same_saved_tensors_in_each_call(
         x = _input("cpu").detach()[:, :batch].clone().requires_grad_()
         weight = torch.randn_like(x)
         y = checkpoint(run, layer, x, use_reentrant=False)
-        (found,) = torch.autograd.grad(y, x, weight)
-        (wanted,) = torch.autograd.grad(run(twin, x), x, weight)
-        assert torch.equal(found, wanted)
+        (actual,) = torch.autograd.grad(y, x, weight)
+        (expected,) = torch.autograd.grad(run(twin, x), x, weight)
+        assert torch.equal(actual, expected)
     assert bool(native_runs) == (choice == "compiled")
 
 
-def test_saved_tensors_are_those_of_one_node(native_runs: list[NativeScan]) -> None:
+def test_saved_tensors_belong_to_one_node(native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu"), _input("cpu")
     counts = []
     for batch in (6, 6, 6, 6, 4, 4):
@@ -190,31 +190,29 @@ def test_saved_tensors_are_those_of_one_node(native_runs: list[NativeScan]) -> N
     assert native_runs
 
 
-def test_a_graph_that_outlives_its_layer_has_some_gradients(native_runs: list[NativeScan]) -> None:
+def test_graph_outlives_its_layer(native_runs: list[NativeScan]) -> None:
     layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
-    (wanted,) = _by_python(layer, x, [weight], lambda layer, x: [x])
+    (expected,) = _by_python(layer, x, [weight], lambda layer, x: [x])
     for _ in range(4):
         _step(layer, x, weight, [x])
     layer.neuron.reset()
     y = layer(x)
     del layer
     gc.collect()
-    assert torch.equal(torch.autograd.grad(y, x, weight)[0], wanted[-1])
+    assert torch.equal(torch.autograd.grad(y, x, weight)[0], expected[-1])
     assert native_runs
 
 
-def test_no_gradient_of_the_input(native_runs: list[NativeScan]) -> None:
+def test_input_without_a_gradient(native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu"), _input("cpu").detach()
     weights = [torch.randn(SHAPE) for _ in range(4)]
     learned = lambda layer, x: [*layer.parameters()]  # noqa: E731
-    for weight, wanted in zip(weights, _by_python(layer, x, weights, learned), strict=True):
-        assert all(map(torch.equal, _step(layer, x, weight, [*layer.parameters()]), wanted))
-    assert native_runs  # the launcher runs the scan alone
+    for weight, expected in zip(weights, _by_python(layer, x, weights, learned), strict=True):
+        assert all(map(torch.equal, _step(layer, x, weight, [*layer.parameters()]), expected))
+    assert native_runs  # the launcher runs only the scan
 
 
-def test_batches_of_several_sizes_take_turns(
-    native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
-) -> None:
+def test_batch_sizes_alternate(native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]) -> None:
     layer, full = _layer("cpu"), _input("cpu").detach()
     batches = [full[:, :size].clone().requires_grad_() for size in (6, 4, 1)]
     weights = [torch.randn_like(x) for x in batches]
@@ -222,54 +220,54 @@ def test_batches_of_several_sizes_take_turns(
     for turn in range(4):
         python_gradients.clear()
         for x, weight in zip(batches, weights, strict=True):
-            (wanted,) = _by_python(twin, x, [weight])
+            (expected,) = _by_python(twin, x, [weight])
             python_gradients.clear() if turn < 3 else None
-            assert all(map(torch.equal, _step(layer, x, weight)[-3:], wanted[-3:]))
+            assert all(map(torch.equal, _step(layer, x, weight)[-3:], expected[-3:]))
     assert len(native_runs) >= 6
 
 
-def test_another_eps_counts(native_runs: list[NativeScan]) -> None:
+def test_changed_eps_takes_effect(native_runs: list[NativeScan]) -> None:
     layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
     for eps in (1e-5, 0.3, 1e-5):
         _norm(layer).eps = eps
-        (wanted,) = _by_python(layer, x, [weight])
+        (expected,) = _by_python(layer, x, [weight])
         for _ in range(4):
-            found = _step(layer, x, weight)
-        assert all(map(torch.equal, found[-3:], wanted[-3:]))
+            results = _step(layer, x, weight)
+        assert all(map(torch.equal, results[-3:], expected[-3:]))
     assert native_runs
 
 
-def test_weights_that_are_one_tensor() -> None:
+def test_weight_and_bias_are_one_tensor() -> None:
     layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
     _norm(layer).bias = _norm(layer).weight
-    (wanted,) = _by_python(layer, x, [weight])
+    (expected,) = _by_python(layer, x, [weight])
     for _ in range(5):
-        assert all(map(torch.equal, _step(layer, x, weight)[-2:], wanted[-2:]))
+        assert all(map(torch.equal, _step(layer, x, weight)[-2:], expected[-2:]))
 
 
-def test_a_second_gradient_is_refused_as_by_python(native_runs: list[NativeScan]) -> None:
+def test_second_derivative_is_refused(native_runs: list[NativeScan]) -> None:
     layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
     for _ in range(3):
         _step(layer, x, weight)
     layer.neuron.reset()
     (first,) = torch.autograd.grad(layer(x), x, weight, create_graph=True)
     assert native_runs
-    (wanted,) = _by_python(layer, x, [weight])
-    torch.testing.assert_close(first, wanted[-3])
+    (expected,) = _by_python(layer, x, [weight])
+    torch.testing.assert_close(first, expected[-3])
     with pytest.raises(RuntimeError, match="create_graph"):
         first.sum().backward()
 
 
-def test_other_statistics_between_forward_and_backward(native_runs: list[NativeScan]) -> None:
+def test_changed_statistics_before_the_backward_are_refused(native_runs: list[NativeScan]) -> None:
     layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
     for _ in range(3):
         _step(layer, x, weight)
-    (wanted,) = _by_python(layer, x, [weight])
+    (expected,) = _by_python(layer, x, [weight])
     layer.neuron.reset()
     y = layer(x)
     layer.neuron.reset()
     layer(2 * x)  # updates the running statistics
-    torch.testing.assert_close(torch.autograd.grad(y, x, weight)[0], wanted[-3], rtol=0, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(y, x, weight)[0], expected[-3], rtol=0, atol=0)
     layer.neuron.reset()
     y = layer(x)
     with torch.no_grad():
@@ -285,7 +283,7 @@ def test_with_packed_spikes(device: str, native_runs: list[NativeScan]) -> None:
         convolutions = [OverTime(nn.Conv2d(SHAPE[2], SHAPE[2], 1, bias=False)).to(device) for _ in range(2)]
         return nn.Sequential(convolutions[0], _layer(device), convolutions[1], _layer(device))
 
-    x, found = _input(device), []
+    x, results = _input(device), []
     for choice in ("python", "compiled"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FLEXSN_LAUNCHER", choice)
@@ -298,12 +296,12 @@ def test_with_packed_spikes(device: str, native_runs: list[NativeScan]) -> None:
                     y = net(x)
                 gradients = torch.autograd.grad(y.sum(), [x, *net.parameters()])
             assert packing.bytes_by_kernels
-            found.append([y, *gradients])
-    assert all(map(torch.equal, *found))
+            results.append([y, *gradients])
+    assert all(map(torch.equal, *results))
     assert native_runs
 
 
-def test_nothing_is_kept_for_good(native_runs: list[NativeScan]) -> None:
+def test_tensors_are_freed(native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu"), _input("cpu")
     for _ in range(4):
         _step(layer, x, torch.ones(SHAPE))
@@ -315,7 +313,7 @@ def test_nothing_is_kept_for_good(native_runs: list[NativeScan]) -> None:
 
 
 @pytest.mark.gpu
-def test_in_a_cuda_graph(native_runs: list[NativeScan]) -> None:
+def test_norms_run_in_a_cuda_graph(native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cuda"), _input("cuda")
     weight = torch.randn_like(x)
     stream = torch.cuda.Stream()
@@ -326,10 +324,10 @@ def test_in_a_cuda_graph(native_runs: list[NativeScan]) -> None:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = _step(layer, x, weight)
-    for gradient in found[-3:]:
+        results = _step(layer, x, weight)
+    for gradient in results[-3:]:
         gradient.zero_()
     graph.replay()
     torch.cuda.synchronize()
-    assert all(map(torch.equal, found[-3:], expected[-3:]))
+    assert all(map(torch.equal, results[-3:], expected[-3:]))
     assert native_runs

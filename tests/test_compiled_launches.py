@@ -1,4 +1,6 @@
-"""Inductor's code for compiled scans: direct launches, one graph for all sizes, no layout copies, no fma."""
+"""Inductor's code for compiled scans: it launches kernels directly, has one graph for all sizes, and copies no layouts;
+its products are not fused with sums.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,18 @@ SCRIPT = Path(__file__).with_name("compiled_launches.py")
 
 
 @pytest.fixture(scope="module")
-def found() -> Any:
+def results() -> Any:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    # The child process needs the folders that pytest put on the path.
+    # The child process needs the folders that pytest has added to the path.
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     run = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_each_scan_is_one_launch_each_way(found: Any) -> None:
-    # Inductor compiles each kernel once to determine the memory that the kernel writes to.
-    assert {key: found["direct"][key] for key in ("launches", "loops", "warnings", "analyses")} == {
+def test_each_scan_is_one_launch_per_direction(results: Any) -> None:
+    # Inductor compiles each kernel once more, to determine which memory the kernel writes to.
+    assert {key: results["direct"][key] for key in ("launches", "loops", "warnings", "analyses")} == {
         "launches": [1, 1],
         "loops": 0,
         "warnings": 0,
@@ -36,18 +38,18 @@ def test_each_scan_is_one_launch_each_way(found: Any) -> None:
     }
 
 
-def test_new_lengths_and_batches_are_not_compiled_again(found: Any) -> None:
-    assert found["dynamic"] == [1, 1, 1, 1, 1]
+def test_new_lengths_and_batches_are_not_compiled_again(results: Any) -> None:
+    assert results["dynamic"] == [1, 1, 1, 1, 1]
 
 
-def test_a_graph_for_one_length_compiles_what_it_needs(found: Any) -> None:
-    # Four steps form one chunk; chunks of longer sequences have eight steps.
-    assert found["rests"] == [False, False]  # for 4 steps and for 16
-    assert found["direct"]["rests"] == [True, True]  # for 20
+def test_graph_for_one_length_compiles_only_needed_code(results: Any) -> None:
+    # Four steps are one chunk. In longer sequences, a chunk has eight steps.
+    assert results["rests"] == [False, False]  # for 4 steps and for 16
+    assert results["direct"]["rests"] == [True, True]  # for 20
 
 
-def test_a_large_step_is_walked_row_by_row(found: Any) -> None:
-    (forward, _), (backward, arguments) = found["rows"]
+def test_large_steps_are_processed_by_rows(results: Any) -> None:
+    (forward, _), (backward, arguments) = results["rows"]
     assert (forward, backward) == ("scan_forward", "scan_backward")
     steps, elements, _, channels, _, rows, row, *grid = (each for each in arguments if not isinstance(each, list))
     assert (steps, elements, channels) == (2, 16384 * 64, 64)
@@ -56,24 +58,26 @@ def test_a_large_step_is_walked_row_by_row(found: Any) -> None:
     assert grid == [row // 512, 1, 1]
 
 
-def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:
-    launches = found["channels_last"]["launches"]
+def test_channels_last_needs_no_layout_copies(results: Any) -> None:
+    launches = results["channels_last"]["launches"]
     assert [name for name, _ in launches] == ["scan_forward"] * 2 + ["scan_backward"] * 2
-    dense, contiguous = [384, 192, 1, 32, 4], [384, 192, 48, 8, 1]  # of [5, 2, 4, 6, 8]: channels last, contiguous
+    # strides of a tensor [5, 2, 4, 6, 8]: in channels-last order, and contiguous
+    dense, contiguous = [384, 192, 1, 32, 4], [384, 192, 48, 8, 1]
     for i, (_, arguments) in enumerate(launches):
-        # AOTAutograd decides on the layout of an incoming gradient; torch 2.11 makes it contiguous. Kernels read it
+        # AOTAutograd chooses the layout of an incoming gradient. torch 2.11 makes it contiguous. Kernels read it
         # without a copy.
         allowed = (dense, dense[1:], contiguous) if i == 2 else (dense, dense[1:])
         strides = [argument for argument in arguments if isinstance(argument, list)]
         numbers = [argument for argument in arguments if not isinstance(argument, list)]
-        # The initial state is zeros, which are not read. No other tensor is strided, so no stride is an argument.
+        # The initial state is zero, and kernels do not read it. No other tensor is strided, so kernels take no strides
+        # as arguments.
         assert all(stride in allowed for stride in strides)
         assert numbers[:2] == [5, 384]
         assert len(numbers) == 5 or contiguous in strides  # T, elements, and the grid
-    assert found["channels_last"]["copies"] == [[], []]
+    assert results["channels_last"]["copies"] == [[], []]
 
 
-def test_products_are_rounded_before_something_is_added_and_keep_subnormals(found: Any) -> None:
-    counts = found["inexact"]
+def test_products_are_rounded_and_keep_subnormals(results: Any) -> None:
+    counts = results["inexact"]
     assert counts["fused"] > 0  # by default, Triton fuses
     assert counts["strict"] == counts["standalone"] == 0

@@ -1,4 +1,4 @@
-"""Compiled networks on the CPU: one graph of all cores, the first step, and gradients of gradients."""
+"""Compiled networks on the CPU: one graph with all cores, the first step, and gradients of gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def gradients(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor], *arguments: Tensor) -> Any:
-    """Returns results, and the gradients of a randomly weighted sum of them."""
+    """Returns the results of a call, and the gradients of a randomly weighted sum of these results."""
     results = run(*arguments)
     generator = torch.Generator().manual_seed(1)
     loss = torch.stack([(r * torch.randn(r.shape, generator=generator)).sum() for r in results]).sum()
@@ -40,14 +40,14 @@ def gradients(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor], *a
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_every_core_in_one_network(backend: str, dynamic: bool) -> None:
-    """Tests one graph of eleven scans, which compiles about as fast as a graph of one scan."""
+    """Tests one graph of eleven scans, which takes about as long to compile as a graph of one scan."""
     problems = [problem(case, 5, (4, 6), seed=i) for i, case in enumerate(CASES)]
 
     def network(final: Any, sequence: Any, *flat: Tensor) -> list[Tensor]:
         arguments, results = iter(flat), []
         for i, p in enumerate(problems):
-            given = [next(arguments) for _ in (*p.inputs, *p.states)]
-            results += (final if i % 2 else sequence)(p.core, *p.counts, *given)
+            values = [next(arguments) for _ in (*p.inputs, *p.states)]
+            results += (final if i % 2 else sequence)(p.core, *p.counts, *values)
         return results
 
     operator = partial(network, flex_sn_scan_final_state, flex_sn_scan)
@@ -62,7 +62,7 @@ def test_every_core_in_one_network(backend: str, dynamic: bool) -> None:
 
 
 @pytest.mark.long
-def test_the_first_step_compiles_as_much_for_every_length() -> None:
+def test_compiled_code_does_not_depend_on_the_length() -> None:
     programs = []
     for steps in (4, 64, 1024):
         torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Usual readouts, losses and inputs of neurons, which Inductor compiles, against eager mode."""
+"""Common readouts, losses and inputs of neurons, compiled by Inductor and compared with eager mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from flexsn_nn.neuron import Neuron
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled:UserWarning"),  # Inductor warns so on a GPU
+    # Inductor raises this warning on a GPU
+    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled:UserWarning"),
 ]
 
 STEPS, BATCH, WIDTH = 6, 2, 4
@@ -31,7 +32,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 class Gated(nn.Module):
-    """A cell with matrices, whose output is its state."""
+    """A cell with matrices whose output is its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +128,7 @@ INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
 def run(
     function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, parameters: Sequence[Tensor], *, training: bool
 ) -> list[Any]:
-    """Returns results and, in training, the gradients of a weighted sum of them."""
+    """Returns the results of a call and, in training, the gradients of a weighted sum of them."""
     if not training:
         with torch.no_grad():
             return list(function(x))
@@ -150,7 +151,7 @@ def compare(
     lengths: Sequence[int] = (STEPS,),
     tolerance: float = 1e-5,
 ) -> None:
-    """Compares a compiled function with itself in eager mode.
+    """Compares a compiled function with the same function in eager mode.
 
     Raises:
         AssertionError: results or gradients differ.
@@ -168,7 +169,7 @@ def compare(
 
 
 def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
-    """Makes a layer with neurons after it, and the function that returns outputs and last states."""
+    """Makes a linear layer followed by neurons, and a function that returns their outputs and last states."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), NEURONS[neuron]()).to(device)
     layer, neurons = module
@@ -183,7 +184,7 @@ def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tup
 
 
 def reading(neuron: str, device: str, reads: Sequence[Read]) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
-    """Makes a network, and a function that returns all of these readouts of it."""
+    """Makes a network, and a function that returns all these readouts of it."""
     module, forward = network(neuron, device)
     return module, lambda x: [read(*forward(x)) for read in reads]
 
@@ -195,7 +196,7 @@ def of(*names: str) -> list[Read]:
 # -- a short selection -----------------------------------------------------------------------------------------------
 
 
-def test_slices_behind_neurons() -> None:
+def test_slices_after_neurons() -> None:
     module, forward = network("lif", "cpu")
 
     def readouts(x: Tensor) -> list[Tensor]:
@@ -205,7 +206,7 @@ def test_slices_behind_neurons() -> None:
     compare(readouts, module)
 
 
-def test_the_last_state_of_an_integrator() -> None:
+def test_last_state_of_an_integrator() -> None:
     module, readouts = reading("li", "cpu", of("state"))
     compare(readouts, module)
 
@@ -281,7 +282,7 @@ def test_readouts_under_autocast(neuron: str) -> None:
             y, states = forward(x)
             return [read(y, states) for read in of("last", "tail", "mean", "states")]
 
-    # Between operations, Inductor keeps more digits than eager mode.
+    # Inductor keeps more digits between operations than eager mode.
     compare(readouts, module, tolerance=5e-2)
 
 

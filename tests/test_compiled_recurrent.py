@@ -1,4 +1,6 @@
-"""Steps with matrix products in compiled graphs: one node in each direction, with the launches of eager mode."""
+"""Steps with matrix products in compiled graphs: one node for the forward and one for the backward, with the same
+launches as in eager mode.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def problem(cell: type[Cell], num_steps: int, *, batch: int = BATCH) -> tuple[Cell, list[Tensor]]:
-    """Makes a core, and `[*input_seqs, *init_states]`."""
+    """Makes a core, and tensors `[*input_seqs, *init_states]`."""
     core = cell(SIZE, normal).to(DEVICE)
     shapes = [(num_steps, batch, SIZE), *[(batch, SIZE)] * core.num_states]
     return core, [normal(*shape).requires_grad_() for shape in shapes]
@@ -60,10 +62,10 @@ def in_eager_mode(core: Cell, tensors: Sequence[Tensor], target: TargetName, *, 
     return scan(step, arguments, state_seqs=state_seqs)
 
 
-def with_gradients(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def with_gradients(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     weighted = [r * (torch.arange(r.numel(), device=r.device) % 5 - 2).reshape(r.shape) for r in results]
     loss = torch.stack([w.sum() for w in weighted]).sum()
-    return [r.detach() for r in results], list(torch.autograd.grad(loss, wanted, materialize_grads=True))
+    return [r.detach() for r in results], list(torch.autograd.grad(loss, leaves, materialize_grads=True))
 
 
 def assert_equal_bits(actual: Any, expected: Any) -> None:
@@ -73,36 +75,36 @@ def assert_equal_bits(actual: Any, expected: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("state_seqs", RUNS)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
-def test_any_cell(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_equal_eager_mode(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_in_the_place_of_loops(monkeypatch, "cpp")
     core, tensors = problem(cell, 7)
-    wanted = [*tensors, *core.parameters()]
+    leaves = [*tensors, *core.parameters()]
     run = torch.compile(
         partial(RUNS[state_seqs], core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager", dynamic=False
     )
-    results, gradients = with_gradients(run(*tensors), wanted)
-    expected, of_eager = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=state_seqs), wanted)
-    if bool(((expected[0] == 0) | (expected[0] == 1)).all()):  # the outputs are spikes
+    results, gradients = with_gradients(run(*tensors), leaves)
+    expected, of_eager = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=state_seqs), leaves)
+    if bool(((expected[0] == 0) | (expected[0] == 1)).all()):  # the outputs of this cell are spikes
         assert_equal_bits(results[0], expected[0])
-    # In one graph, the product adds the bias; in the other graph, a later operation adds it.
+    # In one of the graphs, the product adds the bias. In the other graph, a later operation adds it.
     torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)
-    # Autograd and the graph of the step's gradient sum the terms of a gradient in different orders.
+    # Autograd and the gradient graph of the step add the terms of a gradient in different orders.
     torch.testing.assert_close(gradients, of_eager, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.long
-def test_a_loop_goes_on_from_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_continues_from_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KernelLowering, "checkpoint_interval", lambda *_: 3)
     loop = backward_loop
     kernels_in_the_place_of_loops(monkeypatch, "cpp")
     monkeypatch.setattr(operator, "backward_loop", loop)
     core, tensors = problem(RLIF, 8)
-    wanted = [*tensors, *core.parameters()]
+    leaves = [*tensors, *core.parameters()]
     run = torch.compile(
         partial(flex_sn_scan_final_state, core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager"
     )
-    actual = with_gradients(run(*tensors), wanted)
-    expected = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=False), wanted)
+    actual = with_gradients(run(*tensors), leaves)
+    expected = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=False), leaves)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -110,7 +112,7 @@ def test_a_loop_goes_on_from_its_checkpoints(monkeypatch: pytest.MonkeyPatch) ->
 def test_autocast_reaches_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_in_the_place_of_loops(monkeypatch, "cpp")
     core, tensors = problem(RLIF, 6)
-    wanted = [*tensors, *core.parameters()]
+    leaves = [*tensors, *core.parameters()]
     run = torch.compile(partial(flex_sn_scan, core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager")
     with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         results = run(*tensors)
@@ -118,27 +120,27 @@ def test_autocast_reaches_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     full = in_eager_mode(core, tensors, "cpp", state_seqs=True)
     assert_equal_bits([r.detach() for r in results], [r.detach() for r in expected])
     assert not torch.equal(expected[-1], full[-1])
-    actual, of_eager = with_gradients(results, wanted)[1], with_gradients(expected, wanted)[1]
+    actual, of_eager = with_gradients(results, leaves)[1], with_gradients(expected, leaves)[1]
     torch.testing.assert_close(actual, of_eager, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("interpreted")
-def test_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_in_the_place_of_loops(monkeypatch, "triton")
     core, tensors = problem(RLIF, 3)
-    wanted = [*tensors, *core.parameters()]
+    leaves = [*tensors, *core.parameters()]
     run = torch.compile(
         partial(flex_sn_scan, core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager", dynamic=False
     )
-    actual = with_gradients(run(*tensors), wanted)
-    assert_equal_bits(actual, with_gradients(in_eager_mode(core, tensors, "triton", state_seqs=True), wanted))
+    actual = with_gradients(run(*tensors), leaves)
+    assert_equal_bits(actual, with_gradients(in_eager_mode(core, tensors, "triton", state_seqs=True), leaves))
 
 
 def train(
     run: Callable[[Tensor], Tensor], layer: Recurrent, num_steps: int, batch: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns spikes from a fresh state, and gradients."""
+    """Returns the spikes of a call that starts without a state, and the gradients."""
     x = (3 * normal(num_steps, batch, SIZE)).requires_grad_()
     layer.reset()
     return with_gradients([run(x)], [x, *layer.parameters()])
@@ -151,7 +153,7 @@ def check_against_eager_mode(actual: tuple[Any, Any], layer: Recurrent, num_step
     torch.testing.assert_close(actual[1], gradients, rtol=1e-4, atol=1e-4)
 
 
-def test_inductor_with_sizes_that_are_symbols() -> None:
+def test_inductor_with_symbolic_sizes() -> None:
     layer = Recurrent(LIF(), SIZE).to(DEVICE)
     run = torch.compile(layer, fullgraph=True, dynamic=True)
     actual, codes = run_and_get_code(train, run, layer, 4, BATCH)
@@ -163,7 +165,7 @@ def test_inductor_with_sizes_that_are_symbols() -> None:
 
 
 @pytest.mark.long
-def test_the_code_is_as_long_for_any_number_of_steps() -> None:
+def test_code_length_does_not_depend_on_the_number_of_steps() -> None:
     layer = Recurrent(LIF(), SIZE).to(DEVICE)
     sizes = []
     for num_steps in (4, 1000):
@@ -178,24 +180,24 @@ def test_the_code_is_as_long_for_any_number_of_steps() -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph as a warm-up
 @pytest.mark.parametrize("padded", [False, True])
-def test_in_a_cuda_graph(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Inductor pads products if that is faster, including products in a step.
+def test_recurrent_layer_in_a_cuda_graph(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Inductor pads products, including products in a step, if that is faster.
     monkeypatch.setattr(torch._inductor.config, "shape_padding", padded)
     monkeypatch.setattr(torch._inductor.config, "force_shape_pad", padded)
     layer = Recurrent(LIF(), 64).cuda()
     x = (3 * torch.randn(20, 6, 64, generator=torch.Generator().manual_seed(3))).cuda().requires_grad_()
-    wanted = [x, *layer.parameters()]
+    leaves = [x, *layer.parameters()]
 
     def run(run: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         layer.reset()
         torch.compiler.cudagraph_mark_step_begin()
-        results, gradients = with_gradients([run(x)], wanted)
+        results, gradients = with_gradients([run(x)], leaves)
         return [r.clone() for r in results], [g.clone() for g in gradients]
 
     compiled = torch.compile(layer, fullgraph=True, dynamic=False, mode="reduce-overhead")
     expected = run(layer)
     assert expected[0][0].any()
-    for _ in range(4):  # warm up, record, replay
+    for _ in range(4):  # a warm-up, a recording, and replays
         actual = run(compiled)
         assert_equal_bits(actual[0], expected[0])
         torch.testing.assert_close(actual[1], expected[1], rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Results of a step that are one value, and losses of some of the results: Inductor equals the loop."""
+"""Steps that return one value several times, and losses of some results: compiled by Inductor, they equal the loop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def test_a_value_that_is_output_and_state() -> None:
+def test_value_is_output_and_state() -> None:
     compare(USUAL[:2])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("lowering", ["auto", "loop"])
-def test_usual_results(lowering: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_results(lowering: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", lowering)
     compare(USUAL, dynamic=dynamic)
 
@@ -41,7 +41,7 @@ def test_random_results(lowering: str, first: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_usual_results_on_a_gpu(dynamic: bool) -> None:
+def test_common_results_on_a_gpu(dynamic: bool) -> None:
     compare(USUAL, device="cuda", dynamic=dynamic)
 
 

@@ -1,4 +1,4 @@
-"""The compiled operator on a GPU: kernels launched from Inductor's own code equal the eager scan."""
+"""The compiled operator on a GPU: kernels launched from Inductor's code equal the eager scan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_nn import FlexSN
 
 pytestmark = [
     pytest.mark.gpu,
-    # Warnings about Dynamo's and Inductor's own code.
+    # Warnings about the code of Dynamo and Inductor.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning"),
 ]
@@ -40,7 +40,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def values_and_gradients(run: Run, p: Problem) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Returns results, and the gradients of all leaves, including parameters that the core captures."""
+    """Returns the results, and the gradients of all leaves, including parameters that the core captures."""
     results = run(*p.inputs, *p.states)
     generator = torch.Generator("cuda").manual_seed(1)
     weights = [torch.randn(r.shape, generator=generator, device="cuda", dtype=r.dtype) for r in results]
@@ -50,10 +50,10 @@ def values_and_gradients(run: Run, p: Problem) -> tuple[list[Tensor], tuple[Tens
 
 def assert_same(run: Run, expected: Run, p: Problem) -> None:
     values, gradients = values_and_gradients(run, p)
-    wanted_values, wanted = values_and_gradients(expected, p)
-    for value, other in zip(values, wanted_values, strict=True):
+    expected_values, expected_gradients = values_and_gradients(expected, p)
+    for value, other in zip(values, expected_values, strict=True):
         assert torch.equal(value, other)
-    for gradient, other in zip(gradients, wanted, strict=True):
+    for gradient, other in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
 
 
@@ -79,7 +79,7 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
     for steps, batch in ((9, 5), (4, 7), (64, 2), (17, 300)):
         p = problem(case, steps, (batch, 40), device="cuda", seed=steps)
         if any(parameter.shape[:1] == (5,) for parameter in first.parameters):
-            batch = 5  # the batch size of the captured parameter
+            batch = 5  # the captured parameter has this batch size
             p = problem(case, steps, (batch, 40), device="cuda", seed=steps)
         p = Problem(first.core, p.counts, p.inputs, p.states, first.parameters)
         assert_same(compiled, partial(eager_scan_final_state, p.core, *p.counts), p)
@@ -88,8 +88,8 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=lambda case: case.name)
-def test_inductors_own_launcher(case: Case, dynamic: bool) -> None:
-    """Tests an option of torch that launches kernels without Triton's C code."""
+def test_inductor_launcher_option(case: Case, dynamic: bool) -> None:
+    """Tests an option of torch under which kernels are launched without Triton's C code."""
     scan, reference = PAIRS["final"]
     p = problem(case, 11, (6, 40), device="cuda")
     run = torch.compile(
@@ -114,11 +114,11 @@ def test_neighbours_are_fused_and_kernels_launched_directly() -> None:
     for code, kernel in zip(codes, ("scan_forward", "scan_backward"), strict=True):
         assert len(re.findall(rf"{kernel}_\w+\.run\(", code)) == 1
         assert "run_scan" not in code
-        assert "reinterpret_tensor(" not in code  # the header of every module has the name without the parenthesis
+        assert "reinterpret_tensor(" not in code  # the header of each module contains the name without the parenthesis
     assert_same(run, partial(network, eager_scan_final_state), p)
 
 
-def test_as_many_spikes_as_the_eager_scan_to_the_last_bit() -> None:
+def test_spikes_equal_the_eager_scan() -> None:
     p = problem(CASES[9], 32, (64, 4096), device="cuda")
     run = torch.compile(partial(flex_sn_scan_final_state, p.core, *p.counts, lowering="kernel"), fullgraph=True)
     with torch.no_grad():
@@ -152,17 +152,17 @@ def gradients(module: Any, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Ten
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("backend", ["hop", "triton", "auto"])
-def test_a_module_in_one_graph(backend: str, layout: torch.memory_format) -> None:
+def test_module_in_one_graph(backend: str, layout: torch.memory_format) -> None:
     module, eager = (ConvBlock(name).cuda() for name in (backend, "triton"))
     for block in (module, eager):
         block.conv.weight.data = block.conv.weight.data.to(memory_format=layout)
     x = torch.randn(4, 2, 3, 12, 12, device="cuda")
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        result, found = gradients(torch.compile(module, fullgraph=True), x, list(module.parameters()))
-        expected, wanted = gradients(eager, x, list(eager.parameters()))
-    # The convolution's last bits differ, and so do a few spikes.
+        result, actual_gradients = gradients(torch.compile(module, fullgraph=True), x, list(module.parameters()))
+        expected, expected_gradients = gradients(eager, x, list(eager.parameters()))
+    # The last bits of the convolution differ, and so a few spikes differ.
     assert (result != expected).float().mean() < 1e-3
-    for gradient, other in zip(found, wanted, strict=True):
+    for gradient, other in zip(actual_gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
     assert "hop inside torch.compile" in module.neuron.explain()
 
@@ -178,14 +178,14 @@ def test_kernels_under_cuda_graphs() -> None:
     )
     for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()
-        values, found = values_and_gradients(run, p)
-        values, found = [v.clone() for v in values], tuple(g.clone() for g in found)
-    wanted_values, wanted = values_and_gradients(partial(eager_scan_final_state, p.core, *p.counts), p)
-    torch.testing.assert_close(values, wanted_values, rtol=0, atol=0)
-    torch.testing.assert_close(found, wanted)
+        values, actual_gradients = values_and_gradients(run, p)
+        values, actual_gradients = [v.clone() for v in values], tuple(g.clone() for g in actual_gradients)
+    expected_values, expected_gradients = values_and_gradients(partial(eager_scan_final_state, p.core, *p.counts), p)
+    torch.testing.assert_close(values, expected_values, rtol=0, atol=0)
+    torch.testing.assert_close(actual_gradients, expected_gradients)
 
 
-def test_a_core_that_no_kernel_can_be_made_of() -> None:
+def test_core_without_kernels_runs_as_a_loop() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + x.cumsum(-1)
         return torch.relu(h), h
@@ -201,8 +201,8 @@ def test_a_core_that_no_kernel_can_be_made_of() -> None:
 
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("size", [5, 64])
-def test_the_compiled_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests Inductor's code for a step, with aligned and unaligned rows, and with several blocks of steps."""
+def test_compiled_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests Inductor's code for a step, with aligned and unaligned rows, and with several blocks per step."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.float64}

@@ -1,4 +1,4 @@
-"""Compiled graphs of long sequences: scans run in segments of time, chosen at run time, as in eager mode."""
+"""Compiled graphs of long sequences: scans run in segments of time, which are chosen at run time, as in eager mode."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
-    """Records the steps of operators that ran."""
+    """Records the steps of operators that have run."""
     made: Recent[GraphSpecialization] = Recent()
     monkeypatch.setattr(_scan_op, "_elementwise_steps", made)
     return made
@@ -51,15 +51,15 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TargetName:
-    """Language of the kernels, which replace the operator's loops as Inductor would."""
+    """Language of the kernels. The kernels replace the operator's loops, as Inductor would do."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
-    found: TargetName = request.param
-    lowering = KernelLowering(on_cpu=found)
+    target: TargetName = request.param
+    lowering = KernelLowering(on_cpu=target)
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     register_scan_lowering(lowering)
     monkeypatch.setattr(operator, "forward_loop", lambda *args: tuple(lowering.forward(*args)))
     monkeypatch.setattr(operator, "backward_loop", lambda *args: tuple(lowering.backward(*args)))
-    return found
+    return target
 
 
 def kernels_of(steps: Recent[GraphSpecialization]) -> str:
@@ -78,44 +78,46 @@ def serially(p: Problem, language: TargetName, *, state_seqs: bool) -> tuple[lis
         return with_gradients(scan(step, arguments, state_seqs=state_seqs), p.leaves)
 
 
-def check(found: tuple[list[Tensor], list[Tensor]], wanted: tuple[list[Tensor], list[Tensor]]) -> None:
-    for one, other in zip(found[0], wanted[0], strict=True):
+def check(actual: tuple[list[Tensor], list[Tensor]], expected: tuple[list[Tensor], list[Tensor]]) -> None:
+    for one, other in zip(actual[0], expected[0], strict=True):
         assert torch.equal(one, other)
-    for one, other in zip(found[1], wanted[1], strict=True):
+    for one, other in zip(actual[1], expected[1], strict=True):
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12 * float(other.abs().max()) + 1e-300)
 
 
 @pytest.mark.long(all_but=["cpp-lif_hard-final", "triton-plif_channel-sequence"])
 @pytest.mark.parametrize("state_seqs", RUNS, ids=lambda seqs: "sequence" if seqs else "final")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_results_equal_the_serial_ones(
+def test_results_equal_serial_kernels(
     case: Case, state_seqs: bool, language: TargetName, steps: Recent[GraphSpecialization]
 ) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     run = torch.compile(partial(RUNS[state_seqs], p.core, *p.counts), fullgraph=True, backend="aot_eager")
     with using_segments(RULE):
-        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
+        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
     assert "_forward_guess" in kernels_of(steps)
     assert "_backward_maps" in kernels_of(steps)
-    check(found, serially(p, language, state_seqs=state_seqs))
+    check(results, serially(p, language, state_seqs=state_seqs))
 
 
 @pytest.mark.long(all_but=["cpp-23"])
 @pytest.mark.parametrize("interval", [23, 128])
-def test_checkpoints_that_another_lowering_wants_farther_apart(
+def test_checkpoint_distance_of_another_lowering(
     interval: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests distances that exceed those of kernels, or leave no checkpoint, with inputs in another memory order."""
+    """Tests checkpoint distances larger than those of kernels, or so large that there is no checkpoint, with inputs in
+    another memory order.
+    """
     monkeypatch.setattr(KernelLowering, "checkpoint_interval", lambda *_: interval)
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     p.inputs[0] = p.inputs[0].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     run = torch.compile(partial(flex_sn_scan, p.core, *p.counts), fullgraph=True, backend="aot_eager")
     with using_segments(RULE):
-        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
+        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
     assert "_forward_guess" in kernels_of(steps)
     assert "_backward_maps" in kernels_of(steps)
-    check(found, serially(p, language, state_seqs=True))
+    check(results, serially(p, language, state_seqs=True))
 
 
 def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,16 +127,16 @@ def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_a_warm_up_is_learned_from_call_to_call(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
+def test_warm_up_is_learned_across_calls(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
     run = torch.compile(partial(flex_sn_scan_final_state, forgetting, 1, 1, 1), fullgraph=True, backend="aot_eager")
     with using_segments(None):
-        wanted = scan(*prepare(PointwiseProgram(forgetting, 1, 1, 1, on_cpu=language), (x, v)), state_seqs=False)
+        expected = scan(*prepare(PointwiseProgram(forgetting, 1, 1, 1, on_cpu=language), (x, v)), state_seqs=False)
     repaired = []
     with using_segments(replace(RULE, warm_up=4)), torch.no_grad():
         for _ in range(3):
-            assert all(torch.equal(a, b) for a, b in zip(run(x, v), wanted, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(run(x, v), expected, strict=True))
             ((speculation,),) = [step.speculations.values() for step in steps.values()]
             repaired.append(speculation.last.elements)
     assert repaired[0] > 0
@@ -143,10 +145,10 @@ def test_a_warm_up_is_learned_from_call_to_call(language: TargetName, steps: Rec
 
 @pytest.mark.long(all_but=["cpp-4"])
 @pytest.mark.parametrize("warm_up", [4, 16])
-def test_a_program_that_is_compiled_ahead_of_time_needs_no_operator(
+def test_ahead_of_time_program_needs_no_operator(
     warm_up: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks that its forward walks segments for any warm-up, and that its backward is serial."""
+    """Checks that the forward of such a program runs in segments for any warm-up, and that its backward is serial."""
     made: Recent[GraphSpecialization] = Recent()
     monkeypatch.setattr(_graph_step, "_made", made)
     monkeypatch.setattr("flexsn_runtime.graphs._scan_lowering.is_ahead_of_time", lambda: True)
@@ -154,29 +156,29 @@ def test_a_program_that_is_compiled_ahead_of_time_needs_no_operator(
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     run = torch.compile(partial(flex_sn_scan_final_state, p.core, *p.counts), fullgraph=True, backend="aot_eager")
     with using_segments(replace(RULE, longest=2 * warm_up)):
-        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
+        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
     assert not list(steps.values())
     assert "_forward_guess" in kernels_of(made)
     assert "_backward_maps" not in kernels_of(made)
-    check(found, serially(p, language, state_seqs=False))
+    check(results, serially(p, language, state_seqs=False))
 
 
 @pytest.mark.long(all_but=["cpp"])
 def test_lengths_are_serial_in_the_forward(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
-    """Tests lengths, which are a mask in compiled graphs: all guesses after the end of a sequence would be wrong."""
+    """Tests lengths, which are a mask in compiled graphs. All guesses after the end of a sequence would be wrong."""
     neuron = LIF(backend="hop")
     lengths = torch.tensor([STEPS, 31, 0])
     run = torch.compile(lambda x: neuron.step(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with using_segments(RULE):
-        found = train(run, x)
+        results = train(run, x)
     assert "_forward_guess" not in kernels_of(steps)
     assert "_backward_maps" in kernels_of(steps)
     with using_segments(None):
         serial = LIF(backend=language)
-        wanted = train(lambda x: serial(x, lengths=lengths), x)
-    assert torch.equal(found[0][0], wanted[0][0])
-    torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6)
+        expected = train(lambda x: serial(x, lengths=lengths), x)
+    assert torch.equal(results[0][0], expected[0][0])
+    torch.testing.assert_close(results[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
 def train(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -186,7 +188,7 @@ def train(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[Tensor], lis
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[GraphSpecialization]) -> None:
+def test_inductor_calls_one_operator_per_direction(dynamic: bool, steps: Recent[GraphSpecialization]) -> None:
     neuron = LIF(backend="cpp")
 
     def network(x: Tensor) -> Tensor:
@@ -197,30 +199,30 @@ def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[Graph
 
     counter = CompileCounterWithBackend("inductor")
     run = torch.compile(network, fullgraph=True, dynamic=dynamic, backend=counter)
-    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # including short ones
+    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # lengths include short sequences
         x = torch.randn(length, *STEP, generator=torch.Generator().manual_seed(length)).requires_grad_()
         with using_segments(RULE):
             if length == STEPS:
-                found, codes = run_and_get_code(train, run, x)
+                results, codes = run_and_get_code(train, run, x)
                 assert [code.count("run_scan.default(") for code in codes] == [2, 1]
             else:
-                found = train(run, x)
+                results = train(run, x)
         assert counter.frame_count == 1
         with using_segments(None):
-            wanted = train(network, x)
-        assert torch.equal(found[0][0], wanted[0][0])
-        torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6)
+            expected = train(network, x)
+        assert torch.equal(results[0][0], expected[0][0])
+        torch.testing.assert_close(results[1], expected[1], rtol=1e-5, atol=1e-6)
     assert kernels_of(steps).count("_forward_guess") == 2
-    assert kernels_of(steps).count("_backward_maps") == 1  # no gradient flows to the first result
+    assert kernels_of(steps).count("_backward_maps") == 1  # the loss does not depend on the first result
     with using_segments(RULE), torch.no_grad():
-        assert torch.equal(run(x), wanted[0][0])
+        assert torch.equal(run(x), expected[0][0])
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph as a warm-up
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("name", ["lif_hard", "plif_channel", "izhikevich"])
-def test_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) -> None:
+def test_segments_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) -> None:
     (case,) = [case for case in CASES if case.name == name]
     p = problem(case, 3100, (3, 217), device="cuda")
     run = torch.compile(
@@ -229,13 +231,13 @@ def test_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) ->
         dynamic=False,
         mode=mode,
     )
-    wanted = serially(p, "triton", state_seqs=False)
+    expected = serially(p, "triton", state_seqs=False)
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()
-        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
-        for one, other in zip(found[0], wanted[0], strict=True):
+        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
+        for one, other in zip(results[0], expected[0], strict=True):
             assert torch.equal(one, other)
-        for one, other in zip(found[1], wanted[1], strict=True):
+        for one, other in zip(results[1], expected[1], strict=True):
             torch.testing.assert_close(one, other, rtol=0.0, atol=2e-5 * float(other.abs().max()))
     assert "_forward_guess" in kernels_of(steps)
     assert "_backward_maps" in kernels_of(steps)
@@ -251,7 +253,9 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 
 def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[Any] | None, str]:
-    """Runs the package in a process without this project. Returns results, or `None`, and the output of the process."""
+    """Runs the package in a process without this project. Returns the results, or `None`, and the output of the
+    process.
+    """
     torch.save(sequences, folder / "sequences.pt")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", ALONE]
@@ -262,11 +266,14 @@ def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[A
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning")
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # from torch 2.11 itself
+# torch 2.11 itself raises this warning
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Tests segments in a program that runs without this project; with a dynamic T, their number is dynamic."""
+def test_package_runs_in_segments(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Tests segments in a program that runs without this project. If T is dynamic, the number of segments is
+    dynamic.
+    """
     if device == "cpu":
         request.getfixturevalue("compiler")
     network = InOnePass().to(device)
@@ -284,21 +291,21 @@ def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, t
         source = "".join(files.read(name).decode() for name in files.namelist() if name.endswith(".cpp"))
     assert "repair" in source
     lengths = (200, 1000, 9, 2) if dynamic else (200,)
-    found, why = run_alone(tmp_path, [(sequence(length), v) for length in lengths])
-    if found is None and device == "cuda":
+    actual, why = run_alone(tmp_path, [(sequence(length), v) for length in lengths])
+    if actual is None and device == "cuda":
         plain = torch.export.export(nn.ReLU(), (v,))
         torch._inductor.aoti_compile_and_package(plain, package_path=str(tmp_path / "network.pt2"))
         if run_alone(tmp_path, [(v,)])[0] is None:
             pytest.skip("this torch loads no package here, not even that of a ReLU")
-    assert found is not None, why
+    assert actual is not None, why
     with torch.no_grad(), using_segments(None):
-        for length, results in zip(lengths, found, strict=True):
+        for length, results in zip(lengths, actual, strict=True):
             for one, other in zip(results, network(sequence(length), v), strict=True):
                 assert torch.equal(one, other)
 
 
 class InOnePass(nn.Module):
-    """A network from `[T, B, N]` and an initial state to spikes and the final state."""
+    """A network that maps a sequence `[T, B, N]` and an initial state to spikes and the final state."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Cores with convolutions: kernels and library convolutions, step by step, against the loop."""
+"""Cores with convolutions: kernels and library convolutions, run step by step and compared with the loop."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Results = tuple[list[Tensor], list[Tensor | None]]
 
 
 class Core(nn.Module):
-    """A core whose state is convolved.
+    """A core that convolves its state.
 
     Args:
         channels: number of channels of the step.
         make: function that makes a convolution.
-        soft: True for a smooth function instead of the spikes.
+        soft: True to replace spikes by a smooth function.
     """
 
     num_states = 2
@@ -53,7 +53,7 @@ class Spiking(Core):
 
 
 class ConvLSTM(Core):
-    """Gates from two convolutions, one of which depends on inputs alone."""
+    """Gates computed from two convolutions, one of which depends only on inputs."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.of_input = make(channels, 4 * channels, 3, padding=1)
@@ -67,7 +67,7 @@ class ConvLSTM(Core):
 
 
 class OfInputToo(Core):
-    """A convolution of inputs and states, joined along the channels."""
+    """A convolution of inputs and states that are concatenated along the channels."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.conv = make(2 * channels, channels, 3, padding=1)
@@ -79,7 +79,7 @@ class OfInputToo(Core):
 
 
 class Twice(Core):
-    """Two successive convolutions, and a weight with two uses."""
+    """Two successive convolutions, and a weight that is used twice."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.conv, self.point = make(channels, channels, 3, padding=1), make(channels, channels, 1)
@@ -91,7 +91,7 @@ class Twice(Core):
 
 
 class Masked(Core):
-    """A weight that the step masks."""
+    """A weight that the step multiplies by a mask."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         super().build(channels, make)
@@ -109,7 +109,7 @@ class Masked(Core):
 
 
 class Outside(Core):
-    """Convolutions of an input and of a readout, both outside of the loop over time."""
+    """A convolution of an input, and a convolution for a readout. Both are outside of the loop over time."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.first, self.last = make(channels, channels, 3, padding=1), make(channels, channels, 3, padding=1)
@@ -130,7 +130,7 @@ def sequences(core: Core, num_steps: int, *step: int, dtype: torch.dtype = torch
 
 
 def run(core: Core, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True) -> list[Tensor]:
-    """Runs the loop, or kernels and convolutions."""
+    """Runs either the loop, or kernels and library convolutions."""
     if target is None:
         loop = eager_scan if state_seqs else eager_scan_final_state
         return list(loop(core, 1, core.num_states, 1, *tensors))
@@ -145,36 +145,36 @@ def differentiated(core: Core, tensors: Sequence[Tensor], target: TargetName | N
     for i, result in enumerate(results):
         weights = (torch.arange(result.numel(), device=DEVICE) % (5 + i) - 2).reshape(result.shape) / 4
         loss = loss + (result * weights).double().sum()
-    wanted = [*tensors, *core.parameters()]
-    return results, list(torch.autograd.grad(loss, wanted, allow_unused=True))
+    leaves = [*tensors, *core.parameters()]
+    return results, list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
 
 def check(core: Core, tensors: Sequence[Tensor], target: TargetName, *, state_seqs: bool = False) -> None:
-    expected, wanted = differentiated(core, tensors, None, state_seqs=state_seqs)
-    got, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
+    expected, expected_gradients = differentiated(core, tensors, None, state_seqs=state_seqs)
+    actual, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
     half = tensors[0].dtype in (torch.bfloat16, torch.float16)
     near: dict[str, Any] = {"rtol": 2e-2, "atol": 5e-2} if half else {"rtol": 1e-4, "atol": 1e-4}
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, **near)
-    for found, exact in zip(gradients, wanted, strict=True):
-        assert (found is None) == (exact is None)
-        if found is not None and exact is not None:
+    for gradient, exact in zip(gradients, expected_gradients, strict=True):
+        assert (gradient is None) == (exact is None)
+        if gradient is not None and exact is not None:
             scale = exact.abs().max().clamp(min=1)
-            torch.testing.assert_close(found / scale, exact / scale, **near)
+            torch.testing.assert_close(gradient / scale, exact / scale, **near)
 
 
 @pytest.mark.long(all_but=["Spiking-triton", f"OfInputToo-{TARGETS[-1]}", f"Outside-{TARGETS[-1]}"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("core", CORES, ids=lambda core: core.__name__)
-def test_it_is_the_loop(core: type[Core], target: TargetName) -> None:
+def test_convolutions_equal_the_loop(core: type[Core], target: TargetName) -> None:
     torch.manual_seed(0)
     made = core(3).to(DEVICE)
     check(made, sequences(made, 4, 2, 3, 7, 5), target)
 
 
-def test_forward_bits() -> None:
-    """Checks bits of the forward: the convolution of a state is the same call as in the loop."""
+def test_forward_is_bitwise_equal_to_the_loop() -> None:
+    """Checks the bits of the forward: the convolution of a state is the same call as in the loop."""
     torch.manual_seed(0)
     made = Spiking(5).to(DEVICE)
     tensors = [t.detach() for t in sequences(made, 6, 2, 5, 9, 8)]
@@ -198,8 +198,8 @@ def test_biases_in_stages(core: type[Core], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.gpu
-def test_results_in_place() -> None:
-    """Checks that cuDNN writes results into an existing tensor, with the bits of PyTorch's convolution."""
+def test_cudnn_writes_into_existing_tensors() -> None:
+    """Checks that cuDNN writes its results into an existing tensor, with the same bits as PyTorch's convolution."""
     torch.manual_seed(0)
     value, weight = torch.randn(3, 8, 9, 10, device="cuda"), torch.randn(16, 8, 3, 3, device="cuda")
     numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
@@ -214,7 +214,7 @@ def test_results_in_place() -> None:
 
 
 class Strided(Core):
-    """Two convolutions with strides, down and up. The first one skips rows and columns at the end."""
+    """Two convolutions with strides, one down and one up. The first one skips rows and columns at the border."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.down = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
@@ -227,7 +227,7 @@ class Strided(Core):
 
 
 def plain(make: type[nn.Module], **settings: Any) -> Callable[..., nn.Module]:
-    """Makes a convolution with these settings, and ignores other settings of a core."""
+    """Makes a convolution with these settings, and ignores the settings that a core passes."""
     return lambda inside, outside, *_, **__: make(inside, outside, **settings)
 
 
@@ -244,7 +244,7 @@ KINDS: dict[str, tuple[tuple[int, ...], Callable[..., nn.Module]]] = {
 
 @pytest.mark.long(all_but=["groups", "transposed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds(kind: str) -> None:
+def test_kinds_of_convolutions(kind: str) -> None:
     torch.manual_seed(0)
     size, make = KINDS[kind]
     made = Spiking(4, make).to(DEVICE)
@@ -263,7 +263,7 @@ def test_strides(state_seqs: bool) -> None:
 @pytest.mark.parametrize("target", TARGETS[-1:])
 @pytest.mark.parametrize("core", [*CORES, Strided], ids=lambda core: core.__name__)
 def test_channels_last(core: type[Core], target: TargetName) -> None:
-    """Compares values and strides of results for inputs in channels-last format."""
+    """Compares the values and strides of results for inputs in channels-last format."""
     torch.manual_seed(0)
     made = core(3).to(DEVICE)
     x, *states = sequences(made, 4, 2, 3, 7, 6)
@@ -273,7 +273,7 @@ def test_channels_last(core: type[Core], target: TargetName) -> None:
         assert a.stride() == b.stride()
 
 
-def test_one_sample_without_a_batch() -> None:
+def test_sample_without_a_batch() -> None:
     torch.manual_seed(0)
     made = Spiking(3).to(DEVICE)
     check(made, sequences(made, 4, 3, 7, 5), TARGETS[-1])
@@ -298,7 +298,7 @@ def layer(core: Core, backend: str = "auto") -> FlexSN:
 
 
 def trained(call: Callable[[Tensor], Tensor], module: FlexSN, x: Tensor) -> list[Tensor]:
-    """Returns outputs, and gradients of the input and the weights."""
+    """Returns the outputs, and the gradients of the input and the weights."""
     module.reset()
     leaf = x.clone().requires_grad_()
     y = call(leaf)
@@ -311,34 +311,34 @@ def test_autocast() -> None:
     module = layer(ConvLSTM(4)).to(DEVICE)
     x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
     with torch.autocast(DEVICE.type, torch.bfloat16):
-        found = trained(module, module, x)
+        results = trained(module, module, x)
         module.backend = "torch"
         expected = trained(module, module, x)
-    assert torch.allclose(found[0], expected[0], atol=1e-5)
-    for a, b in zip(found[1:], expected[1:], strict=True):
+    assert torch.allclose(results[0], expected[0], atol=1e-5)
+    for a, b in zip(results[1:], expected[1:], strict=True):
         assert a.dtype == b.dtype
         assert (a - b).abs().max() <= 2e-2 * b.abs().max()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("core", [Spiking, ConvLSTM], ids=lambda core: core.__name__)
-def test_in_a_compiled_graph(core: type[Core]) -> None:
+def test_convolutions_in_a_compiled_graph(core: type[Core]) -> None:
     torch.manual_seed(0)
     module = layer(core(4, soft=True)).to(DEVICE)
     x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
     expected = trained(module, module, x)
-    found = trained(torch.compile(module, fullgraph=True), module, x)
-    for a, b in zip(found, expected, strict=True):
+    results = trained(torch.compile(module, fullgraph=True), module, x)
+    for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_explain() -> None:
+def test_explain_lists_convolutions() -> None:
     module = layer(ConvLSTM(3)).to(DEVICE)
     module(torch.randn(4, 2, 3, 6, 5, device=DEVICE))
-    told = str(module.explain())
-    assert "a library's convolutions" in told
-    assert "[2, 3, 6, 5] x [12, 3, 3, 3]: at every step" in told
-    assert "one convolution for all steps, before the loop" in told
+    text = str(module.explain())
+    assert "a library's convolutions" in text
+    assert "[2, 3, 6, 5] x [12, 3, 3, 3]: at every step" in text
+    assert "one convolution for all steps, before the loop" in text
 
 
 class MovingWeight(Core):
@@ -358,7 +358,7 @@ class Pooled(Core):
     [(MovingWeight, "convolves with a weight that depends on the step"), (Pooled, "avg_pool2d")],
     ids=["weight", "pooling"],
 )
-def test_what_is_refused(core: type[Core], words: str) -> None:
+def test_refusals(core: type[Core], words: str) -> None:
     made = core(3).to(DEVICE)
     with pytest.raises(NonPointwiseError, match=words) as caught:
         run(made, sequences(made, 3, 2, 3, 6, 5), TARGETS[-1])
@@ -367,22 +367,23 @@ def test_what_is_refused(core: type[Core], words: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("core", [Spiking, ConvLSTM], ids=lambda core: core.__name__)
-def test_in_a_cuda_graph(core: type[Core]) -> None:
+def test_convolutions_in_a_cuda_graph(core: type[Core]) -> None:
     torch.manual_seed(0)
     module = layer(core(8)).cuda()
     x = torch.randn(6, 3, 8, 9, 10, device="cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        expected = [one.detach().clone() for one in trained(module, module, x)]  # keeps no graph of this stream
+        # results without a graph of this stream
+        expected = [one.detach().clone() for one in trained(module, module, x)]
         trained(module, module, x)
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = trained(module, module, x)
-    for one in found:
+        results = trained(module, module, x)
+    for one in results:
         one.detach().zero_()
     graph.replay()
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

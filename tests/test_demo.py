@@ -1,4 +1,6 @@
-"""The digits demo as a newcomer runs it: it learns, draws, and reports mistakes in one line."""
+"""The digits demo as a newcomer runs it: the network learns, a figure is drawn, and mistakes are reported in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
 def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    # Tests turn the interpreter on; for a newcomer, it is off.
+    # The tests turn the interpreter on, but for a newcomer, it is off.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # relative paths would not work from another folder
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # relative paths would be wrong in another folder
     return subprocess.run(
         [sys.executable, str(DEMO), *options],
         cwd=folder,
@@ -31,24 +33,24 @@ def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def accuracy(output: str) -> float:
-    found = re.search(r"^held-out accuracy ([0-9.]+)% after", output, re.MULTILINE)
-    assert found is not None, output
-    return float(found[1])
+    match = re.search(r"^held-out accuracy ([0-9.]+)% after", output, re.MULTILINE)
+    assert match is not None, output
+    return float(match[1])
 
 
-def test_it_learns_draws_and_says_which_backend_ran(tmp_path: Path) -> None:
+def test_demo_learns_draws_and_names_the_backend(tmp_path: Path) -> None:
     done = run("--device", "cpu", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) >= 95.0
     without = "torch: compiled kernels cannot run: there is no C"
     assert done.stdout.startswith(("backend cpp: the tensors are on 'cpu'", f"backend {without}"))
-    assert done.stdout.count("held-out accuracy") == 26  # one line per epoch, and a last line
+    assert done.stdout.count("held-out accuracy") == 26  # one line after each epoch, and a last line
     assert "epoch  1/25" in done.stderr  # the progress bar
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.long
-def test_the_seed_decides(tmp_path: Path) -> None:
+def test_seed_determines_the_result(tmp_path: Path) -> None:
     options = ("--device", "cpu", "--epochs", "2", "--seed", "5", "--out", "a.png")
     lines = [run(*options, folder=tmp_path).stdout.splitlines()[:3] for _ in range(2)]
     assert lines[0] == lines[1]
@@ -56,17 +58,17 @@ def test_the_seed_decides(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_backends_agree(tmp_path: Path, compiler: None) -> None:
-    found = {}
-    for backend, told in (("cpp", "cpp: asked for"), ("torch", "torch: asked for"), ("hop", "hop: asked for")):
+    accuracies = {}
+    for backend, description in (("cpp", "cpp: asked for"), ("torch", "torch: asked for"), ("hop", "hop: asked for")):
         done = run("--device", "cpu", "--epochs", "3", "--backend", backend, folder=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert f"backend {told}" in done.stdout
-        found[backend] = accuracy(done.stdout)
-    assert max(found.values()) - min(found.values()) < 1.0
+        assert f"backend {description}" in done.stdout
+        accuracies[backend] = accuracy(done.stdout)
+    assert max(accuracies.values()) - min(accuracies.values()) < 1.0
 
 
 @pytest.mark.gpu
-def test_the_compiled_kernels_reach_the_same_accuracy(tmp_path: Path) -> None:
+def test_compiled_kernels_reach_the_same_accuracy(tmp_path: Path) -> None:
     done = run("--device", "cuda", "--backend", "triton", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "backend triton" in done.stdout
@@ -86,7 +88,7 @@ def test_the_compiled_kernels_reach_the_same_accuracy(tmp_path: Path) -> None:
     ],
     ids=lambda value: "_".join(value) if isinstance(value, tuple) else "",
 )
-def test_wrong_options_get_one_line(
+def test_wrong_options_print_one_line(
     tmp_path: Path,
     options: tuple[str, ...],
     words: str,
@@ -99,7 +101,7 @@ def test_wrong_options_get_one_line(
     assert_one_line(ended.value.code, *capsys.readouterr(), words)
 
 
-def test_kernels_that_cannot_run_get_one_line(
+def test_unavailable_kernels_print_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_availability, "_INTERPRETED", False)  # for a newcomer, the interpreter is off

@@ -1,4 +1,4 @@
-"""The digits demo, which learns equally on every backend from one seed."""
+"""The digits demo: with one seed, it learns equally on all backends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def digits() -> ModuleType:
 def learn(
     digits: ModuleType, backend: str, device: str, *, samples: int, steps: int, epochs: int, brightness: float
 ) -> tuple[list[float], list[float]]:
-    """Returns loss and held-out accuracy after each epoch. With bright images, neurons fire from the first batch on."""
+    """Returns the loss and the held-out accuracy after each epoch. With a high brightness, neurons fire from the first
+    batch on.
+    """
     torch.manual_seed(0)
     data = digits.load(torch.device(device), seed=0)
     data.train_x, data.train_y = brightness * data.train_x[:samples], data.train_y[:samples]
@@ -42,19 +44,19 @@ def learn(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("interpreted")
-def test_a_short_run_on_the_cpu(digits: ModuleType) -> None:
+def test_short_run_on_the_cpu(digits: ModuleType) -> None:
     size: dict[str, Any] = {"samples": 192, "steps": 3, "epochs": 2, "brightness": 16.0}
     losses, accuracies = learn(digits, "torch", "cpu", **size)
     assert accuracies[-1] > 0.3, "it should have begun to learn"
     for backend in BACKENDS:
         other_losses, other_accuracies = learn(digits, backend, "cpu", **size)
         assert other_losses == pytest.approx(losses, rel=1e-4)
-        # The last bit of a weight may change one answer of 360.
+        # The last bit of a weight may change one of the 360 answers.
         assert other_accuracies == pytest.approx(accuracies, abs=1.5 / 360)
 
 
 @pytest.mark.gpu
-def test_the_whole_run_on_the_gpu(digits: ModuleType) -> None:
+def test_whole_run_on_the_gpu(digits: ModuleType) -> None:
     size: dict[str, Any] = {"samples": 1437, "steps": 8, "epochs": 25, "brightness": 1.0}
     losses, accuracies = learn(digits, "torch", "cuda", **size)
     assert accuracies[-1] > 0.95

@@ -1,4 +1,4 @@
-"""Links in the documents lead to files that exist, and to headings in these files."""
+"""Links in the documents point to files that exist, and to headings in these files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Returns the names by which links reach headings: lower case, no punctuation, hyphens for spaces."""
+    """Returns the anchors of the headings, as links write them: in lower case, without punctuation, and with hyphens
+    for spaces.
+    """
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(prose(path))}
 
 
@@ -28,7 +30,7 @@ def broken_links(path: Path) -> list[str]:
     for link in LINK.findall(prose(path)):
         target, _, anchor = link.partition("#")
         if re.match(r"[a-z]+:", target):
-            continue  # another site, which a test cannot check
+            continue  # a link to another site, which a test cannot check
         file = path.parent / target if target else path
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(link)
@@ -36,7 +38,7 @@ def broken_links(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_resolve(document: Path) -> None:
     assert broken_links(document) == []
 
 
@@ -47,7 +49,7 @@ def test_every_page_is_in_the_index() -> None:
     assert missing == []
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
+def test_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One & two\n\n[a](#one--two) [b](page.md) [c](https://x.org) [d](none.md) [e](#three)\n")
     assert broken_links(page) == ["none.md", "#three"]

@@ -1,4 +1,4 @@
-"""The drawing of the neurons, which shows all of them, and equals the drawing that the script makes."""
+"""The figure of the neurons: it shows all neurons, and equals the figure that the script draws."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from scripts import ROOT, load
 IMAGE = ROOT / "docs" / "images" / "neurons.svg"
 
 
-def test_the_script_draws_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_draws_all_neurons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = load("docs/plot_neurons.py")
     assert script.main(["--out", str(tmp_path / "drawn.svg")]) == 0
     assert capsys.readouterr().out.startswith(f"{len(script.neurons())} neurons in ")
-    drawn, kept = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
+    figure, stored = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
     for title in map(script.title, script.neurons()):
-        assert f">{title}<" in drawn, title
-        assert f">{title}<" in kept, f"{title} is not in {IMAGE.name}: run python docs/plot_neurons.py"
+        assert f">{title}<" in figure, title
+        assert f">{title}<" in stored, f"{title} is not in {IMAGE.name}: run python docs/plot_neurons.py"
 
 
-def test_what_is_drawn_shows_something() -> None:
-    """Checks that each drawn neuron fires in some steps and not in others. After a failure, choose other `SHOWN`."""
+def test_drawn_neurons_fire() -> None:
+    """Checks that each drawn neuron fires in some steps and is silent in others. After a failure, choose other values
+    in `SHOWN`.
+    """
     script = load("docs/plot_neurons.py")
     for kind in script.neurons():
         _, membrane, output = script.response(kind)
@@ -33,7 +35,7 @@ def test_what_is_drawn_shows_something() -> None:
             assert 0 < output.count_nonzero() < script.STEPS, script.title(kind)
 
 
-def test_the_page_has_a_row_for_each() -> None:
+def test_page_lists_all_neurons() -> None:
     page = (ROOT / "docs" / "neurons.md").read_text(encoding="utf-8")
     names = [kind.__name__ for kind in load("docs/plot_neurons.py").neurons()]
     assert [name for name in names if f"| `{name}`" not in page] == []

@@ -1,4 +1,4 @@
-"""The README's table of accuracies equals that of the kept results."""
+"""The README's table of accuracies: it equals the stored results."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ NAMES = {
 
 
 def cells(path: str, start: str) -> list[str]:
-    """Returns the cells of the row that begins with `start`."""
+    """Returns the cells of the table row that begins with `start`."""
     row = re.search(rf"^\s*\| {start}.*\|$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
     assert row is not None
     return [cell.strip() for cell in row[0].strip().strip("|").split("|")]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_readme_has_the_kept_numbers(name: str) -> None:
-    _, _, *kept = cells("benchmarks/results/real_data.md", name)
+def test_readme_has_the_stored_accuracies(name: str) -> None:
+    _, _, *stored = cells("benchmarks/results/real_data.md", name)
     shown = cells("README.md", NAMES[name])[1:]
-    assert shown[:2] == kept[:2]
-    assert shown[3:5] == kept[3:5]
-    assert kept[2].startswith(shown[2])
-    assert kept[5].startswith(shown[5].partition(",")[0])
+    assert shown[:2] == stored[:2]
+    assert shown[3:5] == stored[3:5]
+    assert stored[2].startswith(shown[2])
+    assert stored[5].startswith(shown[5].partition(",")[0])
 
 
-def test_the_readme_has_the_kept_seconds() -> None:
-    kept = [cells("benchmarks/results/real_data_seconds.md", name) for name in NAMES]
+def test_readme_has_the_stored_seconds() -> None:
+    stored = [cells("benchmarks/results/real_data_seconds.md", name) for name in NAMES]
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     for column in (1, 3):
-        *first, last = (row[column] for row in kept)
+        *first, last = (row[column] for row in stored)
         assert f"{', '.join(first)} and {last} s" in text

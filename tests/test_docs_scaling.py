@@ -1,4 +1,4 @@
-"""The page on several GPUs agrees with the kept table of scaling."""
+"""The page on several GPUs: it agrees with the stored table of scaling."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import re
 from scripts import ROOT
 
 
-def test_the_page_has_the_efficiencies_of_the_table() -> None:
-    kept = (ROOT / "benchmarks" / "results" / "scaling.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([^|]+) \| (ddp|fsdp) \| (\d) \| .* \| ([\d.]+) \|$", kept, re.MULTILINE)
-    wanted: dict[tuple[str, str], list[str]] = {}
+def test_page_has_the_efficiencies_of_the_table() -> None:
+    table = (ROOT / "benchmarks" / "results" / "scaling.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| (ddp|fsdp) \| (\d) \| .* \| ([\d.]+) \|$", table, re.MULTILINE)
+    expected: dict[tuple[str, str], list[str]] = {}
     for network, parallel, gpus, efficiency in rows:
         if gpus != "1":
-            wanted.setdefault((network, parallel), []).append(efficiency)
+            expected.setdefault((network, parallel), []).append(efficiency)
     page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
-    found = re.findall(r"`(?:DistributedDataParallel|fully_shard)` \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
-    assert [list(row) for row in found] == list(wanted.values())
-    assert len(found) == 4
+    rows_of_page = re.findall(
+        r"`(?:DistributedDataParallel|fully_shard)` \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE
+    )
+    assert [list(row) for row in rows_of_page] == list(expected.values())
+    assert len(rows_of_page) == 4

@@ -1,4 +1,4 @@
-"""The drawing of the surrogates, which shows all of them, and equals the drawing that the script makes."""
+"""The figure of the surrogates: it shows all surrogates, and equals the figure that the script draws."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ IMAGE = ROOT / "docs" / "images" / "surrogates.svg"
 
 
 def names_of_surrogates() -> set[str]:
-    """Returns the classes that can be instantiated, under their own names; aliases do not count."""
+    """Returns the names of the classes that can be instantiated, without aliases."""
     classes = [getattr(surrogate, name) for name in surrogate.__all__ if inspect.isclass(getattr(surrogate, name))]
     return {kind.__name__ for kind in classes if kind is not surrogate.Surrogate}
 
 
-def test_the_script_draws_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_draws_all_surrogates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = load("docs/plot_surrogates.py")
     assert script.main(["--out", str(tmp_path / "drawn.svg")]) == 0
     assert capsys.readouterr().out.startswith(f"{len(names_of_surrogates())} surrogates in ")
     titles = [script.title(g) for g in script.surrogates()]
     assert {title.split("(")[0] for title in titles} == names_of_surrogates()
-    drawn, kept = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
+    figure, stored = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
     for title in titles:
-        assert f">{title}<" in drawn, title
-        assert f">{title}<" in kept, f"{title} is not in {IMAGE.name}: run python docs/plot_surrogates.py"
+        assert f">{title}<" in figure, title
+        assert f">{title}<" in stored, f"{title} is not in {IMAGE.name}: run python docs/plot_surrogates.py"
 
 
-def test_the_page_has_a_row_for_each() -> None:
+def test_page_lists_all_surrogates() -> None:
     page = (ROOT / "docs" / "surrogates.md").read_text(encoding="utf-8")
     missing = [name for name in sorted(names_of_surrogates()) if f"| `{name}" not in page]
     assert missing == []

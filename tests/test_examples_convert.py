@@ -1,4 +1,4 @@
-"""examples/convert.py: a converted network has the spikes and gradients of the original."""
+"""examples/convert.py: a converted network has the same spikes and gradients as the original."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def check(device: str, backend: str) -> None:
 
 @pytest.mark.long(all_but=["torch", "hop"])
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
-def test_spikes_and_gradients_stay(backend: str, interpreted: None) -> None:
+def test_spikes_and_gradients_are_unchanged(backend: str, interpreted: None) -> None:
     check("cpu", backend)
 
 
 @pytest.mark.gpu
-def test_spikes_and_gradients_stay_on_the_gpu() -> None:
+def test_spikes_and_gradients_are_unchanged_on_the_gpu() -> None:
     check("cuda", "triton")

@@ -1,4 +1,6 @@
-"""`examples/datasets/`: from files to accuracy; torchvision and tonic read the files that the examples write."""
+"""`examples/datasets/`: the examples get from files to an accuracy. torchvision and tonic can read the files that the
+examples write.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from training import History, draw
 
 from flexsn_nn import plot
 
-# By example: the reader of its files, epochs, and an accuracy that it exceeds; guesses reach 10, 9 and 5 %.
+# For each example: the reader of its files, the number of epochs, and an accuracy that it exceeds. Guesses would reach
+# 10, 9 and 5 %.
 NAMES = ["images", "events", "audio"]
 READERS = {"images": "torchvision", "events": "tonic", "audio": "tonic"}
 LEARNS = {"images": (1, 80.0), "events": (4, 40.0), "audio": (3, 50.0)}
@@ -31,7 +34,7 @@ def example(name: str) -> ModuleType:
 
 
 def small(name: str, folder: Path) -> None:
-    """Reduces the number of files, to make a test short."""
+    """Reduces the number of files, so that a test is short."""
     module = example(name)
     if name == "images":
         generator = torch.Generator().manual_seed(0)
@@ -49,10 +52,10 @@ def small(name: str, folder: Path) -> None:
 
 @pytest.mark.long(all_but=["audio"])
 @pytest.mark.parametrize("name", NAMES)
-def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> None:
+def test_example_without_arguments_learns_and_draws(name: str, tmp_path: Path) -> None:
     example(name)
     epochs, beyond = LEARNS[name]
-    # The example runs as for a user: without settings of the tests, and in an empty folder.
+    # The example runs as for a user: without the settings of the tests, and in an empty folder.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "datasets" / f"{name}.py"), "--epochs", str(epochs)],
@@ -63,7 +66,7 @@ def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("no --data: ")  # the output reports that the real data are missing
+    assert done.stdout.startswith("no --data: ")  # the output says that the real data are missing
     reached = re.search(rf"^held-out accuracy ([\d.]+)% after {epochs} epochs", done.stdout, re.MULTILINE)
     assert reached is not None, done.stdout
     assert float(reached[1]) > beyond
@@ -75,7 +78,7 @@ def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> Non
 @pytest.mark.long
 @one_thread()
 @pytest.mark.parametrize("name", NAMES)
-def test_whoever_resumes_ends_where_one_run_does(
+def test_resumed_run_equals_an_uninterrupted_run(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small(name, tmp_path / "data")
@@ -86,21 +89,21 @@ def test_whoever_resumes_ends_where_one_run_does(
         assert main(["--data", "data", "--checkpoint", folder, "--epochs", str(epochs), "--batch", "30"]) == 0
         return capsys.readouterr().out
 
-    def kept(folder: str) -> dict[str, Any]:
-        found: dict[str, Any] = torch.load(tmp_path / folder / "last.pt", weights_only=True)
-        return found
+    def checkpoint_in(folder: str) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = torch.load(tmp_path / folder / "last.pt", weights_only=True)
+        return checkpoint
 
     assert "no --data" not in run(2, "straight")
     run(1, "broken")
-    stopped = kept("broken")
+    stopped = checkpoint_in("broken")
     assert "resumed after 1 epochs" in run(2, "broken")
-    straight, broken = kept("straight"), kept("broken")
+    straight, broken = checkpoint_in("straight"), checkpoint_in("broken")
     assert len(straight["history"]["losses"]) == 2
     assert broken["history"] == straight["history"]
     for key, weights in straight["network"].items():
         assert torch.equal(broken["network"][key], weights)
     assert any(not torch.equal(stopped["network"][key], weights) for key, weights in straight["network"].items())
-    # All epochs are already in the checkpoint.
+    # The checkpoint already contains all epochs.
     done = run(2, "broken")
     assert "epoch 2/2" not in done
     assert f"{straight['history']['accuracies'][-1]:.2%} after 2 epochs" in done
@@ -108,7 +111,7 @@ def test_whoever_resumes_ends_where_one_run_does(
 
 @pytest.mark.long
 @one_thread()
-def test_words_through_recurrent_layers(
+def test_recurrent_layers_learn_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small("audio", tmp_path / "data")
@@ -124,7 +127,7 @@ def test_words_through_recurrent_layers(
 @pytest.mark.usefixtures("loops")
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
-def test_the_network_of_a_paper_takes_the_files(
+def test_paper_networks_accept_the_files(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small(name, tmp_path / "data")
@@ -134,7 +137,7 @@ def test_the_network_of_a_paper_takes_the_files(
     assert "held-out accuracy" in capsys.readouterr().out
 
 
-def test_torchvision_reads_the_images_that_were_written(tmp_path: Path) -> None:
+def test_torchvision_reads_the_written_images(tmp_path: Path) -> None:
     images = example("images")
     from sklearn.datasets import load_digits
 
@@ -149,7 +152,7 @@ def test_torchvision_reads_the_images_that_were_written(tmp_path: Path) -> None:
     assert not pixels[:, :4].any()
 
 
-def test_tonic_reads_the_recordings_that_were_written(tmp_path: Path) -> None:
+def test_tonic_reads_the_written_recordings(tmp_path: Path) -> None:
     events = example("events")
     events.write_recordings(tmp_path, seed=0, users=(10, 10))
     recordings = events.DVSGesture(str(tmp_path), train=False)
@@ -158,25 +161,30 @@ def test_tonic_reads_the_recordings_that_were_written(tmp_path: Path) -> None:
     assert sorted(recordings.targets) == sorted(list(range(11)) * 10)
     lengths = set()
     for number in range(0, 110, 9):
-        found, target = recordings[number]
+        events_of_recording, target = recordings[number]
         stored = np.load(recordings.data[number])
         assert target == int(Path(recordings.data[number]).stem)
-        assert found["t"].tolist() == (stored[:, 3] * 1000).tolist()  # times are in microseconds
-        assert (np.diff(found["t"]) >= 0).all()
-        assert set(found["p"]) == {False, True}
+        assert events_of_recording["t"].tolist() == (stored[:, 3] * 1000).tolist()  # times are in microseconds
+        assert (np.diff(events_of_recording["t"]) >= 0).all()
+        assert set(events_of_recording["p"]) == {False, True}
         frames, _ = framed[number]
         assert frames.shape[1:] == (2, events.SIDE, events.SIDE)
-        # Each event is in one frame, at its pixel on the smaller sensor; no event is lost.
+        # Each event is in exactly one frame, at its pixel on the smaller sensor.
         counted = np.zeros(frames.shape, dtype=int)
-        begun = found["t"] - found["t"][0]
-        places = (begun // events.WINDOW, found["p"].astype(int), found["y"] // 4, found["x"] // 4)
+        elapsed = events_of_recording["t"] - events_of_recording["t"][0]
+        places = (
+            elapsed // events.WINDOW,
+            events_of_recording["p"].astype(int),
+            events_of_recording["y"] // 4,
+            events_of_recording["x"] // 4,
+        )
         np.add.at(counted, places, 1)
         assert (frames == counted).all()
         lengths.add(len(frames))
     assert len(lengths) > 3
 
 
-def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
+def test_tonic_reads_the_written_words(tmp_path: Path) -> None:
     audio = example("audio")
     audio.write_words(tmp_path, seed=0, counts=(40, 20))
     words = audio.SHD(str(tmp_path), train=True)
@@ -187,9 +195,9 @@ def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
     lengths = set()
     for number in range(40):
         seconds, channels = audio.synthetic_word(number % 20, random)
-        found, _ = words[number]
-        assert found["t"] == pytest.approx(1e6 * seconds, rel=1e-3, abs=10)  # times are float16, as in the real files
-        assert found["x"].tolist() == channels.astype(int).tolist()
+        spikes, _ = words[number]
+        assert spikes["t"] == pytest.approx(1e6 * seconds, rel=1e-3, abs=10)  # times are float16, as in the real files
+        assert spikes["x"].tolist() == channels.astype(int).tolist()
         counts, _ = counted[number]
         assert counts.shape[1:] == (1, audio.CHANNELS)
         assert counts.sum() == len(seconds)
@@ -200,14 +208,14 @@ def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
 @pytest.mark.long(all_but=["events"])
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
-def test_rates_in_the_picture_are_without_padding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares the mean rate of a batch with the mean of the rates of its separate samples."""
+def test_drawn_rates_exclude_padding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares the mean rate of a batch with the mean of the rates of its samples, each run separately."""
     module = example(name)
-    drawn: list[dict[str, float]] = []
+    drawings: list[dict[str, float]] = []
     real = plot.firing_rates
 
     def watched(rates: dict[str, float], ax: Any) -> Any:
-        drawn.append(rates)
+        drawings.append(rates)
         return real(rates, ax=ax)
 
     monkeypatch.setattr(plot, "firing_rates", watched)
@@ -222,7 +230,7 @@ def test_rates_in_the_picture_are_without_padding(name: str, tmp_path: Path, mon
     assert len(batches[0][1].unique()) > 1
     for batch in batches:
         draw(network, History([1.0], [0.5]), batch, chosen)
-    together, *alone = drawn
+    together, *alone = drawings
     assert together
     for layer, rate in together.items():
         assert rate == pytest.approx(sum(rates[layer] for rates in alone) / 4, rel=1e-5)
@@ -230,7 +238,7 @@ def test_rates_in_the_picture_are_without_padding(name: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("epochs", ["0", "-1", "x"])
-def test_epochs_that_are_none(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_numbers_of_epochs_are_refused(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         example("images").main(["--epochs", epochs])
     assert f"'{epochs}' is not a whole number above 0" in capsys.readouterr().err
@@ -238,7 +246,7 @@ def test_epochs_that_are_none(epochs: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
-def test_it_learns_through_compiled_kernels(
+def test_example_learns_in_compiled_kernels(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`examples/distributed.py`: two processes train, and one process continues from their checkpoint."""
+"""`examples/distributed.py`: two processes train a network, and one process continues from their checkpoint."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def run_two(*options: str, folder: Path) -> str:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the environment that torchrun would set for this process, as the only one."""
+    """Sets the environment that torchrun would set if this were the only process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in told.items():
+    variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
 
 
 @pytest.mark.long(all_but=["fsdp"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_it_learns_and_resumes_on_another_number_of_processes(
+def test_training_resumes_with_another_number_of_processes(
     strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], launched: None
 ) -> None:
     options = ("--strategy", strategy, "--checkpoint", str(tmp_path / "kept"), "--epochs", "2")
-    said = run_two(*options, folder=tmp_path)
-    reached = re.search(r"held-out accuracy ([0-9.]+%) on 2 processes", said)
-    assert reached is not None, said
+    output = run_two(*options, folder=tmp_path)
+    reached = re.search(r"held-out accuracy ([0-9.]+%) on 2 processes", output)
+    assert reached is not None, output
     assert float(reached[1].rstrip("%")) > 80
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["epoch_1", "epoch_2"]
     with one_thread():
@@ -56,7 +56,7 @@ def test_it_learns_and_resumes_on_another_number_of_processes(
     assert f"resumed after 2 epochs, accuracy {reached[1]}\n" in capsys.readouterr().out
 
 
-def test_without_torchrun_it_says_how_to_start_it(
+def test_error_without_torchrun_names_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)

@@ -1,4 +1,4 @@
-"""examples/evidence.py: learned time constants grow towards the task's time scale, which solves the task."""
+"""examples/evidence.py: learned time constants grow towards the time scale of the task, and then solve the task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 @one_thread()
-def test_learned_time_constants_solve_it_and_fixed_short_ones_do_not() -> None:
+def test_only_learned_time_constants_solve_the_task() -> None:
     fixed, learned = (evidence.train(learn, steps=200, updates=30, seed=0, device=CPU) for learn in (False, True))
     assert fixed.tau == pytest.approx([evidence.FIRST_TAU] * 2)
     assert min(learned.tau) > 4 * evidence.FIRST_TAU
@@ -20,7 +20,7 @@ def test_learned_time_constants_solve_it_and_fixed_short_ones_do_not() -> None:
     assert sum(learned.losses[-5:]) < 0.8 * sum(fixed.losses[-5:])
 
 
-def test_the_task_is_what_it_says() -> None:
+def test_task_needs_many_steps() -> None:
     torch.manual_seed(0)
     clicks, answers = evidence.draw(300, 2000, CPU)
     assert clicks.unique().tolist() == [0.0, 1.0]

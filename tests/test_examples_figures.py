@@ -1,4 +1,4 @@
-"""Figures of the examples in the documents. They equal those of the kept table, and every example has one."""
+"""Figures of the examples in the documents: they equal those in the stored table, and every example has a figure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ INDEX = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
 PAGES = {"datasets/images": "data-images", "datasets/events": "data-events", "datasets/audio": "data-audio"}
 
 
-def test_every_example_has_one() -> None:
+def test_every_example_has_a_figure() -> None:
     folder = ROOT / "examples"
     examples = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("**/*.py")]
     assert set(examples) - {"datasets/training"} == benchmark.FIGURES.keys() == KEPT.keys()
 
 
 @pytest.mark.parametrize("name", benchmark.FIGURES)
-def test_the_documents_say_what_the_table_says(name: str) -> None:
+def test_documents_have_the_figures_of_the_table(name: str) -> None:
     row = re.search(rf"^\| \[\S+\]\(\.\./examples/{name}\.py\) \|.*$", INDEX, re.MULTILINE)
     assert row is not None
     assert row[0].endswith(f"| {KEPT[name]} |")

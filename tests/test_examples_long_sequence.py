@@ -1,4 +1,4 @@
-"""examples/long_sequence.py: the network learns, and segments of time change its results by rounding alone."""
+"""examples/long_sequence.py: the network learns, and segments of time change its results only by rounding."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ example = load("examples/long_sequence.py")
 
 
 @one_thread()
-def test_it_tells_tones_apart() -> None:
+def test_network_learns_tones() -> None:
     torch.manual_seed(0)
     data = example.waves(96, 1600, seed=0)
     network = example.Network(data.classes)
     result = example.train(network, data, epochs=8, seed=0)
     assert sum(result.losses[-3:]) < 0.8 * sum(result.losses[:3])
-    assert result.accuracy > 0.5  # chance is 0.25
+    assert result.accuracy > 0.5  # guesses would reach 0.25
 
 
-def test_the_data_are_what_they_say() -> None:
+def test_data_match_their_description() -> None:
     data = example.waves(40, 1600, seed=1)
     assert data.train_x.shape == data.test_x.shape == (40, 1600)
     for sound, label in zip(data.train_x, data.train_y, strict=True):
@@ -38,7 +38,7 @@ def test_the_data_are_what_they_say() -> None:
 @pytest.mark.long
 @one_thread()
 @pytest.mark.usefixtures("compiler")
-def test_segments_change_no_result() -> None:
+def test_segments_do_not_change_results() -> None:
     torch.manual_seed(0)
     data = example.waves(8, 800, seed=0)
     first = example.Network(data.classes, "cpp")

@@ -1,4 +1,4 @@
-"""examples/mixed_precision.py: the state has the chosen precision, and a slow membrane shows its effect."""
+"""examples/mixed_precision.py: the state has the chosen precision, and a membrane with slow decay shows the effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.mark.long(all_but=["autocast, eager"])
 @one_thread()
 @pytest.mark.parametrize("way", list(mixed.WAYS))
-def test_it_trains_in_each_precision(way: str) -> None:
+def test_training_in_each_precision(way: str) -> None:
     autocast, precision = mixed.WAYS[way]
     result = mixed.train(autocast, precision, updates=30, seed=0, device=CPU)
     assert result.accuracy > 0.8
@@ -27,7 +27,7 @@ def test_it_trains_in_each_precision(way: str) -> None:
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_a_slow_membrane_needs_float32(backend: str, interpreted: None) -> None:
+def test_slow_membrane_needs_float32(backend: str, interpreted: None) -> None:
     right = 1 - math.exp(-2)
     assert mixed.slow_membrane("float32", torch.bfloat16, CPU, backend) == pytest.approx(right, abs=1e-3)
     assert mixed.slow_membrane("eager", torch.bfloat16, CPU, backend) == 0.5

@@ -10,14 +10,14 @@ CPU = torch.device("cpu")
 
 
 @one_thread()
-def test_recurrent_weights_remember_and_neurons_alone_forget() -> None:
+def test_only_recurrent_weights_remember_the_cue() -> None:
     alone, connected = (recurrent.train(way, steps=40, epochs=2, seed=0, device=CPU) for way in (False, True))
     assert alone.accuracy < 0.4
     assert connected.accuracy > 0.6
     assert connected.losses[-1] < 0.75 * alone.losses[-1]
 
 
-def test_the_cue_is_in_the_first_steps_alone() -> None:
+def test_cue_is_only_in_the_first_steps() -> None:
     torch.manual_seed(0)
     spikes, cues = recurrent.draw(60, 2000, CPU)
     assert spikes.unique().tolist() == [0.0, 1.0]

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
-def test_it_is_a_number_that_turns_in_the_complex_plane(backend: str, interpreted: None) -> None:
+def test_state_rotates_in_the_complex_plane(backend: str, interpreted: None) -> None:
     omega, decay = 0.7, 0.98
     x = torch.rand(60, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     neuron = resonator.Resonator(torch.tensor([omega], dtype=torch.float64), decay, backend=backend)
@@ -30,16 +30,16 @@ def test_it_is_a_number_that_turns_in_the_complex_plane(backend: str, interprete
     assert neuron.state("v").item() == pytest.approx(z.imag)
 
 
-def test_a_neuron_answers_most_to_its_own_period() -> None:
+def test_neuron_prefers_its_own_period() -> None:
     counts = resonator.selectivity(240, CPU)
     assert counts.argmax(1).tolist() == [0, 1, 2, 3]
     assert counts.diagonal().min() >= 4
 
 
 @one_thread()
-def test_it_learns_to_tell_rhythms_apart() -> None:
+def test_network_learns_rhythms() -> None:
     result = resonator.train(steps=80, updates=40, seed=0, device=CPU)
-    assert result.accuracy > 0.6  # four classes: chance is 0.25
+    assert result.accuracy > 0.6  # there are four classes, so guesses would reach 0.25
     assert result.losses[-1] < 0.5 * result.losses[0]
-    assert result.moved > 0.001  # omega is learned, too
+    assert result.moved > 0.001  # training also changes omega
     assert math.isfinite(result.moved)

@@ -1,4 +1,4 @@
-"""Runs of all examples from the command line, on little data; each prints its documented lines."""
+"""Short runs of all examples from the command line. Each example prints its documented lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scripts import ROOT, load, one_thread
 
-# For each example: arguments for a short run, and a pattern of the output.
+# For each example: arguments for a short run, and a pattern that the output matches.
 RUNS = {
     "convert": (["--steps", "4", "--neurons", "20"], r"hands its state on: 0 of 320 spikes differ"),
     "evidence": (["--steps", "20", "--updates", "2"], r"tau learned: \d+ and \d+ steps after 2 updates, accuracy "),
@@ -27,14 +27,14 @@ RUNS = {
 ELSEWHERE = {"digits", "distributed", "gated_activation", "images", "events", "audio", "training"}
 
 
-def test_none_is_forgotten() -> None:
+def test_every_example_has_a_run() -> None:
     assert {path.stem for path in ROOT.glob("examples/**/*.py")} == RUNS.keys() | ELSEWHERE
 
 
 @pytest.mark.long(all_but=["convert", "truncated_bptt"])
 @one_thread()
 @pytest.mark.parametrize("name", sorted(RUNS))
-def test_it_runs(
+def test_example_runs(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -46,9 +46,9 @@ def test_it_runs(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(RUNS))
-def test_it_runs_through_compiled_kernels(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs_in_compiled_kernels(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, printed = RUNS[name]
     assert load(f"examples/{name}.py").main([*arguments, "--device", "cuda", "--backend", "triton"]) == 0
     out = capsys.readouterr().out
-    # In chunks, sums over time have another order, so gradients agree to rounding alone.
+    # In chunks, sums over time have another order, so gradients only agree up to rounding.
     assert re.search(printed.replace(r"0\.0e\+00", r"\d\.\de[+-]\d+"), out)

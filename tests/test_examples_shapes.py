@@ -1,4 +1,4 @@
-"""examples/shapes.py: its neurons follow their equations, in kernels and in the loop, and learn."""
+"""examples/shapes.py: the neurons follow their equations, in kernels and in the loop, and learn."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ shapes = load("examples/shapes.py")
 
 @pytest.mark.long(all_but=["winner takes all"])
 @pytest.mark.parametrize("kind", ["dendritic", "excitatory and inhibitory", "winner takes all"])
-def test_kernels_are_the_loop(kind: str) -> None:
+def test_kernels_equal_the_loop(kind: str) -> None:
     torch.manual_seed(0)
     layer = shapes.layers("torch")[kind].double()
     x = 2 * torch.rand(12, 3, shapes.NEURONS, dtype=torch.float64)
-    wanted = [layer(x), *layer.states]
+    reference = [layer(x), *layer.states]
     layer.reset()
     layer.backend = "cpp"
-    for got, expected in zip([layer(x), *layer.states], wanted, strict=True):
-        torch.testing.assert_close(got, expected)
+    for actual, expected in zip([layer(x), *layer.states], reference, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
-def test_one_of_a_row_wins() -> None:
+def test_one_neuron_of_a_row_wins() -> None:
     layer = shapes.WinnerTakesAll(backend="torch")
     spikes = layer(2 * torch.rand(30, 5, 9, generator=torch.Generator().manual_seed(0)))
     assert spikes.sum(-1).max() == 1
     assert spikes.sum() > 30
 
 
-def test_inhibitory_neurons_make_spikes_fewer() -> None:
+def test_inhibitory_neurons_reduce_spikes() -> None:
     torch.manual_seed(0)
     layer = shapes.ExcitatoryInhibitory(12, 3, backend="torch")
     x = 3 * torch.rand(40, 4, 12)
@@ -43,7 +43,7 @@ def test_inhibitory_neurons_make_spikes_fewer() -> None:
 
 @one_thread()
 @pytest.mark.parametrize("kind", ["dendritic", "excitatory and inhibitory", "winner takes all"])
-def test_it_learns(kind: str) -> None:
+def test_layer_learns(kind: str) -> None:
     layer = shapes.layers("torch")[kind]
     losses, accuracy = shapes.train(layer, 16, 20, 0, torch.device("cpu"))
     assert losses[-1] < 0.75 * losses[0]

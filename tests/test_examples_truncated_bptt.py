@@ -1,4 +1,6 @@
-"""examples/truncated_bptt.py: memory of one chunk, the gradient within it, which equals that of all, and learning."""
+"""examples/truncated_bptt.py: a chunk bounds the memory, the gradient inside a chunk is exact, and the network
+learns.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def made(steps: int, backend: str = "auto") -> tuple[torch.nn.Module, torch.Tens
 
 
 @one_thread()
-def test_it_learns_along_the_sequence() -> None:
+def test_network_learns_along_the_sequence() -> None:
     net, x, y = made(256)
     losses, _ = tbptt.train(net, x, y, chunk=CHUNK, passes=6)
     assert losses[-1] < 0.9 * losses[0]
@@ -27,18 +29,18 @@ def test_it_learns_along_the_sequence() -> None:
 @pytest.mark.long(all_but=["torch"])
 @one_thread()
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_the_memory_is_that_of_a_chunk(backend: str, interpreted: None) -> None:
-    kept, by_all = [], []
+def test_chunks_bound_the_memory(backend: str, interpreted: None) -> None:
+    bytes_of_chunks, by_all = [], []
     for steps in (4 * CHUNK, 8 * CHUNK):
         net, x, y = made(steps, backend)
-        kept.append(tbptt.train(net, x, y, CHUNK, passes=1)[1])
+        bytes_of_chunks.append(tbptt.train(net, x, y, CHUNK, passes=1)[1])
         by_all.append(tbptt.kept_by_all(net, x, y))
-    assert kept[0] == kept[1]
-    assert by_all[1] > 1.8 * by_all[0] > 1.8 * 3 * kept[0]
+    assert bytes_of_chunks[0] == bytes_of_chunks[1]
+    assert by_all[1] > 1.8 * by_all[0] > 1.8 * 3 * bytes_of_chunks[0]
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop"])
-def test_inside_a_chunk_the_gradient_is_that_of_the_whole(backend: str) -> None:
+def test_gradient_inside_a_chunk_is_exact(backend: str) -> None:
     net, x, y = made(4 * CHUNK, backend)
     cut, full = (tbptt.gradient_of_last(net, x, y, CHUNK, truncated) for truncated in (True, False))
     assert torch.equal(cut, full)

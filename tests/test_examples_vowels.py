@@ -1,4 +1,4 @@
-"""examples/vowels.py: streams with resets reach the scores of padded recordings, and delays are learned."""
+"""examples/vowels.py: streams with resets give the same scores as padded recordings, and delays are learned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ vowels = load("examples/vowels.py")
 CPU = torch.device("cpu")
 
 
-def test_a_stream_has_every_step_once_and_silence_between() -> None:
+def test_stream_separates_recordings_by_silence() -> None:
     torch.manual_seed(0)
     recordings = vowels.made(count=40).train
     x, resets, owner = vowels.stream(recordings)
@@ -25,22 +25,22 @@ def test_a_stream_has_every_step_once_and_silence_between() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.long(all_but=["torch"])
-def test_streams_give_the_scores_of_padded_recordings(backend: str, interpreted: None) -> None:
+def test_streams_equal_padded_recordings(backend: str, interpreted: None) -> None:
     torch.manual_seed(0)
     recordings = vowels.made(count=18).train
     net = vowels.Network(4, 4, backend)
-    found = vowels.streamed(net, recordings, CPU)
-    assert torch.allclose(found, vowels.padded(net, recordings, CPU), atol=1e-6)
-    assert found.std() > 0.01
+    scores = vowels.streamed(net, recordings, CPU)
+    assert torch.allclose(scores, vowels.padded(net, recordings, CPU), atol=1e-6)
+    assert scores.std() > 0.01
 
 
 @one_thread()
 @pytest.mark.long(all_but=[])
 @pytest.mark.parametrize("epochs", [25])
-def test_it_learns_what_comes_first(epochs: int) -> None:
+def test_network_learns_the_order_of_pulses(epochs: int) -> None:
     torch.manual_seed(0)
     result = vowels.train(vowels.made(), epochs=epochs)
-    assert result.accuracy > 0.7  # four classes: chance is 0.25
+    assert result.accuracy > 0.7  # there are four classes, so guesses would reach 0.25
     assert result.losses[-1] < 0.5 * result.losses[0]
     assert result.moved > 0.05
     assert result.difference < 1e-4

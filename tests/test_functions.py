@@ -1,4 +1,4 @@
-"""Some rows of `benchmarks/functions.py`: typical functions in `pointwise`, against eager mode."""
+"""Some rows of `benchmarks/functions.py`: typical functions in `pointwise`, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import functions
 from function_catalog import ROWS_BY_NAME, Row, rows
 
-# Functions that are refused, each with words of the advice in its error.
+# Functions that `pointwise` refuses, each with words from the error's advice.
 REFUSED = {"complex_rotation": "two tensors"}
 KINDS = {"activation", "gated, cells", "loss", "optimizer step", "quantiser", "tone curve", "ODE", "statistics"}
 
@@ -26,20 +26,20 @@ def test_there_are_functions_of_all_kinds() -> None:
 
 @pytest.mark.long(all_but=["adamw", "rotary_embedding"])
 @pytest.mark.parametrize("row", [row for row in rows() if row.name not in REFUSED], ids=lambda row: row.name)
-def test_a_function_works_in_all_dtypes(row: Row) -> None:
+def test_function_works_in_all_dtypes(row: Row) -> None:
     computations = [functions.values, *([functions.gradients] if row.gradient else [])]
-    found = {(c.__name__, d): functions.check(row, d, c) for c in computations for d in functions.DTYPES}
-    assert {place: outcome for place, outcome in found.items() if not outcome.works} == {}
+    outcomes = {(c.__name__, d): functions.check(row, d, c) for c in computations for d in functions.DTYPES}
+    assert {place: outcome for place, outcome in outcomes.items() if not outcome.works} == {}
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_named(name: str) -> None:
+def test_refusals_give_advice(name: str) -> None:
     outcome = functions.check(ROWS_BY_NAME[name], torch.float32, functions.values)
     assert outcome.verdict == "refused"
     assert REFUSED[name] in outcome.why
 
 
-def test_a_wrong_answer_is_found() -> None:
+def test_wrong_result_is_found() -> None:
     expected = torch.tensor([1.0, 2.0])
     exact = expected.double()
     assert functions.judge(expected, expected, exact) == ""

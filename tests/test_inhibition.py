@@ -1,4 +1,4 @@
-"""Reductions over the neurons of a row in a step: kernels and library reductions, against the loop."""
+"""Reductions over the neurons of a row inside a step: kernels and library reductions, compared with the loop."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 
 def check(core: Cell, tensors: list[Tensor], target: TargetName, *, rtol: float = 1e-10, atol: float = 1e-10) -> None:
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, target)
-    for a, b in zip([*got, *gradients], [*expected, *expected_gradients], strict=True):
+    actual, gradients = differentiated(core, tensors, target)
+    for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
@@ -29,7 +29,7 @@ def check(core: Cell, tensors: list[Tensor], target: TargetName, *, rtol: float 
 @pytest.mark.long(all_but=[f"*{TARGETS[-1]}*", "*Normed-triton*", "*Winner-triton*", "*First-triton*"])
 @pytest.mark.parametrize("target", TARGETS)
 @cells
-def test_results_and_gradients_are_those_of_the_loop(cell: type[Cell], target: TargetName) -> None:
+def test_results_and_gradients_equal_the_loop(cell: type[Cell], target: TargetName) -> None:
     core = made(cell, 9, Dense(), torch.float64, soft=True)
     tensors = sequences(core, 5, 61, 9, dtype=torch.float64)
     check(core, tensors, target)
@@ -40,7 +40,7 @@ def test_results_and_gradients_are_those_of_the_loop(cell: type[Cell], target: T
 @pytest.mark.parametrize("cell", [Divided, Winner], ids=lambda cell: cell.__name__)
 def test_steps_of_other_shapes(cell: type[Cell], step: tuple[int, ...]) -> None:
     if cell is Divided and step[-1] == 1:
-        step = (4, 2)  # a sum of one element is not a sum
+        step = (4, 2)  # a reduction over one element is not traced as a sum
     core = made(cell, step[-1], Dense(), torch.float64, soft=True)
     check(core, sequences(core, 3, *step, dtype=torch.float64), TARGETS[-1])
 
@@ -52,25 +52,27 @@ def test_gradcheck(cell: type[Cell]) -> None:
     generator = torch.Generator().manual_seed(3)
     shapes = [(3, 2, 4), (2, 4), (2, 4)]
     tensors = [torch.randn(s, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_() for s in shapes]
-    if cell is Winner:  # the choice of a winner has no gradient; the maximum has one
+    if cell is Winner:  # the choice of a winner has no gradient, but the maximum has one
         core.forward = lambda x, s, v: ((x + v).amax(-1, keepdim=True) * s, x + s / 2, v - x.amin(-1, keepdim=True))
     assert torch.autograd.gradcheck(lambda *t: tuple(run(core, t, TARGETS[-1])), tensors)
 
 
 @pytest.mark.parametrize("cell", [Winner, First], ids=lambda cell: cell.__name__)
-def test_ties_are_those_of_torch(cell: type[Cell]) -> None:
-    """Tests equal maxima: they share the gradient, or the first one has it if the position is taken, too."""
+def test_ties_equal_torch(cell: type[Cell]) -> None:
+    """Tests equal maxima. They share the gradient, unless the position of the maximum is also used; then the first
+    maximum has the gradient.
+    """
     core = made(cell, 8, Dense())
     tensors = [torch.ones_like(t).requires_grad_() for t in sequences(core, 4, 6, 8)]
     with torch.no_grad():
         tensors[0][:, :, :4] += 1
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, TARGETS[-1])
-    for a, b in zip([*got, *gradients], [*expected, *expected_gradients], strict=True):
+    actual, gradients = differentiated(core, tensors, TARGETS[-1])
+    for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
-def test_bits_where_sums_are_exact() -> None:
+def test_exact_sums_are_bitwise_equal() -> None:
     core = made(Lateral, 8, Dense())
     tensors = sequences(core, 3, 67, 8, bits=2)
     for target in TARGETS:
@@ -111,43 +113,43 @@ ONE = ("one launch for all steps", "one launch for all steps")
 
 
 def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> list[str]:
-    """Checks results and gradients of kernels. Returns descriptions of how the forward and the backward ran."""
+    """Checks the results and gradients of kernels. Returns descriptions of how the forward and the backward ran."""
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
     step, arguments = prepare(program, tensors)
     assert isinstance(step, RecurrentSpecialization)
-    found = []
+    actual = []
     for results in (scan(step, arguments, state_seqs=False), run(core, tensors, None, state_seqs=False)):
-        wanted = [tensors[0], *core.parameters()]
-        found.append([*results, *torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), wanted)])
-    for got, expected in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected, rtol=bound, atol=bound)
+        leaves = [tensors[0], *core.parameters()]
+        actual.append([*results, *torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), leaves)])
+    for result, expected in zip(*actual, strict=True):
+        torch.testing.assert_close(result, expected, rtol=bound, atol=bound)
     return [step.loops.told[direction] for direction in ("forward", "backward")]
 
 
 @pytest.mark.parametrize("cell", [Winner, ExciteInhibit], ids=lambda cell: cell.__name__)
-def test_one_launch_where_a_program_has_whole_rows(cell: type[Cell]) -> None:
-    told = in_one_launch(made(cell, 9, Dense(), soft=True), sequences(made(cell, 9, Dense()), 3, 11, 9))
-    assert tuple(how.split(",")[0] for how in told) == ONE
-    assert all(how.endswith("exchange nothing") for how in told)
+def test_one_launch_with_whole_rows_per_program(cell: type[Cell]) -> None:
+    descriptions = in_one_launch(made(cell, 9, Dense(), soft=True), sequences(made(cell, 9, Dense()), 3, 11, 9))
+    assert tuple(how.split(",")[0] for how in descriptions) == ONE
+    assert all(how.endswith("exchange nothing") for how in descriptions)
 
 
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
-def test_one_launch_where_programs_share_rows_that_are_reduced(cell: type[Cell]) -> None:
-    """Tests matrices that do not fit into one program."""
+def test_one_launch_with_shared_rows(cell: type[Cell]) -> None:
+    """Tests matrices that are too large for one program."""
     core = made(cell, 210, Dense(), soft=True)
-    told = in_one_launch(core, sequences(core, 3, 19, 210), 1e-4)
-    assert tuple(how.split(",")[0] for how in told) == ONE
-    assert all("values a step" in how for how in told)
+    messages = in_one_launch(core, sequences(core, 3, 19, 210), 1e-4)
+    assert tuple(how.split(",")[0] for how in messages) == ONE
+    assert all("values a step" in how for how in messages)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("neurons", [210, 512])
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
-def test_programs_that_share_reduced_rows_on_a_gpu(cell: type[Cell], neurons: int) -> None:
+def test_one_launch_with_shared_rows_on_a_gpu(cell: type[Cell], neurons: int) -> None:
     core = made(cell, neurons, Dense(), soft=True)
-    told = in_one_launch(core, sequences(core, 7, 131, neurons), 1e-3)
-    assert tuple(how.split(",")[0] for how in told) == ONE
-    assert all("values a step" in how for how in told)
+    messages = in_one_launch(core, sequences(core, 7, 131, neurons), 1e-3)
+    assert tuple(how.split(",")[0] for how in messages) == ONE
+    assert all("values a step" in how for how in messages)
 
 
 class _Inhibited(torch.nn.Module):
@@ -168,7 +170,7 @@ def _with_gradients(neuron: FlexSN, run: Callable[..., Tensor], x: Tensor, **cha
     return [y.detach(), *torch.autograd.grad((y * x.detach()).sum(), [x, *neuron.parameters()])]
 
 
-def test_in_compiled_graphs_exports_and_with_lengths_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_graphs_exports_lengths_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests reductions of rows in compiled graphs, in exported programs, and with lengths and resets."""
     core = _Inhibited().double()
     loop, kernels = FlexSN(core, 1, 1, 1, backend="torch"), FlexSN(core, 1, 1, 1, backend="cpp")

@@ -1,4 +1,4 @@
-"""The mark `long`: such tests need `--long`, except for the parameters of `all_but`."""
+"""The mark `long`: marked tests need `--long`, except for the parameters in `all_but`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_keeps_none(name): ...
 """
 
 
-# Two collections in one process, because the imports of conftest.py take most of the time.
+# Two collections run in one process, because the imports of conftest.py take most of the time.
 COLLECTS = """
 import json, sys
 import pytest
@@ -44,7 +44,7 @@ for options in json.loads(sys.argv[1]):
 
 
 def collected(folder: Path, *runs: list[str]) -> list[tuple[list[str], str]]:
-    """For the options of each run, returns the collected tests and the whole output of pytest."""
+    """Returns, for the options of each run, the collected tests and the whole output of pytest."""
     done = subprocess.run(
         [sys.executable, "-c", COLLECTS, json.dumps(runs)],
         cwd=folder,
@@ -53,23 +53,23 @@ def collected(folder: Path, *runs: list[str]) -> list[tuple[list[str], str]]:
         text=True,
         check=False,
     )
-    said = done.stdout.split("----\n")[: len(runs)]
+    outputs = done.stdout.split("----\n")[: len(runs)]
     return [
         ([line.partition("::")[2] for line in text.splitlines() if line.startswith("test_a.py::")], text)
-        for text in said
+        for text in outputs
     ]
 
 
-def test_what_waits_and_what_does_not(tmp_path: Path) -> None:
+def test_long_mark_selects_tests(tmp_path: Path) -> None:
     shutil.copy(ROOT / "conftest.py", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "test_a.py").write_text(SOURCE)
     (tmp_path / "test_b.py").write_text(MISTAKEN)
-    kept = ["test_keeps_some[if-2]", "test_keeps_some[lif-1]", "test_keeps_some[lif-2]", "test_is_not_marked"]
+    expected = ["test_keeps_some[if-2]", "test_keeps_some[lif-1]", "test_keeps_some[lif-2]", "test_is_not_marked"]
     short, long = collected(tmp_path, ["--continue-on-collection-errors", "."], ["--long", "test_a.py"])
-    found, said = short
-    assert found == kept, said
-    assert "(2 deselected)" in said
-    assert "test_keeps_none[if]: all_but='alif' fits none of the parameters" in said
-    found, said = long
-    assert found == ["test_waits", "test_keeps_some[if-1]", *kept], said
+    names, output = short
+    assert names == expected, output
+    assert "(2 deselected)" in output
+    assert "test_keeps_none[if]: all_but='alif' fits none of the parameters" in output
+    names, output = long
+    assert names == ["test_waits", "test_keeps_some[if-1]", *expected], output

@@ -1,4 +1,4 @@
-"""Direct calls of the lowering to kernels, without a compiler: any distance of checkpoints, and zero gradients."""
+"""Direct calls of the lowering to kernels, without a compiler: checkpoints at any distance, and zero gradients."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_gradients_with_checkpoints_at_any_distance(interval: int, steps: int, m
     chunks: list[int] = []
     plan = GraphSpecialization.plan
 
-    def noted(step: GraphSpecialization, ncl: int) -> object:
-        found = plan(step, ncl)
-        chunks.extend((found.forward.chunk, found.backward.chunk))
-        return found
+    def record(step: GraphSpecialization, ncl: int) -> object:
+        planned = plan(step, ncl)
+        chunks.extend((planned.forward.chunk, planned.backward.chunk))
+        return planned
 
-    monkeypatch.setattr(GraphSpecialization, "plan", noted)
+    monkeypatch.setattr(GraphSpecialization, "plan", record)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(steps, 3, 5, generator=generator, requires_grad=True)
     v = torch.randn(3, 5, generator=generator, requires_grad=True)
@@ -53,17 +53,17 @@ def test_gradients_with_checkpoints_at_any_distance(interval: int, steps: int, m
     *results, rows = lowering.forward(core, layout, arguments)
     torch.testing.assert_close(results, [r.detach() for r in expected])
 
-    # The states that the loop would keep for the backward of another lowering.
-    kept = [eager_scan_final_state(decay, 1, 1, 1, x[:t], v, w)[1] for t in range(interval, steps, interval)]
-    assert len(rows) == len(kept)
-    if kept:
-        torch.testing.assert_close(rows, torch.stack(kept).detach())
-    found = lowering.backward(core, vjp, backward, [*arguments, rows, *cotangents])
-    torch.testing.assert_close(found, list(gradients))
+    # The states that the loop would save for the backward of another lowering.
+    checkpoints = [eager_scan_final_state(decay, 1, 1, 1, x[:t], v, w)[1] for t in range(interval, steps, interval)]
+    assert len(rows) == len(checkpoints)
+    if checkpoints:
+        torch.testing.assert_close(rows, torch.stack(checkpoints).detach())
+    of_kernel = lowering.backward(core, vjp, backward, [*arguments, rows, *cotangents])
+    torch.testing.assert_close(of_kernel, list(gradients))
     assert max(chunks) <= 8 or max(chunks) == interval == 12
 
 
-def test_a_zero_gradient_beside_products() -> None:
+def test_zero_gradient_with_products() -> None:
     def step(x: Tensor, v: Tensor, matrix: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         z = torch.tanh(v @ matrix + x)
         return z, z + (z * w).detach()
@@ -83,5 +83,5 @@ def test_a_zero_gradient_beside_products() -> None:
     core = make_fx(lambda *values: step(*values))(*one_step)
     vjp = make_fx(step_vjp(step, layout))(*one_step, *(torch.ones(2, 4) for _ in range(2)))
     saved = torch.empty(0, 2, 4)
-    found = KernelLowering().backward(core, vjp, layout, [*arguments, saved, *cotangents])
-    torch.testing.assert_close(found, list(gradients))
+    results = KernelLowering().backward(core, vjp, layout, [*arguments, saved, *cotangents])
+    torch.testing.assert_close(results, list(gradients))

@@ -1,4 +1,4 @@
-"""A short run of `benchmarks/many_neurons.py`: dropped neurons leave nothing that grows with their number."""
+"""A short run of `benchmarks/many_neurons.py`: deleted neurons leave nothing behind that grows with their number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EARLY, NEURONS = 15, 30  # the first neurons compile every kernel
 
 @pytest.mark.long(all_but=["auto"])
 @pytest.mark.parametrize("backend", ["torch", "auto", "triton"])
-def test_what_stays_behind_does_not_grow(
+def test_remaining_resources_do_not_grow(
     backend: str, interpreted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
@@ -26,7 +26,8 @@ def test_what_stays_behind_does_not_grow(
     assert after.modules == before.modules
     assert after.descriptors <= before.descriptors + 2  # other code of this process may open files
     assert after.handles == before.handles
-    # A neuron that remains holds at least 36 objects. (torch's context variables keep a few objects of each call.)
+    # A neuron that is not freed would hold at least 36 objects. (torch's context variables keep a few objects of each
+    # call.)
     assert after.objects < before.objects + 10 * (NEURONS - EARLY)
     if backend == "triton":
         assert before.generated > 0

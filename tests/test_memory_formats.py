@@ -1,4 +1,4 @@
-"""Memory formats on every backend: strides equal those of elementwise operations, values those of the loop."""
+"""Memory formats on every backend: the strides equal those of elementwise operations, and the values equal the loop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def significant(tensor: Tensor) -> list[int | None]:
-    """Returns the strides that matter: those of dimensions with several elements; none in a tensor without elements."""
+    """Returns the strides that matter: those of dimensions with several elements. A tensor without elements has
+    none.
+    """
     if not tensor.numel():
         return []
     return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -97,7 +99,7 @@ def test_results_and_gradients(name: str, steps: int, device: str) -> None:
     like_state = x[0].neg() if steps else None
     plain = x.contiguous()
     for keep in (False, True):
-        found = []
+        results = []
         for backend in BACKENDS[device]:
             leaf, weight = x.detach().requires_grad_(), weight_of(x)
             output, state = run(backend, leaf, None, weight, keep=keep)
@@ -113,18 +115,18 @@ def test_results_and_gradients(name: str, steps: int, device: str) -> None:
                 assert significant(gradients[1]) == significant(weight)
             else:
                 gradients = ()
-            found.append((output, state, gradients))
+            results.append((output, state, gradients))
         reference = run("torch", plain, None, weight_of(x), keep=keep)
-        for output, state, gradients in found:
+        for output, state, gradients in results:
             assert torch.equal(output, reference[0])
             assert torch.equal(state, reference[1])
-            for gradient, other in zip(gradients, found[0][2], strict=True):
+            for gradient, other in zip(gradients, results[0][2], strict=True):
                 torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_do_not_depend_on_the_format(device: str) -> None:
-    """Checks bitwise equality, except for captured tensors, whose sums over elements have another order."""
+    """Checks bitwise equality, except for captured tensors, whose gradients are sums over elements in another order."""
     weights, state_weights = values(5, *STEP, seed=1).to(device), values(*STEP, seed=2).to(device)
     reference = None
     for name in ("contiguous", "channels_last_frames", "permuted", "batch_first"):
@@ -133,19 +135,19 @@ def test_gradients_do_not_depend_on_the_format(device: str) -> None:
         leaf, weight = x.requires_grad_(), weight_of(x)
         v = torch.zeros_like(x[0]).requires_grad_()
         output, state = run("triton", leaf, v, weight)
-        found = torch.autograd.grad([output, state], [leaf, v, weight], [weights, state_weights])
-        reference = found if reference is None else reference
-        assert torch.equal(found[0], reference[0])
-        assert torch.equal(found[1], reference[1])
-        assert significant(found[1]) == significant(v)
-        torch.testing.assert_close(found[2], reference[2])
+        gradients = torch.autograd.grad([output, state], [leaf, v, weight], [weights, state_weights])
+        reference = gradients if reference is None else reference
+        assert torch.equal(gradients[0], reference[0])
+        assert torch.equal(gradients[1], reference[1])
+        assert significant(gradients[1]) == significant(v)
+        torch.testing.assert_close(gradients[2], reference[2])
 
 
 @pytest.mark.long(all_but=["torch-cpu-12", "hop-cpu-12", "triton-cpu-5"])
 @pytest.mark.parametrize("pairs", [5, 12])
 @BACKENDS_AND_DEVICES
 def test_mixed_formats(backend: str, device: str, pairs: int) -> None:
-    """Tests two inputs and a state. The format is the one that `TensorIterator` chooses for all three."""
+    """Tests two inputs and a state. The results have the format that `TensorIterator` chooses for all three."""
 
     def core(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * v + x * y
@@ -176,8 +178,8 @@ def test_mixed_formats(backend: str, device: str, pairs: int) -> None:
         expected = loop(x, y)
         assert isinstance(expected, Tensor)
         assert torch.equal(output, expected)
-        wanted = torch.autograd.grad(expected.square().sum() + loop.states[0].sum(), [x, y, v])
-        torch.testing.assert_close(gradients, wanted, rtol=1e-5, atol=1e-4)
+        expected_gradients = torch.autograd.grad(expected.square().sum() + loop.states[0].sum(), [x, y, v])
+        torch.testing.assert_close(gradients, expected_gradients, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.long(all_but=["torch-*", "hop-*", "triton-*"])
@@ -191,13 +193,13 @@ def test_gradients_in_another_format_than_the_output(backend: str, device: str) 
     }
     dense = values(4, *STEP, seed=7).to(device)
     x = LAYOUTS["channels_last_frames"](4).to(device).requires_grad_()
-    found = []
+    results = []
     for arriving in weights.values():
         output, _ = run(backend, x, None, weight_of(x))
-        found.append(torch.autograd.grad(output, x, arriving.copy_(dense))[0])
-        assert found[-1].stride() == x.stride()
-    assert all(torch.equal(gradient, found[0]) for gradient in found)
-    # In three dimensions, steps of this gradient have the strides of images with channels last.
+        results.append(torch.autograd.grad(output, x, arriving.copy_(dense))[0])
+        assert results[-1].stride() == x.stride()
+    assert all(torch.equal(gradient, results[0]) for gradient in results)
+    # The steps of this three-dimensional gradient have the strides of images in channels-last format.
     flat = values(4, 3, 4, 5).to(device).requires_grad_()
     output = FlexSN(lambda x, v: (x * x + v, x + v), 1, 1, 1, backend=backend)(flat)
     assert isinstance(output, Tensor)
@@ -205,7 +207,7 @@ def test_gradients_in_another_format_than_the_output(backend: str, device: str) 
     assert torch.autograd.grad(output, flat, channels_last)[0].stride() == flat.stride()
 
 
-def test_a_kernel_object() -> None:
+def test_kernel_object_keeps_the_format() -> None:
     x = LAYOUTS["batch_first_channels_last"](4).requires_grad_()
     v = torch.zeros_like(x[0].detach()).requires_grad_()
     results = FlexSNKernel(make_core(torch.ones(())), 1, 1, 1)(x, v)
@@ -216,7 +218,7 @@ def test_a_kernel_object() -> None:
 
 
 def test_one_kernel_for_all_orders() -> None:
-    """Checks that permuted dimensions share one kernel, since kernels count elements in memory order."""
+    """Checks that permuted dimensions share one kernel, because kernels count elements in memory order."""
     neuron = FlexSN(make_core(torch.tensor(0.5)), 1, 1, 1, backend="triton")
     program = neuron._get_program()
     for name in ("contiguous", "channels_last_frames", "permuted"):
@@ -242,15 +244,15 @@ def test_single_steps() -> None:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ["channels_last_frames", "permuted", "batch_first"])
 def test_traced_graphs(name: str, dynamic: bool, final: bool) -> None:
-    """Checks that fake tensors have the strides of the results, forward and backward."""
+    """Checks that fake tensors have the strides of the real results, in the forward and in the backward."""
     weight = weight_of(torch.empty(()))
     scan: Any = flex_sn_scan_final_state if final else flex_sn_scan
-    seen: list[list[list[int]]] = []
+    strides: list[list[list[int]]] = []
 
     def watch(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         node = next(iter(graph.graph.find_nodes(op="output")))
         values = [value.meta["val"] for value in node.args[0] if isinstance(value, torch.fx.Node)]
-        seen.append([list(map(int, value.stride())) for value in values if isinstance(value, Tensor)])
+        strides.append([list(map(int, value.stride())) for value in values if isinstance(value, Tensor)])
         return make_boxed_func(graph.forward)
 
     torch._dynamo.reset()
@@ -268,8 +270,8 @@ def test_traced_graphs(name: str, dynamic: bool, final: bool) -> None:
     gradients = torch.autograd.grad(sum(r.square().sum() for r in results), [x, v])
     assert significant(gradients[0]) == significant(x)
     assert gradients[1].stride() == v.stride()
-    assert seen[0][:2] == [list(r.stride()) for r in results]
-    assert list(x.stride()) in seen[1]
+    assert strides[0][:2] == [list(r.stride()) for r in results]
+    assert list(x.stride()) in strides[1]
 
 
 def test_export() -> None:

@@ -1,4 +1,4 @@
-"""Recurrent steps in one launch, against the plain loop: bitwise equal where every sum has one term."""
+"""Recurrent steps in one launch, compared with the plain loop: bitwise equal if every sum has only one term."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ gpu = pytest.mark.gpu
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """For each loop over several steps, records ``"one launch"`` or the obstacle."""
-    found: list[str] = []
+    """Records, for each loop over several steps, ``"one launch"`` or the obstacle to it."""
+    descriptions: list[str] = []
     original = _one_launch.run_in_one_launch
 
-    def noted(step: RecurrentSpecialization, over: OverTime) -> str:
+    def record(step: RecurrentSpecialization, over: OverTime) -> str:
         try:
             return original(step, over)
         except NotOneLaunchError as error:
-            if str(error) != "there is one step":
-                found.append(str(error))
+            if str(error) != "there is only one step":
+                descriptions.append(str(error))
             raise
 
     def counted(launch: Any) -> Any:  # repeated calls do nothing but launch
-        def run(*given: Any) -> None:
-            launch(*given)
-            found.append("one launch")
+        def run(*arguments: Any) -> None:
+            launch(*arguments)
+            descriptions.append("one launch")
 
         return run
 
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
-    monkeypatch.setattr(_staged, "run_in_one_launch", noted)
+    monkeypatch.setattr(_staged, "run_in_one_launch", record)
     for kind in (CooperativeLaunch, LaunchedClusters):
         monkeypatch.setattr(kind, "__call__", counted(kind.__call__))
-    return found
+    return descriptions
 
 
 Choose = Callable[[bool], None]
@@ -69,7 +69,9 @@ Choose = Callable[[bool], None]
 
 @pytest.fixture
 def exchanged(monkeypatch: pytest.MonkeyPatch) -> Choose:
-    """Returns a function that chooses: programs exchange values of shared rows, or have all columns that fit."""
+    """Returns a function that makes a choice: either programs exchange the values of shared rows, or each program has
+    all columns that fit.
+    """
 
     def choose(yes: bool) -> None:
         monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
@@ -87,13 +89,13 @@ def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.
     """Checks that results, and gradients of inputs and initial states, equal those of the loop."""
     core = made(cell, size, Powers(), dtype)
     tensors = sequences(core, num_steps, batch, size, dtype=dtype)
-    expected, wanted = differentiated(core, tensors, None, state_seqs=False)
-    got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
+    expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
+    actual, gradients = differentiated(core, tensors, "triton", state_seqs=False)
     count = len(tensors)
-    for a, b in zip([*got, *gradients[:count]], [*expected, *wanted[:count]], strict=True):
+    for a, b in zip([*actual, *gradients[:count]], [*expected, *expected_gradients[:count]], strict=True):
         assert a is not None
         assert b is not None
-        # The last bits of such small float32 numbers are in parts below the smallest bfloat16.
+        # The last bits of such small float32 numbers lie in parts below the smallest bfloat16 number.
         tiny = b.abs() < 1e-30
         assert torch.equal(a.masked_fill(tiny, 0.0), b.masked_fill(tiny, 0.0))
         assert ((a - b).abs().double() < 1e-36).all()
@@ -109,7 +111,7 @@ def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.
         pytest.param(Hidden, 2, 33, 18, torch.float32, marks=pytest.mark.long),
     ],
 )
-def test_it_is_the_loop(
+def test_one_launch_equals_the_loop(
     cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.dtype, launched: list[str]
 ) -> None:
     check(cell, num_steps, batch, size, dtype)
@@ -127,7 +129,7 @@ def test_it_is_the_loop(
         (LowRank, 3, 5, 19, torch.float16),
     ],
 )
-def test_without_exchange_it_is_the_loop(
+def test_one_launch_without_exchange_equals_the_loop(
     cell: type[Cell],
     num_steps: int,
     batch: int,
@@ -149,24 +151,24 @@ _FIRST = (LSTM, GatedGRU, Sliced)
     [pytest.param(cell, marks=[] if cell in _FIRST else pytest.mark.long) for cell in CELLS],
     ids=lambda cell: cell.__name__,
 )
-def test_exchange_changes_nothing(cell: type[Cell], exchanged: Choose) -> None:
-    """Compares gates, pieces of a value and products of products, in sums of one term."""
-    found = []
+def test_exchange_does_not_change_results(cell: type[Cell], exchanged: Choose) -> None:
+    """Compares cells with gates, with pieces of a value, and with products of products, in sums with only one term."""
+    actual = []
     for yes in (True, False):
         exchanged(yes)
         core = made(cell, 9, Powers())
         results, gradients = differentiated(core, sequences(core, 3, 11, 9), "triton", state_seqs=False)
-        found.append([*results, *gradients])
-    for a, b in zip(*found, strict=True):
+        actual.append([*results, *gradients])
+    for a, b in zip(*actual, strict=True):
         assert a is not None
         assert b is not None
         assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
-def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, launched: list[str]) -> None:
+def test_nan_in_padding_does_not_spread(yes: bool, exchanged: Choose, launched: list[str]) -> None:
     class Ratio(Cell):
-        """A step that computes 0 / 0 in the padding, which is zeros."""
+        """A step that computes 0 / 0 in the padding, which contains zeros."""
 
         num_states = 1
 
@@ -178,8 +180,8 @@ def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, lau
     core = made(Ratio, 9, Powers())
     x, v = (torch.full_like(t, 2.0) for t in sequences(core, 4, 5, 9))
     with torch.no_grad():
-        got, expected = (run(core, (x, v), target) for target in ("triton", None))
-    for a, b in zip(got, expected, strict=True):
+        actual, expected = (run(core, (x, v), target) for target in ("triton", None))
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
     assert launched == ["one launch"]
 
@@ -198,22 +200,22 @@ def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, lau
 def test_matrices_that_fit_into_registers_are_held(
     size: int, batch: int, dtype: torch.dtype, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests rows and warps on a device of two processors."""
-    found: list[Tiles | None] = []
+    """Tests the division into rows and warps on a device with two multiprocessors."""
+    choices: list[Tiles | None] = []
 
-    def noted(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
-        found.append(_tiles.held_tiles(loop, 2, from_zero=from_zero))
+    def record(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
+        choices.append(_tiles.held_tiles(loop, 2, from_zero=from_zero))
         return iter([Tiles(16, 1, 32, 4, ahead=2)])
 
-    monkeypatch.setattr(_one_launch, "tiles_for", noted)
+    monkeypatch.setattr(_one_launch, "tiles_for", record)
     core = made(RLIF, size, Powers(), dtype)
     with torch.no_grad():
         run(core, sequences(core, 2, batch, size, dtype=dtype), "triton", state_seqs=False)
-    (tiles,) = found
+    (tiles,) = choices
     assert (tiles and (tiles.rows, tiles.num_warps)) == expected
 
 
-def test_what_programs_with_all_columns_do_is_said(exchanged: Choose) -> None:
+def test_explain_describes_programs_with_all_columns(exchanged: Choose) -> None:
     exchanged(False)
     core = made(RLIF, 20, Powers())
     tensors = sequences(core, 3, 17, 20)
@@ -231,17 +233,17 @@ def test_what_programs_with_all_columns_do_is_said(exchanged: Choose) -> None:
 
 @pytest.mark.long(all_but=["LearnedDecay"])
 @pytest.mark.parametrize("cell", [RLIF, OfMembrane, LearnedDecay, Hidden], ids=lambda cell: cell.__name__)
-def test_steps_to_the_last_of_which_no_gradients_of_states_come(cell: type[Cell], launched: list[str]) -> None:
-    found = of_outputs(made(cell, 20, Powers()), 4, 5, 20)
-    for a, b in zip(*found, strict=True):
+def test_last_step_without_gradients_of_states(cell: type[Cell], launched: list[str]) -> None:
+    results = of_outputs(made(cell, 20, Powers()), 4, 5, 20)
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
-    for a, b in zip(*(gradients[: 1 + cell.num_states] for gradients in found), strict=True):
+    for a, b in zip(*(gradients[: 1 + cell.num_states] for gradients in results), strict=True):
         assert torch.equal(a, b)
     assert launched == ["one launch"] * 2
 
 
-def test_a_product_of_absent_gradients_alone_is_absent(launched: list[str]) -> None:
-    """Checks products of absent gradients: zeros instead would be multiplied by an infinite state."""
+def test_product_of_absent_gradients_is_absent(launched: list[str]) -> None:
+    """Checks products of absent gradients. If they were zeros, they would be multiplied by an infinite state."""
 
     class Late(Cell):
         num_states = 1
@@ -249,67 +251,69 @@ def test_a_product_of_absent_gradients_alone_is_absent(launched: list[str]) -> N
         def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
             return v, x + v @ self.v
 
-    found = of_outputs(made(Late, 20, Powers()), 4, 5, 20, last=float("inf"))
-    for a, b in zip(*found, strict=True):
+    results = of_outputs(made(Late, 20, Powers()), 4, 5, 20, last=float("inf"))
+    for a, b in zip(*results, strict=True):
         assert a.isfinite().all()
         torch.testing.assert_close(a, b)
     assert launched == ["one launch"] * 2
 
 
 def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> list[tuple[Tensor, ...]]:
-    """Returns the gradients of a loss on the outputs alone, in the loop and in kernels.
+    """Returns the gradients of a loss of only the outputs, in the loop and in kernels.
 
     Args:
-        last: number that is added to the input of the second to last step.
+        last: number that is added to the input of the last step but one.
     """
     tensors = sequences(core, num_steps, *step)
     with torch.no_grad():
         tensors[0][-2] += last
-    found = []
+    results = []
     for target in BOTH:
         output = run(core, tensors, target, state_seqs=False)[0]
         weights = (torch.arange(output.numel(), device=DEVICE) % 5 - 2.0).reshape(output.shape) / 4
-        found.append(torch.autograd.grad(output, [*tensors, *core.parameters()], weights))
-    return found
+        results.append(torch.autograd.grad(output, [*tensors, *core.parameters()], weights))
+    return results
 
 
-def test_float32_is_float32(launched: list[str]) -> None:
-    """Tests operands and matrices of 24 bits and other magnitudes: errors are as small as of a library's product."""
+def test_float32_products_are_exact_to_24_bits(launched: list[str]) -> None:
+    """Tests operands and matrices with 24 significant bits and different magnitudes. The errors must be as small as
+    those of a library's product.
+    """
     core = made(GRU, 21, Dense())
     x, h = sequences(core, 3, 6, 21, bits=20)
     with torch.no_grad():
         core.v.mul_(torch.logspace(-3, 1, core.v.numel(), device=DEVICE).reshape(core.v.shape))
-        got = run(core, (x, h), "triton")
+        actual = run(core, (x, h), "triton")
         loop = run(core, (x, h), None)
         exact = run(core.double(), (x.double(), h.double()), None)
     assert launched == ["one launch"]
-    for a, b, c in zip(got, loop, exact, strict=True):
+    for a, b, c in zip(actual, loop, exact, strict=True):
         assert (a - c).abs().max() <= 2 * (b - c).abs().max() + 1e-6
 
 
 @pytest.mark.parametrize(("precision", "bits"), [("high", 14), ("medium", 6)])
-def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, launched: list[str]) -> None:
+def test_float32_follows_the_precision_setting(precision: str, bits: int, launched: list[str]) -> None:
     check_bits(21, precision, bits)
     assert launched == ["one launch"]
 
 
 def check_bits(size: int, precision: str, bits: int) -> None:
-    """Checks that products have `bits` bits of the float64 result, but not seven more."""
+    """Checks that products agree with the float64 result in `bits` bits, but not in seven more."""
     core = made(GRU, size, Dense())
     tensors = [t.detach() for t in sequences(core, 3, 6, size, bits=20)]
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
         with torch.no_grad():
-            got = run(core, tensors, "triton", state_seqs=False)
+            actual = run(core, tensors, "triton", state_seqs=False)
             exact = run(core.double(), [t.double() for t in tensors], None, state_seqs=False)
     finally:
         torch.set_float32_matmul_precision(before)
-    error = max(float((a - c).abs().max() / c.abs().max()) for a, c in zip(got, exact, strict=True))
+    error = max(float((a - c).abs().max() / c.abs().max()) for a, c in zip(actual, exact, strict=True))
     assert 2.0 ** -(bits + 7) < error < 2.0**-bits
 
 
-def test_a_sum_of_chunks_has_less_than_a_chunk_of_padding() -> None:
+def test_padding_is_less_than_a_chunk() -> None:
     tiles = Tiles(16, 64, 128, 4, ahead=1)
     assert tiles.chunks(3 * 1024) == [128] * 24
     assert tiles.chunks(1100) == [128] * 9
@@ -317,9 +321,7 @@ def test_a_sum_of_chunks_has_less_than_a_chunk_of_padding() -> None:
     assert tiles.chunks(3) == [16]
 
 
-def test_where_programs_have_no_room_the_next_tiles_are_tried(
-    monkeypatch: pytest.MonkeyPatch, launched: list[str]
-) -> None:
+def test_next_tiles_are_tried_without_room(monkeypatch: pytest.MonkeyPatch, launched: list[str]) -> None:
     tried: list[Tiles] = []
 
     def two(*_: object, **__: object) -> Iterator[Tiles]:
@@ -328,7 +330,7 @@ def test_where_programs_have_no_room_the_next_tiles_are_tried(
             yield tried[-1]
 
     class Crowded(CooperativeKernel):
-        """A kernel without room for the first tiles."""
+        """A kernel without space for the first tiles."""
 
         def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
             return int(tried[-1].chunk == 16)
@@ -340,7 +342,7 @@ def test_where_programs_have_no_room_the_next_tiles_are_tried(
     assert [tiles.chunk for tiles in tried] == [32, 16] * 2
 
 
-def test_infinity_and_nan_come_through(launched: list[str]) -> None:
+def test_infinity_and_nan_propagate(launched: list[str]) -> None:
     core = made(LSTM, 9, Powers())
     x, h, c = (t.detach() for t in sequences(core, 3, 4, 9))
     x[1, 0, 0], x[1, 1, 3] = float("nan"), float("inf")
@@ -349,8 +351,8 @@ def test_infinity_and_nan_come_through(launched: list[str]) -> None:
     assert launched == ["one launch"]
 
 
-def test_the_largest_numbers_are_no_infinity() -> None:
-    """Checks that a float32 is cut into parts without rounding up, which would overflow to infinity."""
+def test_largest_numbers_stay_finite() -> None:
+    """Checks that splitting a float32 number into parts does not round up, because this would overflow to infinity."""
 
     class Kept(Cell):
         num_states = 1
@@ -367,7 +369,7 @@ def test_the_largest_numbers_are_no_infinity() -> None:
     assert torch.equal(output, x[:1].expand_as(x))
 
 
-def test_what_does_not_fit_is_launched_step_by_step_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_names_the_obstacle_to_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     core = made(RLIF, 9, Powers())
     x, s, v = sequences(core, 3, 4, 9)
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
@@ -397,7 +399,7 @@ def test_many_programs(size: int, batch: int, yes: bool, exchanged: Choose, laun
 
 @gpu
 @pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
-def test_rows_in_turns(yes: bool, exchanged: Choose, launched: list[str]) -> None:
+def test_more_rows_than_fit_at_once(yes: bool, exchanged: Choose, launched: list[str]) -> None:
     exchanged(yes)
     check(RLIF, 10, 9000, 200, torch.bfloat16)
     assert launched == ["one launch"] * 2
@@ -417,7 +419,7 @@ def check_on_two_streams(size: int, dtype: torch.dtype) -> None:
     core = made(RLIF, size, Powers(), dtype)
     x, s, v = (t.detach() for t in sequences(core, 3, 64, size, dtype=dtype))
     expected = run(core, (x, s, v), None)
-    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))  # traced on the current stream
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))  # the step is traced on the current stream
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     differing = torch.zeros(2, device="cuda")
@@ -441,7 +443,7 @@ def test_ten_thousand_launches_on_two_streams(exchanged: Choose, launched: list[
 
 @gpu
 @pytest.mark.parametrize("size", [64, 200])
-def test_runs_of_the_same_call_are_equal_to_the_bit(size: int) -> None:
+def test_repeated_calls_are_bitwise_equal(size: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         core = made(LSTM, size, Dense(), dtype)
         tensors = sequences(core, 50, 70, size, dtype=dtype, bits=10)
@@ -455,8 +457,8 @@ def test_runs_of_the_same_call_are_equal_to_the_bit(size: int) -> None:
 
 
 @gpu
-def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch, exchanged: Choose) -> None:
-    """Tests a launch without some of its programs: the results are NaN, and the next call raises."""
+def test_waiting_programs_give_up(monkeypatch: pytest.MonkeyPatch, exchanged: Choose) -> None:
+    """Runs a launch in which one program is missing. The results are NaN, and the next call raises an error."""
     exchanged(True)
     from flexsn_runtime.errors import GaveUpError
     from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
@@ -484,7 +486,7 @@ def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch, exc
 
 @gpu
 @pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
-def test_in_a_cuda_graph(yes: bool, exchanged: Choose) -> None:
+def test_one_launch_in_a_cuda_graph(yes: bool, exchanged: Choose) -> None:
     exchanged(yes)
     core = made(RLIF, 128, Powers())
     x, s, v = (t.detach() for t in sequences(core, 5, 33, 128))

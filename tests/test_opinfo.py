@@ -1,7 +1,7 @@
-"""A quick subset of `benchmarks/opinfo_table.py`: each elementwise op of PyTorch, in `pointwise` and in `FlexSN`.
+"""A quick subset of `benchmarks/opinfo_table.py`: the elementwise ops of PyTorch in `pointwise` and in `FlexSN`.
 
-Each variant runs one sample in one dtype; dtypes alternate between variants. Every third variant also runs the
-gradient. Without `--long`, one of eight parts of the variants runs.
+Each variant runs one sample in one dtype, and the dtypes alternate between variants. Every third variant also runs the
+gradient. Without `--long`, only one eighth of the variants runs.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ Outcomes = dict[str, dict[str, Outcome]]
 
 @pytest.fixture(scope="module", params=range(PARTS))
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    found: Outcomes = {}
+    results: Outcomes = {}
     for i, info in enumerate(variants()):
-        if i // 12 % PARTS != request.param:  # a dozen variants contains each outcome below
+        if i // 12 % PARTS != request.param:  # each group of twelve variants has all of the kinds below
             continue
         here = [dtype for dtype in DTYPES if dtype in info.dtypes]
         smooth = [dtype for dtype in DIFFERENTIABLE if is_differentiable(info, dtype)]
-        of_variant = found[variant_name(info)] = {}
+        of_variant = results[variant_name(info)] = {}
         if here:
             dtype = here[i % len(here)]
             of_variant["values"] = check(info, dtype, samples=1, special=i % 4 == 0, first=i % 5)
         if smooth and i % 3 == 0:
             dtype = smooth[i % len(smooth)]
             of_variant["gradients"] = check(info, dtype, samples=1, special=i % 8 == 0, first=i % 5, gradient=True)
-    return found
+    return results
 
 
 def everything(outcomes: Outcomes) -> list[Outcome]:
-    return [outcome for found in outcomes.values() for outcome in found.values()]
+    return [outcome for by_dtype in outcomes.values() for outcome in by_dtype.values()]
 
 
-def test_no_wrong_answer_and_no_crash(outcomes: Outcomes) -> None:
+def test_no_wrong_results_and_no_crashes(outcomes: Outcomes) -> None:
     assert [problem for o in everything(outcomes) for problem in (*o.wrong, *o.crashed)] == []
 
 
@@ -46,12 +46,12 @@ def test_both_ways_agree(outcomes: Outcomes) -> None:
 
 def test_nearly_all_runs_pass(outcomes: Outcomes) -> None:
     passed = sum(o.equal + o.close for o in everything(outcomes))
-    refused = {name: o.why for name, found in outcomes.items() for o in found.values() if o.refused}
-    # 95 % pass in the whole table; a part may have more refusals.
+    refused = {name: o.why for name, by_dtype in outcomes.items() for o in by_dtype.values() if o.refused}
+    # 95 % pass in the whole table. A part of it may have a larger share of refusals.
     assert passed >= 0.9 * sum(o.runs for o in everything(outcomes)), refused
 
 
 def test_every_variant_ran(outcomes: Outcomes) -> None:
     only_complex = {"nn.functional.silu.complex"}
-    without = {name for name, found in outcomes.items() if not any(o.runs for o in found.values())}
+    without = {name for name, by_dtype in outcomes.items() if not any(o.runs for o in by_dtype.values())}
     assert without == only_complex & outcomes.keys()

@@ -1,4 +1,6 @@
-"""States with other shapes than the step: kernels, in each language and way to run, against the loop."""
+"""States whose shapes differ from that of the step: kernels, in each language and way to run, compared with the
+loop.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def sequence(core: Core, dtype: torch.dtype = torch.float64, steps: int = T, bat
 
 
 def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns results, and gradients of tensors and parameters for a loss with different weights."""
+    """Returns the results, and the gradients of tensors and parameters for a loss that weights the results
+    differently.
+    """
     results = list(call(*tensors))
     loss = torch.zeros((), dtype=torch.float64)
     for i, result in enumerate(results):
@@ -53,21 +57,23 @@ def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> 
 
 
 def called(layer: Layer, **options: Any) -> Callable[..., list[Tensor]]:
-    """Returns a call of a layer from given or initial states. It returns outputs, final states and state sequences."""
+    """Returns a function that calls a layer with given or initial states. It returns outputs, final states and state
+    sequences.
+    """
 
     def call(x: Tensor, *states: Tensor) -> list[Tensor]:
         layer.reset()
         if states:
             layer.states = list(states)
-        found = layer(x, **options)
-        return [*(found if isinstance(found, list) else [found]), *layer.states, *layer.state_seqs]
+        outputs = layer(x, **options)
+        return [*(outputs if isinstance(outputs, list) else [outputs]), *layer.states, *layer.state_seqs]
 
     return call
 
 
-def close(got: Sequence[Tensor | None], wanted: Sequence[Tensor | None], tolerance: float = 1e-9) -> None:
-    assert len(got) == len(wanted)
-    for a, b in zip(got, wanted, strict=True):
+def close(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None], tolerance: float = 1e-9) -> None:
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
@@ -76,28 +82,28 @@ def close(got: Sequence[Tensor | None], wanted: Sequence[Tensor | None], toleran
 @pytest.mark.long(all_but=["cpp-Dendritic", "triton-Statistics", "cpp-Populations"])
 @cores
 @languages
-def test_results_and_gradients_are_those_of_the_loop(make: type[Core], backend: str, interpreted: None) -> None:
+def test_results_and_gradients_equal_the_loop(make: type[Core], backend: str, interpreted: None) -> None:
     core = made(make)
     tensors = [sequence(core), *(0.1 * torch.ones(B, *shape, dtype=torch.float64) for shape in core.shapes()[1])]
     tensors = [t.detach().requires_grad_() for t in tensors]
-    wanted = trained(called(Layer(core, store_state_seqs=True)), core, tensors)
+    expected = trained(called(Layer(core, store_state_seqs=True)), core, tensors)
     layer = Layer(core, backend, store_state_seqs=True)
     for _ in range(2):
-        close(trained(called(layer), core, tensors), wanted)
+        close(trained(called(layer), core, tensors), expected)
     assert layer.kernel_names()
 
 
 @pytest.mark.long(all_but=["Gates"])
 @pytest.mark.parametrize("make", CORES, ids=lambda make: make.__name__)
-def test_a_state_is_carried_and_batches_change(make: type[Core], interpreted: None) -> None:
+def test_states_are_carried_and_batch_sizes_change(make: type[Core], interpreted: None) -> None:
     core = made(make)
     layer = Layer(core, "cpp")
     whole = called(Layer(core))(sequence(core))
     parts = []
     layer.reset()
     for part in sequence(core).split(2):
-        found = layer(part)
-        parts.append(found[0] if isinstance(found, list) else found)
+        output = layer(part)
+        parts.append(output[0] if isinstance(output, list) else output)
     close([torch.cat(parts), *layer.states], [whole[0], *whole[core.num_outputs :]])
     x = sequence(core, batch=B + 2)
     close(called(layer)(x), called(Layer(core))(x))
@@ -123,12 +129,12 @@ def test_gradcheck() -> None:
 def test_half_precision(make: type[Core], dtype: torch.dtype) -> None:
     core = made(make, dtype)
     x = sequence(core, dtype, steps=2)
-    wanted, got = (trained(called(Layer(core, backend)), core, [x]) for backend in ("torch", "cpp"))
-    close(got, wanted, 4e-2)
+    expected, actual = (trained(called(Layer(core, backend)), core, [x]) for backend in ("torch", "cpp"))
+    close(actual, expected, 4e-2)
 
 
 class Exact(Core):
-    """A core of whole numbers."""
+    """A core that computes with whole numbers."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = (branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, -1.0])).round()
@@ -136,7 +142,7 @@ class Exact(Core):
         return (soma > 1).to(x), soma, branches
 
 
-def test_bits_where_sums_are_exact() -> None:
+def test_exact_sums_are_bitwise_equal() -> None:
     core = made(Exact, torch.float32, 9, 3)
     x = (8 * sequence(core, torch.float32, batch=61)).round().detach()
     loop, kernels = (called(Layer(core, backend))(x) for backend in ("torch", "cpp"))
@@ -147,7 +153,7 @@ def test_bits_where_sums_are_exact() -> None:
 @pytest.mark.long(all_but=["lengths-Apart", "resets-Apart"])
 @cores
 @pytest.mark.parametrize("change", ["lengths", "resets", "float32", "counts"])
-def test_calls_that_change_the_step(make: type[Core], change: str) -> None:
+def test_calls_with_transforms(make: type[Core], change: str) -> None:
     core = made(make)
     x = sequence(core)
     options: dict[str, Any] = {}
@@ -155,21 +161,21 @@ def test_calls_that_change_the_step(make: type[Core], change: str) -> None:
         options["lengths"] = torch.tensor([2, T, 0])
     if change == "resets":
         options["resets"] = torch.arange(T * B).reshape(T, B) % 4 == 1
-    found = []
+    results = []
     for backend in ("torch", "cpp"):
         layer = Layer(core, backend, precision="float32" if change == "float32" else "eager")
         layer.count_spikes = change == "counts"
-        found.append(trained(called(layer, **options), core, [x]))
-        found[-1].append(layer.spike_counts)
-    close(found[1], found[0])
+        results.append(trained(called(layer, **options), core, [x]))
+        results[-1].append(layer.spike_counts)
+    close(results[1], results[0])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_cores(seed: int, interpreted: None) -> None:
     core = made(Random, torch.float64, seed)
     x = sequence(core)
-    wanted = trained(called(Layer(core)), core, [x])
-    close(trained(called(Layer(core, "triton")), core, [x]), wanted)
+    expected = trained(called(Layer(core)), core, [x])
+    close(trained(called(Layer(core, "triton")), core, [x]), expected)
 
 
 @pytest.mark.long
@@ -177,33 +183,33 @@ def test_random_cores(seed: int, interpreted: None) -> None:
 def test_more_random_cores(seed: int, interpreted: None) -> None:
     core = made(Random, torch.float64, seed)
     x = sequence(core)
-    wanted = trained(called(Layer(core)), core, [x])
+    expected = trained(called(Layer(core)), core, [x])
     for backend in ("cpp", "triton"):
-        close(trained(called(Layer(core, backend)), core, [x]), wanted)
+        close(trained(called(Layer(core, backend)), core, [x]), expected)
 
 
 class Network(nn.Module):
-    """A layer that begins each call at its initial state, and also returns its final state."""
+    """A layer that starts each call from its initial state, and also returns its final state."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        found, states = self.layer.step(x)
-        return *(found if isinstance(found, list) else [found]), *states
+        outputs, states = self.layer.step(x)
+        return *(outputs if isinstance(outputs, list) else [outputs]), *states
 
 
 @pytest.mark.long(all_but=["Apart", "Populations"])
 @cores
 def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCaptureFixture) -> None:
-    """Checks that a graph launches kernels: a loop would be logged."""
+    """Checks that a compiled graph launches kernels. If it ran a loop, this would be logged."""
     core = made(make)
     x = sequence(core)
-    wanted = trained(Network(Layer(core)), core, [x])
+    expected = trained(Network(Layer(core)), core, [x])
     with caplog.at_level("WARNING", "flexsn_hop"):
         compiled = torch.compile(Network(Layer(core, "auto")), fullgraph=True)
-        close(trained(compiled, core, [x]), wanted)
+        close(trained(compiled, core, [x]), expected)
     assert "runs as a loop" not in caplog.text
 
 
@@ -219,7 +225,7 @@ def test_exported_programs(make: type[Core]) -> None:
 
 
 class Best(Core):
-    """A core in which the largest branch wins, or the first one of several equal branches."""
+    """A core in which the largest branch wins. If several branches are equal, the first of them wins."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, 2.0, -1.0], dtype=x.dtype)
@@ -231,9 +237,9 @@ class Best(Core):
 def test_positions_of_branches_in_kernels_and_compiled_graphs() -> None:
     core = made(Best)
     x = (4 * sequence(core)).round().detach().requires_grad_()
-    wanted = trained(Network(Layer(core)), core, [x])
+    expected = trained(Network(Layer(core)), core, [x])
     for network in (Network(Layer(core, "cpp")), torch.compile(Network(Layer(core, "auto")), fullgraph=True)):
-        close(trained(network, core, [x]), wanted)
+        close(trained(network, core, [x]), expected)
 
 
 class Noisy(Core):
@@ -249,22 +255,22 @@ class Noisy(Core):
 
 
 def test_random_numbers_of_branches(interpreted: None) -> None:
-    """Checks that one draw for all branches has the numbers of separate draws."""
+    """Checks that one draw for all branches gives the same numbers as separate draws."""
     core, x = made(Noisy, torch.float32), torch.zeros(T, B, 5)
-    found = []
+    results = []
     for backend, whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
         vars(core)["whole"] = whole
         torch.manual_seed(0)
-        found.append(called(Layer(core, backend))(x))
-    assert all(map(torch.equal, found[0], found[1]))
-    for other in found[2:]:
-        close(other, found[0], 1e-5)
-    assert found[0][2].std() > 0.5
+        results.append(called(Layer(core, backend))(x))
+    assert all(map(torch.equal, results[0], results[1]))
+    for other in results[2:]:
+        close(other, results[0], 1e-5)
+    assert results[0][2].std() > 0.5
     assert "state 1 as 4 pieces" in Layer(core, "cpp").explain(x)
 
 
 class NoisyPopulations(Populations):
-    """Populations with noise in the input and in a population of fewer neurons."""
+    """Populations with noise in the input, and with noise in the smaller population."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor, inhibitory: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         return super().forward(x + normal_like(x), s, v, inhibitory, u + uniform_like(u))
@@ -272,16 +278,16 @@ class NoisyPopulations(Populations):
 
 def test_random_numbers_of_a_smaller_population(interpreted: None) -> None:
     core, x = made(NoisyPopulations, torch.float32), torch.zeros(T, B, 5)
-    found = []
+    results = []
     for backend in ("torch", "cpp", "triton"):
         torch.manual_seed(0)
-        found.append(called(Layer(core, backend))(x))
-    close(found[1], found[0], 1e-5)
-    close(found[2], found[0], 1e-5)
+        results.append(called(Layer(core, backend))(x))
+    close(results[1], results[0], 1e-5)
+    close(results[2], results[0], 1e-5)
 
 
 class NoisySoma(InTheMiddle):
-    """A soma with noise, whose input has branches."""
+    """A soma with noise. Its input has branches."""
 
     def forward(self, x: Tensor, branches: Tensor, soma: Tensor) -> tuple[Tensor, ...]:
         return super().forward(x, branches, soma + normal_like(soma))
@@ -291,16 +297,16 @@ def test_random_numbers_of_a_soma_and_in_compiled_graphs() -> None:
     for make in (NoisySoma, Noisy):
         core = made(make, torch.float32)
         x = torch.zeros(T, B, *core.shapes()[0])
-        found = []
+        results = []
         for network in (Network(Layer(core)), Network(Layer(core, "auto"))):
             configure(network, seed=3)
             call = network if network.layer.backend == "torch" else torch.compile(network, fullgraph=True)
-            found.append(list(call(x)))
-        close(found[1], found[0], 1e-5)
-        assert found[0][-1].std() > 0.1
+            results.append(list(call(x)))
+        close(results[1], results[0], 1e-5)
+        assert results[0][-1].std() > 0.1
 
 
-def test_parameters_that_are_assigned_are_read() -> None:
+def test_assigned_parameters_are_read() -> None:
     core = made(Dendritic)
     layer, x = Layer(core, "cpp"), sequence(core)
     called(layer)(x)
@@ -310,8 +316,8 @@ def test_parameters_that_are_assigned_are_read() -> None:
     close(trained(called(layer), core, [x]), trained(called(Layer(core)), core, [x]))
 
 
-def test_steps_of_one_shape_are_refused_whatever_their_size() -> None:
-    """Checks a refusal that does not depend on sizes: the last dimension is neurons, and their number may change."""
+def test_refusal_does_not_depend_on_sizes() -> None:
+    """Checks a refusal that must not depend on sizes: the last dimension holds neurons, and their number may change."""
     for size in (4, 40):
         with pytest.raises(NotImplementedError, match="roll"):
             ScanProgram(lambda x, v: (x.roll(1, -1), v), 1, 1, 1).specialize_examples((torch.zeros(6, size),) * 2)
@@ -358,7 +364,7 @@ def test_refusals_name_the_line(core: Callable[..., Any], branches: int, words: 
     assert "test_other_shapes.py" in str(caught.value)
 
 
-def test_populations_that_nothing_joins_are_refused() -> None:
+def test_unconnected_populations_are_refused() -> None:
     def core(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
         return v + x, v + x, d / 2
 
@@ -367,7 +373,7 @@ def test_populations_that_nothing_joins_are_refused() -> None:
 
 
 @pytest.mark.parametrize("make", ON_PIECES, ids=lambda make: make.__name__)
-def test_kernels_see_pieces(make: type[Core]) -> None:
+def test_kernels_receive_pieces(make: type[Core]) -> None:
     core = made(make, torch.float32)
     shapes = (core.shapes()[0], *core.shapes()[1])
     step = ScanProgram(core, 1, len(shapes) - 1, 1).specialize_examples([torch.zeros(B, *shape) for shape in shapes])
@@ -380,12 +386,12 @@ def test_kernels_see_pieces(make: type[Core]) -> None:
 def test_results_and_gradients_on_a_gpu(make: type[Core]) -> None:
     core = made(make, torch.float64, 37, 4).cuda()
     x = sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
-    found = []
+    actual = []
     for backend in ("torch", "triton"):
         results = called(Layer(core, backend))(x)
         loss = torch.stack([(result * (i + 1)).sum() for i, result in enumerate(results)]).sum()
-        found.append([*results, *torch.autograd.grad(loss, [x, *core.parameters()], allow_unused=True)])
-    close(found[1], found[0], 1e-8)
+        actual.append([*results, *torch.autograd.grad(loss, [x, *core.parameters()], allow_unused=True)])
+    close(actual[1], actual[0], 1e-8)
 
 
 @pytest.mark.gpu
@@ -393,16 +399,16 @@ def test_results_and_gradients_on_a_gpu(make: type[Core]) -> None:
 def test_two_populations_are_one_launch_on_a_gpu(neurons: int) -> None:
     core = made(Populations, torch.float32, neurons).cuda()
     x = torch.randn(9, 130, neurons, generator=torch.Generator().manual_seed(3)).cuda().requires_grad_()
-    found = []
+    actual = []
     for backend in ("torch", "triton"):
         layer = Layer(core, backend)
         results = called(layer)(x)
-        found.append([*results, *torch.autograd.grad(results[0].sum() + results[3].sum(), [x, *core.parameters()])])
-    spikes, expected = found[1][0], found[0][0]
+        actual.append([*results, *torch.autograd.grad(results[0].sum() + results[3].sum(), [x, *core.parameters()])])
+    spikes, expected = actual[1][0], actual[0][0]
     assert (spikes != expected).double().mean() < 1e-3
-    told = [line for line in layer.explain().splitlines() if "the last " in line]
-    assert len(told) == 2
-    assert all("one launch for all steps" in line for line in told)
+    lines = [line for line in layer.explain().splitlines() if "the last " in line]
+    assert len(lines) == 2
+    assert all("one launch for all steps" in line for line in lines)
 
 
 @pytest.mark.gpu
@@ -410,8 +416,8 @@ def test_two_populations_are_one_launch_on_a_gpu(neurons: int) -> None:
 def test_compiled_graphs_on_a_gpu(make: type[Core]) -> None:
     core = made(make).cuda()
     x = sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
-    found = []
+    actual = []
     for network in (Network(Layer(core)), torch.compile(Network(Layer(core, "auto")), fullgraph=True)):
         results = network(x)
-        found.append([*results, *torch.autograd.grad(results[0].sum() + results[-1].sum(), [x, *core.parameters()])])
-    close(found[1], found[0], 1e-8)
+        actual.append([*results, *torch.autograd.grad(results[0].sum() + results[-1].sum(), [x, *core.parameters()])])
+    close(actual[1], actual[0], 1e-8)

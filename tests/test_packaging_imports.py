@@ -1,7 +1,7 @@
-"""Packages declare everything that they import, because a sibling may require fewer packages in the future.
+"""Packages declare all packages that they import, because a sibling may require fewer packages in the future.
 
-Isolated wheels cannot show a missing declaration, because their siblings are installed, too. Tests of a package import
-no helpers but those of the package, because its sdist has no others.
+Tests of isolated wheels cannot detect such a missing declaration, because the siblings of the wheel are installed as
+well. Tests of a package import only the helpers of the same package, because its sdist contains no others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def declared_by(package: Path) -> set[str]:
 
 
 def imported_by(source: str) -> set[str]:
-    """Returns the top-level modules that `source` imports anywhere, including inside functions."""
+    """Returns the top-level modules that `source` imports anywhere, including imports inside functions."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -62,7 +62,7 @@ def test_package_declares_what_it_imports(package: Path) -> None:
     assert undeclared(modules - {own}, declared_by(package), DISTRIBUTIONS) == set()
 
 
-def test_an_undeclared_import_is_seen() -> None:
+def test_undeclared_import_is_found() -> None:
     source = "import os\nfrom . import a\ndef f():\n    import numpy.linalg\n    import torch\n"
     modules = imported_by(source)
     assert modules == {"numpy", "torch"}
@@ -71,27 +71,27 @@ def test_an_undeclared_import_is_seen() -> None:
     assert undeclared({"no_such_module"}, {"torch"}, DISTRIBUTIONS) == {"no_such_module"}
 
 
-# Folders whose modules can be imported by name in the repository, but not from the installed wheel.
+# Folders with modules that can be imported by name in the repository, but not from the installed wheel.
 FOLDERS = ("release", "tests", "examples/datasets", "packages/*/tests")
 HELPERS = {path.stem for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py")}
 
 
 def not_beside_the_wheel(modules: set[str], distribution: Distribution) -> set[str]:
-    """Returns the modules that tests of `distribution` can import in the repository, but not after installation."""
+    """Returns those of `modules` that exist in the repository but not next to the installed `distribution`."""
     own = {path.stem for path in (distribution.folder / "tests").glob("*.py")}
     strangers = {other.module for other in distributions() if other not in with_siblings(distribution)}
     return modules & ((HELPERS - own) | strangers)
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
-def test_tests_import_what_stands_beside_them(distribution: Distribution) -> None:
+def test_tests_import_only_their_own_helpers(distribution: Distribution) -> None:
     files = list((distribution.folder / "tests").rglob("*.py"))
     assert files
     modules = set().union(*(imported_by(path.read_text(encoding="utf-8")) for path in files))
     assert not_beside_the_wheel(modules, distribution) == set()
 
 
-def test_a_helper_of_others_is_seen() -> None:
+def test_foreign_helper_is_found() -> None:
     modules = {"torch", "graph_cores", "codegen_cores", "scripts", "flexsn_graph", "flexsn_nn"}
     codegen = Distribution("flexsn-codegen")
     assert not_beside_the_wheel(modules, codegen) == {"graph_cores", "scripts", "flexsn_nn"}

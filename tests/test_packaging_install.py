@@ -1,4 +1,4 @@
-"""Commands in the documents that install FlexSN: they name all required packages, and work unchanged."""
+"""Commands in the documents that install FlexSN: they name all required packages, and can be run unchanged."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from packaging.requirements import Requirement
 from wheels import build
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "installing.md", *sorted(ROOT.glob("packages/*/README.md"))]
-# A command in its own line, in a cell of a table, or within a sentence.
+# A command on its own line, in a table cell, or within a sentence.
 COMMAND = re.compile(r"^(pip install [^`\n]*)$|`(pip install [^`\n]*)`", re.MULTILINE)
 NAMES = tuple(distribution.name for distribution in distributions())
 
 
 def commands_in(document: Path) -> list[str]:
-    """Returns commands that install FlexSN. Others install tools, such as hatch."""
-    found = [alone or within for alone, within in COMMAND.findall(document.read_text(encoding="utf-8"))]
-    return [command for command in found if "packages/" in command or "dist/" in command]
+    """Returns the commands that install FlexSN. Commands that install tools, such as hatch, are left out."""
+    commands = [alone or within for alone, within in COMMAND.findall(document.read_text(encoding="utf-8"))]
+    return [command for command in commands if "packages/" in command or "dist/" in command]
 
 
 COMMANDS: dict[str, list[str]] = defaultdict(list)
@@ -46,14 +46,14 @@ def needed_for(distribution: Distribution) -> tuple[str, ...]:
 
 
 def brought_by(distribution: Distribution) -> set[str]:
-    """Returns the distributions that are installed with it, without itself and torch."""
+    """Returns the distributions that pip also installs for `distribution`, except torch."""
     needs = {requirement.name for member in with_siblings(distribution) for requirement in member.requirements}
     return needs - {"torch"}
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
-def test_each_package_is_installed_with_what_it_needs(distribution: Distribution) -> None:
-    """Compares requirements with the package's README and with the table of layers."""
+def test_commands_name_all_requirements(distribution: Distribution) -> None:
+    """Compares the requirements of a package with its README and with the table of layers."""
     readme = commands_in(distribution.folder / "README.md")
     assert readme, "its README does not say how to install it"
     assert {named(command) for command in readme} == {needed_for(distribution)}
@@ -64,7 +64,7 @@ def test_each_package_is_installed_with_what_it_needs(distribution: Distribution
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
-def test_the_table_says_what_each_brings(distribution: Distribution) -> None:
+def test_table_lists_installed_packages(distribution: Distribution) -> None:
     page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| [{distribution.name}]")]
     brings = set(row.rstrip(" |").rpartition("|")[2].strip().split(", "))
@@ -99,24 +99,26 @@ def where_wheels_are(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long(all_but=["pip install ./packages/[*]"])
 @pytest.mark.wheels
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_command_installs_what_it_says(command: str, where_wheels_are: Path, tmp_path: Path) -> None:
-    """Runs a command in a shell, with third-party packages but without FlexSN; nothing is downloaded."""
+def test_command_installs_the_named_packages(command: str, where_wheels_are: Path, tmp_path: Path) -> None:
+    """Runs a command in a shell, with third-party packages but without FlexSN. Nothing is downloaded."""
     members = [distribution for distribution in distributions() if distribution.name in named(command)]
     needs = [requirement for member in members for requirement in member.requirements]
     extras = [Requirement("hatchling"), Requirement("matplotlib"), Requirement("nir")]
     third = [requirement for requirement in [*needs, *extras] if requirement.name not in NAMES]
     environment = Environment(tmp_path / "environment", third)
-    # These options avoid the internet: the index, and a build backend that pip would download.
+    # These options avoid the internet, that is, the package index and the download of a build backend.
     pip = 'pip() { python -m pip "$@" --quiet --no-index --no-build-isolation; }'
     cwd = where_wheels_are if "dist/" in command else ROOT
     environment.run("bash", "-c", f"{pip}; {command}", cwd=cwd)
-    found = {distribution.name: is_here(environment, distribution.module) for distribution in distributions()}
-    assert found == {name: True if name in named(command) else None for name in NAMES}
+    installed = {distribution.name: is_here(environment, distribution.module) for distribution in distributions()}
+    assert installed == {name: True if name in named(command) else None for name in NAMES}
 
 
 @pytest.mark.wheels
-def test_a_folder_that_is_missing_is_noticed(tmp_path: Path) -> None:
-    """Tests the runtime without the folders of the packages that it requires: pip must not find them elsewhere."""
+def test_missing_folder_is_an_error(tmp_path: Path) -> None:
+    """Tests the runtime without the folders of the packages that it requires. pip must not find these packages
+    elsewhere.
+    """
     needs = [requirement for member in distributions() for requirement in member.requirements]
     third = [requirement for requirement in [*needs, Requirement("hatchling")] if requirement.name not in NAMES]
     environment = Environment(tmp_path / "environment", third)

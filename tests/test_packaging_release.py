@@ -1,4 +1,4 @@
-"""Requirements of a release: equal files in each distribution, one place for open decisions, matching tags."""
+"""Requirements of a release: the same files in each distribution, one place for undecided facts, and matching tags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trove_classifiers import classifiers
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
 
 
-def test_they_are_ordered_by_what_they_need() -> None:
+def test_distributions_are_ordered_by_requirements() -> None:
     order = [distribution.name for distribution in in_order()]
     assert sorted(order) == [distribution.name for distribution in distributions()]
     for distribution in distributions():
@@ -26,13 +26,13 @@ def test_they_are_ordered_by_what_they_need() -> None:
             assert order.index(sibling.name) < order.index(distribution.name)
 
 
-def test_the_page_about_releases_has_this_order() -> None:
+def test_release_page_has_this_order() -> None:
     page = " ".join((ROOT / "RELEASING.md").read_text(encoding="utf-8").split())
     assert f": {', '.join(distribution.name for distribution in in_order())}." in page
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
-def test_metadata_are_complete_and_the_same(distribution: Distribution) -> None:
+def test_metadata_are_complete_and_equal(distribution: Distribution) -> None:
     project = distribution.project
     assert set(project["classifiers"]) <= classifiers, "an index refuses a classifier that it does not know"
     assert any(line.startswith("Development Status :: ") for line in project["classifiers"])
@@ -41,7 +41,7 @@ def test_metadata_are_complete_and_the_same(distribution: Distribution) -> None:
     assert "pytorch" in project["keywords"]
 
 
-def test_what_is_undecided_stands_in_one_place() -> None:
+def test_undecided_facts_are_in_one_file() -> None:
     read = identity.read()
     for path, text in identity.written(read).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `hatch run python release/identity.py`"
@@ -49,7 +49,7 @@ def test_what_is_undecided_stands_in_one_place() -> None:
         assert not re.search(r"example\.(?:com|org|invalid)", text)
 
 
-def test_what_is_decided_is_written_everywhere() -> None:
+def test_decided_facts_are_written_everywhere() -> None:
     decided = identity.Identity(("Ada", "Bo"), {"Repository": "https://code.test/x", "Documentation": "UNDECIDED"})
     assert decided.undecided == ["Documentation"]
     files = identity.written(decided)
@@ -60,13 +60,13 @@ def test_what_is_decided_is_written_everywhere() -> None:
         assert "UNDECIDED" not in text
 
 
-def test_a_file_without_the_line_is_refused() -> None:
+def test_file_without_the_line_is_refused() -> None:
     with pytest.raises(LookupError, match="has 0 lines like"):
         identity.in_pyproject("[project]\nname = 'x'\n", identity.read(), Path("pyproject.toml"))
 
 
 @pytest.mark.parametrize("name", ["flexsn-graph", "v0.1.0", "flexsn-x-v0.1.0", "flexsn-graph-v", "flexsn-graph-v99.0"])
-def test_a_tag_that_does_not_fit_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_tag_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert tag.main([name]) == 1
     assert name in capsys.readouterr().err
 
@@ -74,26 +74,26 @@ def test_a_tag_that_does_not_fit_is_refused(name: str, capsys: pytest.CaptureFix
 CHANGELOG = "# Log\n\n## 0.2.0 (2027-01-31)\n\n- New.\n\n## 0.1.0 (unreleased)\n\n- Old.\n\n## 0.0.1 (2026-01-01)\n"
 
 
-def test_notes_are_the_part_of_the_changelog() -> None:
+def test_notes_are_a_section_of_the_changelog() -> None:
     assert tag.notes(CHANGELOG, "0.2.0") == "- New.\n"
 
 
 @pytest.mark.parametrize(
-    ("version", "message"), [("0.1.0", "has no day"), ("0.0.1", "says nothing"), ("0.3.0", "says nothing")]
+    ("version", "message"), [("0.1.0", "has no date"), ("0.0.1", "has no section"), ("0.3.0", "has no section")]
 )
-def test_a_version_without_a_day_or_text_is_refused(version: str, message: str) -> None:
+def test_version_without_date_or_text_is_refused(version: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tag.notes(CHANGELOG, version)
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
-def test_its_changelog_has_its_version(distribution: Distribution) -> None:
+def test_changelog_has_the_version(distribution: Distribution) -> None:
     changelog = (distribution.folder / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (\S+) \((?:unreleased|\d{4}-\d\d-\d\d)\)$", changelog, re.MULTILINE)
     assert str(distribution.version) in headings
 
 
-def test_ready_means_a_day_and_nothing_undecided(
+def test_release_needs_a_date_and_decided_facts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     graph = next(distribution for distribution in distributions() if distribution.name == "flexsn-graph")
@@ -109,15 +109,17 @@ def test_ready_means_a_day_and_nothing_undecided(
 
 
 def test_actions_are_pinned_to_a_commit() -> None:
-    """Checks actions by commit, since their owners can move tags. `hatch run release:lint` checks more."""
+    """Checks that actions are named by a commit, because their owners can move tags. `hatch run release:lint` checks
+    more.
+    """
     assert WORKFLOWS
     used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
     assert used
     assert [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
 
 
-def test_workflows_run_what_is_there() -> None:
-    """Checks that each `hatch run ENVIRONMENT:SCRIPT` and each script in a workflow or in CI exists."""
+def test_workflows_run_existing_scripts() -> None:
+    """Checks that each `hatch run ENVIRONMENT:SCRIPT`, and each script that a workflow or the CI runs, exists."""
     environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
     texts = [path.read_text(encoding="utf-8") for path in [*WORKFLOWS, ROOT / ".ci" / "run", ROOT / "RELEASING.md"]]
     called = {call for text in texts for call in re.findall(r"hatch run (\w+):(\w+)", text)}
@@ -128,12 +130,14 @@ def test_workflows_run_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("document", [*WORKFLOWS, ROOT / "RELEASING.md"], ids=lambda path: path.name)
-def test_tests_of_wheels_are_asked_for_as_the_script_takes_it(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares commands in documents with the arguments of the script: one wheel by name, after an option, or all."""
-    asked: list[tuple[str, list[str]]] = []
+def test_documented_wheel_commands_match_the_script(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares the commands in documents with the arguments of the script: one wheel by its name, one wheel after an
+    option, or all wheels.
+    """
+    calls: list[tuple[str, list[str]]] = []
 
     def run_tests(distribution: Distribution, folder: Path, options: Sequence[str] = ()) -> wheels.Outcome:
-        asked.append((distribution.name, list(options)))
+        calls.append((distribution.name, list(options)))
         return wheels.Outcome(distribution, 1, 0, 0, 1.0, "")
 
     monkeypatch.setattr(wheels, "run_tests", run_tests)
@@ -143,4 +147,4 @@ def test_tests_of_wheels_are_asked_for_as_the_script_takes_it(document: Path, mo
     for command in commands:
         assert wheels.main(shlex.split(command.replace("$NAME", "flexsn-hop"))) == 0
         names = ["flexsn-hop"] if "$NAME" in command else [distribution.name for distribution in in_order()]
-        assert asked == [(name, ["--long"]) for name in names]
+        assert calls == [(name, ["--long"]) for name in names]

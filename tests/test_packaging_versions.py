@@ -1,4 +1,4 @@
-"""Versions of the packages in this repository: each is within the ranges that other packages require."""
+"""Versions of the packages in this repository: each version is in the ranges that other packages require."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml")
 
 
 def version_of(distribution: str) -> Version:
-    """Reads `__version__` without an import: an installed copy may be another version."""
+    """Reads `__version__` without importing the package, because an installed copy may have another version."""
     module = distribution.replace("-", "_")
     source = ROOT / "packages" / distribution / "src" / module / "__init__.py"
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
@@ -38,7 +38,9 @@ SIBLINGS = [
 
 
 def test_both_environments_have_the_same_dependencies() -> None:
-    """Compares the lists of two environments that share one `.venv`: different lists would change it in each run."""
+    """Compares the dependencies of two environments that share one `.venv`. If they differed, each run would change the
+    `.venv`.
+    """
     environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
     assert environments["hatch-test"]["dependencies"] == environments["default"]["dependencies"]
 
@@ -67,7 +69,9 @@ def test_range_admits_the_sibling(requirement: Requirement) -> None:
 
 @pytest.mark.parametrize("requirement", SIBLINGS)
 def test_range_is_open_below_the_next_breaking_version(requirement: Requirement) -> None:
-    """Checks the range. A pin would tie versions together; a range without an end would admit a breaking release."""
+    """Checks the range. A pinned version would tie the packages together, and a range without an upper bound would
+    admit a breaking release.
+    """
     assert sorted(specifier.operator for specifier in requirement.specifier) == ["<", ">="]
 
 

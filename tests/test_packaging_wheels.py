@@ -1,9 +1,9 @@
-"""Wheels that work with their declared requirements alone.
+"""Wheels that work with only their declared requirements.
 
 The test builds the five wheels. It then installs each wheel into its own folder, together with the siblings that its
-metadata require, and imports all modules from this folder. The importing Python sees one other folder, with links to
-the third-party distributions that the metadata require. A package that is used but not declared is then missing,
-although the environment has it.
+metadata require, and imports all modules from this folder. The Python that imports them sees one other folder, with
+links to the third-party distributions that the metadata require. So a package that is used but not declared is missing,
+even if the environment contains it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from wheels import build, run_tests, wheel_of
 PACKAGES = [distribution.name for distribution in distributions()]
 ALONE = {"flexsn-graph", "flexsn-hop"}
 WITHOUT_TRITON = {"flexsn-graph", "flexsn-hop"}
-# One file of quick tests for each wheel. `release/wheels.py test` runs all tests, which takes as long as they do here.
+# One file of quick tests for each wheel. `release/wheels.py test` runs all tests of a wheel, which takes as long as
+# running them here.
 QUICK = {
     "flexsn-codegen": "test_codegen_torch2triton.py",
     "flexsn-graph": "test_graph_info.py",
@@ -48,7 +49,8 @@ class Wheel:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    # The interpreter, which conftest.py turns on, is off as for a user, because it needs more than Triton declares.
+    # The interpreter, which conftest.py turns on, is off as for a user, because it needs more packages than Triton
+    # declares.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     finished = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
@@ -57,7 +59,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the sdists, and wheels from them; nothing is downloaded."""
+    """Builds the sdists, and wheels from these sdists. Nothing is downloaded."""
     folder = tmp_path_factory.mktemp("somewhere") / "dist"
     for distribution in distributions():
         build(distribution, folder)
@@ -78,16 +80,16 @@ def wheels(dist: Path) -> dict[str, Wheel]:
 
 
 def with_siblings(name: str, wheels: dict[str, Wheel]) -> list[str]:
-    """Returns `name` and the siblings that it needs, directly or through another."""
-    found = [name]
-    for member in found:
+    """Returns `name` and the siblings that it requires, directly or indirectly."""
+    members = [name]
+    for member in members:
         names = [requirement.name for requirement in wheels[member].requirements]
-        found += [other for other in names if other in wheels and other not in found]
-    return found
+        members += [other for other in names if other in wheels and other not in members]
+    return members
 
 
 def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[str, Any]:
-    """Installs `name` and its siblings under `folder`, imports all of it there, and returns the report."""
+    """Installs `name` and its siblings under `folder`, imports all modules from there, and returns the report."""
     members = with_siblings(name, wheels)
     target, links = folder / "target", folder / "third_party"
     links.mkdir()
@@ -96,7 +98,7 @@ def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[s
     requirements = [r for m in members for r in wheels[m].requirements if r.name not in wheels]
     names = third_party(requirements)
     if "triton" not in {requirement.name for requirement in requirements}:
-        names -= {"triton"}  # some builds of torch require it; the package does not require it
+        names -= {"triton"}  # some builds of torch require it, but the package does not
     link_distributions(names, links)
     script = ROOT / "tests" / "isolated_import.py"
     output = run(sys.executable, "-I", "-S", script, name.replace("-", "_"), target, links, cwd=folder)
@@ -107,7 +109,7 @@ def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[s
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_wheel_holds_what_it_must(name: str, wheels: dict[str, Wheel]) -> None:
+def test_wheel_contains_required_files(name: str, wheels: dict[str, Wheel]) -> None:
     module = name.replace("-", "_")
     with ZipFile(wheels[name].path) as archive:
         names = archive.namelist()
@@ -127,7 +129,7 @@ def test_wheel_imports_with_its_declared_dependencies_only(name: str, wheels: di
     report = import_isolated(name, wheels, tmp_path)
     if name in WITHOUT_TRITON:
         assert not report["triton_imported"]
-        # torch may import triton; the package's own modules may not.
+        # torch may import Triton, but the modules of the package must not.
         assert [who for who in report["triton_importers"] if who.startswith("flexsn")] == []
 
 
@@ -138,7 +140,7 @@ def test_own_tests_pass_against_the_installed_wheel(distribution: Distribution, 
 
 
 def make_wheel(folder: Path, module: str, source: str, requires: str = "") -> Path:
-    """Writes a small wheel without a build, for tests in which the isolation has to fail."""
+    """Writes a small wheel without a build, for tests of the isolation itself."""
     path = folder / f"{module}-0.1.0-py3-none-any.whl"
     info = f"{module}-0.1.0.dist-info"
     lines = f"Requires-Dist: {requires}\n" if requires else ""
@@ -161,21 +163,21 @@ def made_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, W
     }
 
 
-def test_a_declared_sibling_is_found(tmp_path: Path) -> None:
+def test_declared_sibling_is_found(tmp_path: Path) -> None:
     wheels = made_wheels(tmp_path, "import flexsn_graph", "flexsn-graph>=0.1")
     import_isolated("flexsn-runtime", wheels, tmp_path)
 
 
 @pytest.mark.parametrize("undeclared", ["flexsn_graph", "numpy"])
-def test_an_undeclared_dependency_is_missing(undeclared: str, tmp_path: Path) -> None:
-    """Checks that the import of an undeclared package fails, although the environment has it."""
+def test_undeclared_dependency_is_missing(undeclared: str, tmp_path: Path) -> None:
+    """Checks that the import of an undeclared package fails even if the environment contains it."""
     wheels = made_wheels(tmp_path, f"import {undeclared}", "")
     with pytest.raises(AssertionError, match=f"No module named '{undeclared}'"):
         import_isolated("flexsn-runtime", wheels, tmp_path)
 
 
-def test_a_try_at_triton_is_noted(tmp_path: Path) -> None:
-    """Checks that an import of Triton is recorded for a package that works without Triton."""
+def test_attempted_triton_import_is_recorded(tmp_path: Path) -> None:
+    """Checks that an import of Triton is recorded even if the package works without Triton."""
     source = "try:\n    import triton\nexcept ImportError:\n    triton = None\n"
     report = import_isolated("flexsn-runtime", made_wheels(tmp_path, source, ""), tmp_path)
     assert report["triton_importers"] == ["flexsn_runtime"]

@@ -1,4 +1,4 @@
-"""Requirements on every file and every package of the repository."""
+"""Requirements that every file and every package of the repository meets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 
-# Each pattern contains a character class of one letter, so that this file does not match.
+# Each pattern contains a character class with a single letter, so that this file itself does not match.
 TRACES = {
     "a path of one machine": rb"(?<![\w.-])/(?:[w]ork|[o]pt|[r]oot|[h]ome/\w+|[U]sers/\w+)/",
     "a temporary environment": rb"/[t]mp/(?:envs|brief)\b",
@@ -26,7 +26,7 @@ TRACES = {
 
 
 def project_files() -> list[Path]:
-    """Returns the tracked files and those that `git add` would add."""
+    """Returns the tracked files, and the files that `git add` would add."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -39,15 +39,15 @@ def project_files() -> list[Path]:
 
 
 def traces_in(content: bytes) -> list[str]:
-    """Returns the traces in `content`, one entry for each kind."""
+    """Returns the traces in `content`, with one entry for each kind of trace."""
     return [f"{kind}: {m[0]!r}" for kind, p in TRACES.items() if (m := re.search(p, content))]
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
     files = project_files()
     assert ROOT / "LICENSE" in files, "git listed no project files"
-    found = {str(path.relative_to(ROOT)): traces for path in files if (traces := traces_in(path.read_bytes()))}
-    assert found == {}
+    results = {str(path.relative_to(ROOT)): traces for path in files if (traces := traces_in(path.read_bytes()))}
+    assert results == {}
 
 
 @pytest.mark.parametrize(
@@ -61,48 +61,50 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
         "pip install --{} x".format("find-links"),
     ],
 )
-def test_a_trace_is_found(text: str) -> None:
+def test_trace_is_found(text: str) -> None:
     assert traces_in(text.encode()) != []
 
 
 @pytest.mark.parametrize("text", ["packages/work/x", "docs/home/", "farmland", "pip install hatch"])
-def test_an_innocent_text_is_not(text: str) -> None:
+def test_innocent_text_is_accepted(text: str) -> None:
     assert traces_in(text.encode()) == []
 
 
-# Calls that measure time, or stop after some time; also with character classes.
+# Calls that measure time, or that stop after some time. Character classes keep this file from matching.
 CLOCKS = re.compile(
     r"[p]erf_counter|[m]onotonic\(|[p]rocess_time|[t]hread_time|[g]etrusage|os\.[t]imes\(|[e]lapsed_time"
     r"|mark\.[t]imeout|\b[t]imeout="
 )
 
 
-def test_no_test_depends_on_how_fast_the_machine_is() -> None:
-    """Checks that tests have no clocks. The limit in pyproject.toml is for processes that hang."""
+def test_tests_do_not_depend_on_speed() -> None:
+    """Checks that tests read no clocks. The time limit in pyproject.toml only serves to end processes that hang."""
     files = [ROOT / "conftest.py", *ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
-    found = {str(path.relative_to(ROOT)): clocks for path in files if (clocks := CLOCKS.findall(path.read_text()))}
-    assert found == {}
+    results = {str(path.relative_to(ROOT)): clocks for path in files if (clocks := CLOCKS.findall(path.read_text()))}
+    assert results == {}
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_package_has_its_papers(package: Path) -> None:
+def test_package_has_its_documents(package: Path) -> None:
     module = package.name.replace("-", "_")
     papers = ["README.md", "CHANGELOG.md", "LICENSE", f"src/{module}/py.typed"]
     assert [name for name in papers if not (package / name).is_file()] == []
-    # A source distribution contains the package's folder alone, so the license is in both places.
+    # A source distribution contains only the folder of its package, so the license is in both places.
     assert (package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_file_names_among_the_tests_are_unique() -> None:
-    """Checks that no two test files share a name, because mypy refuses two modules of one name."""
+    """Checks that no two test files have the same name, because mypy refuses two modules with one name."""
     files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
     files = [path for path in [ROOT / "conftest.py", *files] if "golden" not in path.parts]
     names = Counter(path.name for path in files)
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_test_files_of_a_package_carry_its_name() -> None:
-    """Checks names for `test_<package>_<concept>.py`, so that a failure begins with the package."""
+def test_test_files_begin_with_their_package() -> None:
+    """Checks that files are named `test_<package>_<concept>.py`, so that the report of a failure begins with the
+    package.
+    """
     strangers = [
         str(path.relative_to(ROOT))
         for package in PACKAGES

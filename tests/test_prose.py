@@ -1,4 +1,4 @@
-"""Phrases that the rules of prose exclude: their counts do not grow."""
+"""Phrases that the style rules forbid: their counts do not grow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import prose
 import pytest
 
 
-def test_a_place_of_each_kind() -> None:
+def test_each_rule_finds_a_phrase() -> None:
     source = '"""Whether x."""\n\n\ndef f() -> None:\n    """What it tells, to whoever wants so many."""  # asks anew\n'
     assert [rule for rule, *_ in prose.places(source)] == [
         "begins with Whether",
@@ -26,7 +26,7 @@ KEPT = json.loads(prose.KEPT.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("package", KEPT)
-def test_no_kind_becomes_more(package: str) -> None:
+def test_counts_do_not_grow(package: str) -> None:
     now = prose.counts()[package]
     more = {rule: (KEPT[package][rule], count) for rule, count in now.items() if count > KEPT[package][rule]}
     assert not more, "write these sentences otherwise; `python tests/prose.py` prints each place"

@@ -1,4 +1,4 @@
-"""The public API of each package, against its snapshot."""
+"""The public API of each package, compared with its snapshot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_each_package_has_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_api_is_as_written_down(module: str) -> None:
+def test_api_equals_the_snapshot(module: str) -> None:
     recorded = (SNAPSHOTS / f"{module}.json").read_text(encoding="utf-8")
     difference = difflib.unified_diff(
         recorded.splitlines(), snapshot(module).splitlines(), "written down", "now", lineterm=""
@@ -25,8 +25,8 @@ def test_api_is_as_written_down(module: str) -> None:
     assert not text, f"the public API of {module} changed; if you mean it, run `{COMMAND}`\n{text}"
 
 
-def test_a_change_is_seen() -> None:
-    """Checks that another default, method, name or base changes the description."""
+def test_changes_are_detected() -> None:
+    """Checks that a changed default, method, name or base class changes the description."""
 
     def module(source: str) -> ModuleType:
         made = ModuleType("made")
@@ -46,7 +46,7 @@ def test_a_change_is_seen() -> None:
     assert all(a != b for i, a in enumerate(descriptions) for b in descriptions[:i])
 
 
-def test_a_name_that_is_not_there_is_an_error() -> None:
+def test_missing_name_is_an_error() -> None:
     made = ModuleType("made")
     made.__dict__["__all__"] = ["missing"]
     with pytest.raises(AttributeError, match="missing"):

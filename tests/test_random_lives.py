@@ -1,4 +1,4 @@
-"""A network that lives twice, as a loop and compiled: after each act of its user, both twins have equal results."""
+"""Random lives: a network and its compiled twin have equal results after each act of a user."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from typing import Any
 import pytest
 import torch
 from lives.acts import ACTS
-from lives.machine import FEW_LAYERS, LONG_ACTS, machine, run
+from lives.machine import FEW_PLANS, LONG_ACTS, machine, run
 from lives.networks import LAYERS, Plan, build, layers_for
-from lives.twins import DifferenceError, live
+from lives.twins import DifferenceError, Twins, live
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from flexsn_nn import FlexSN
 
-# Layers that need no compilation, because loop and compiled twin share most code; faults are found quickly.
+# Layers that need no compilation, because the loop and the compiled twin share most code. So faults are found quickly.
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
-def test_lives_are_the_same(compiler: None) -> None:
-    run(machine(layers=FEW_LAYERS, without=LONG_ACTS), runs=15, rules=15)
-
-
-def test_lives_with_recurrent_matrices_are_the_same(compiler: None) -> None:
-    run(machine(layers=("rlif", "linear", "dropout"), without=LONG_ACTS), runs=6, rules=20)
+def test_a_hundred_short_lives_are_the_same(compiler: None) -> None:
+    Twins.counts.clear()
+    run(machine((("auto", "auto"), ("cpp", "compiled")), without=LONG_ACTS, few=True), runs=100, rules=12)
+    assert Twins.counts["lives"] >= 100
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["auto", "cpp", "triton"])
-def test_lives_of_all_layers_are_the_same(backend: str, interpreted: None, compiler: None) -> None:
+def test_twins_of_all_layers_are_equal(backend: str, interpreted: None, compiler: None) -> None:
     run(machine(((backend, "auto"),)), runs=20, rules=50)
 
 
 @pytest.mark.long
-def test_lives_with_the_compiled_launcher_are_the_same(compiler: None) -> None:
+def test_twins_with_the_compiled_launcher_are_equal(compiler: None) -> None:
     run(machine((("cpp", "compiled"),)), runs=20, rules=50)
 
 
@@ -87,8 +85,10 @@ FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests faults that are planted in neurons of the operator, which is a loop outside of compilers."""
+def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants a fault in neurons that run the operator `scan`, which is a loop outside of compilers, and checks that it
+    is found.
+    """
     forward = FlexSN.forward
     spoil, text = FAULTS[fault]
 
@@ -97,7 +97,7 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return spoil(neuron, inputs[0], y) if neuron.backend == "hop" else y
 
     monkeypatch.setattr(FlexSN, "forward", spoiled)
-    layers = PLAIN if fault != "a layout" else ("lif", "conv")  # images alone have a layout to lose
+    layers = PLAIN if fault != "a layout" else ("lif", "conv")  # only images have a layout that can be lost
     with pytest.raises(DifferenceError, match=text) as caught:
         run(machine((("hop", "auto"),), layers=layers, without=LONG_ACTS), runs=400, rules=20)
     assert len(caught.value.program) <= 4
@@ -109,13 +109,13 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 _CALL: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": False, "batch": None, "learned": True}
 _UNDER_CHECKPOINT: dict[str, Any] = {"how": "reentrant", "inside": False, "steps": 8, "seed": 0}
-# Programs with which the machine has found faults.
-FOUND: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
+# Programs with which the state machine has found faults.
+EARLIER: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
     "a road that forgot sequences": (
         Plan("vector", ("lif",), "cpp"),
         [
             ("store_state_seqs", {"which": 0, "on": True}),
-            ("step", {"which": 0, "steps": 8, "seed": 0, "given": "none"}),
+            ("step", {"which": 0, "steps": 8, "seed": 0, "initial": "none"}),
             ("forward", _CALL),
         ],
     ),
@@ -143,12 +143,12 @@ FOUND: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
 }
 
 
-@pytest.mark.parametrize("found", FOUND)
-def test_what_was_found_holds(found: str, compiler: None) -> None:
-    live(*FOUND[found])
+@pytest.mark.parametrize("name", EARLIER)
+def test_earlier_programs_stay_equal(name: str, compiler: None) -> None:
+    live(*EARLIER[name])
 
 
-def test_a_program_is_printed_as_python() -> None:
+def test_program_is_printed_as_python() -> None:
     plan = Plan("vector", ("delay",), "hop")
     error = DifferenceError("something", plan, [("reset", {})])
     scope: dict[str, Any] = {}
@@ -156,7 +156,7 @@ def test_a_program_is_printed_as_python() -> None:
     assert scope["live"] is live
 
 
-def test_twins_that_nothing_distinguishes_live_on(recwarn: pytest.WarningsRecorder) -> None:
+def test_equal_twins_continue(recwarn: pytest.WarningsRecorder) -> None:
     run(machine((("torch", "auto"),)), runs=6, rules=30)
 
 
@@ -168,12 +168,14 @@ def test_each_layer_keeps_the_shape(family: str, loops: None) -> None:
 
 
 def test_what_a_short_run_leaves_out_exists() -> None:
-    assert set(FEW_LAYERS) <= set(LAYERS)
+    assert {layer.removeprefix("+") for _, layers in FEW_PLANS for layer in layers} <= set(LAYERS)
     assert set(LONG_ACTS) <= set(ACTS)
 
 
-def test_lives_go_on_after_a_refusal(compiler: None) -> None:
-    """Checks both twins after a refusal. torch cannot copy a pruned network after a call, so both begin again."""
+def test_twins_continue_after_a_refusal(compiler: None) -> None:
+    """Checks that both twins continue after a refusal. torch cannot copy a pruned network after a call, so both start
+    again.
+    """
     call: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": True}
     forward = ("forward", {**call, "batch": None, "learned": True})
     differentiate = ("differentiate_twice", {"which": -1, "some": 1, "seed": 0})

@@ -1,4 +1,4 @@
-"""Random numbers in a step: they are equal on every backend and in every order of computation."""
+"""Random numbers in a step: they are the same on every backend and in every order of computation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _int32(*values: int) -> list[Tensor]:
 
 
 def drawn(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Draws each kind of number, and returns a state too."""
+    """Draws each kind of random number, and also returns a state."""
     return normal_like(v), uniform_like(v), bernoulli_like(v, 0.8), normal_like(v), v + x
 
 
@@ -58,9 +58,9 @@ class Cell(nn.Module):
 
 def numbers(shape: tuple[int, ...], backend: str, seed: int = 1, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     torch.manual_seed(seed)
-    found = FlexSN(drawn, 1, 1, 4, backend=backend)(torch.rand(0, dtype=dtype).new_ones(shape))
-    assert isinstance(found, list)
-    return found
+    outputs = FlexSN(drawn, 1, 1, 4, backend=backend)(torch.rand(0, dtype=dtype).new_ones(shape))
+    assert isinstance(outputs, list)
+    return outputs
 
 
 # -- the numbers -------------------------------------------------------------------------------------------
@@ -83,10 +83,12 @@ def numbers(shape: tuple[int, ...], backend: str, seed: int = 1, dtype: torch.dt
 def test_philox_gives_the_published_words(
     counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    """Compares with published answers of the authors' library, Random123: 4x32 with 10 rounds, 2x32 with 7."""
+    """Compares with the published test vectors of the authors' library, Random123: 4x32 with 10 rounds, and 2x32 with 7
+    rounds.
+    """
     words, keys = ([torch.tensor([word]) for word in values] for values in (counter, key))
-    found = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))  # type: ignore[arg-type]
-    assert [int(word) for word in found] == list(expected)
+    actual = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))  # type: ignore[arg-type]
+    assert [int(word) for word in actual] == list(expected)
 
 
 def _words(key: tuple[int, int], rows: int, columns: int) -> list[Tensor]:
@@ -96,7 +98,7 @@ def _words(key: tuple[int, int], rows: int, columns: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("over", ["steps", "columns"])
 def test_statistics(over: str) -> None:
-    """Tests moments, correlations of neighbours and the distribution of 2^20 numbers, at 5 standard deviations."""
+    """Tests moments, correlations of neighbours and the distribution of 2^20 numbers, within 5 standard deviations."""
     n = 1 << 20
     if over == "columns":
         words, step = _words((11, 0xFFFF0001), 4, n // 4), _int32(6)[0]
@@ -116,20 +118,20 @@ def test_statistics(over: str) -> None:
     assert (u.mean() - 0.5).abs() < 5 * (1 / 12 / n) ** 0.5
     for values in (u.flatten(), torch.special.ndtr(z.flatten())):
         distances = (values.sort().values - torch.arange(n) / n).abs().max()
-        assert distances < 2.2 / n**0.5  # test of Kolmogorov and Smirnov, at 1e-4
+        assert distances < 2.2 / n**0.5  # Kolmogorov-Smirnov test at level 1e-4
     assert u.min() >= 0
     assert u.max() < 1
 
 
 @pytest.mark.parametrize("step", [6, 7])
-def test_normal_numbers_are_those_of_the_formula(step: int) -> None:
+def test_normal_numbers_match_the_formula(step: int) -> None:
     words, time = _words((5, 6), 1, 1 << 16), _int32(step)[0]
     z = NORMAL_NUMBER(*words, time, stream=3).double()
     a, b = (word.double() for word in words_of_steps(*words, time, 3))  # type: ignore[arg-type,call-arg]
     radius = (-2.0 * torch.log((a + 0.5) * 2.0**-32)).sqrt()
     angle = b * (2.0 * math.pi * 2.0**-32)
     exact = radius * (angle.sin() if step % 2 else angle.cos())
-    assert (z - exact).abs().max() < 2e-5  # at small radii, the logarithm's argument is rounded
+    assert (z - exact).abs().max() < 2e-5  # at small radii, the rounding of the logarithm's argument matters
     usual = radius > 0.1
     assert ((z - exact).abs() / radius)[usual].max() < 1e-5
 
@@ -140,11 +142,11 @@ def test_normal_numbers_are_those_of_the_formula(step: int) -> None:
 @pytest.mark.long(all_but=["cpp-torch.float32", "triton-torch.bfloat16", "hop-torch.float16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_numbers_are_equal_to_the_bit(backend: str, dtype: torch.dtype) -> None:
+def test_numbers_are_bitwise_equal_on_all_backends(backend: str, dtype: torch.dtype) -> None:
     for shape in ((3, 5, 37), (2, 3, 2, 3, 5)):
-        expected, found = (numbers(shape, name, dtype=dtype) for name in ("torch", backend))
-        assert all(value.dtype == dtype for value in found)
-        assert all(map(torch.equal, expected, found))
+        expected, actual = (numbers(shape, name, dtype=dtype) for name in ("torch", backend))
+        assert all(value.dtype == dtype for value in actual)
+        assert all(map(torch.equal, expected, actual))
         assert 0 <= expected[1].min() <= expected[1].max() < 1
 
 
@@ -157,13 +159,13 @@ def test_steps_of_few_dimensions(backend: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", *KERNELS])
-def test_memory_format_changes_no_number(backend: str) -> None:
+def test_memory_format_does_not_change_numbers(backend: str) -> None:
     x = torch.ones(4 * 3, 6, 5, 7)
     expected = numbers((4, 3, 6, 5, 7), "torch")
     torch.manual_seed(1)
     last = x.to(memory_format=torch.channels_last).unflatten(0, (4, 3))
-    found = FlexSN(drawn, 1, 1, 4, backend=backend)(last)
-    assert all(map(torch.equal, expected, found))
+    actual = FlexSN(drawn, 1, 1, 4, backend=backend)(last)
+    assert all(map(torch.equal, expected, actual))
 
 
 def trained(
@@ -186,15 +188,17 @@ def trained(
     ids=["whole", "chunks", "steps"],
 )
 @pytest.mark.parametrize("backend", [*KERNELS, "torch"])
-def test_training_and_chunks_are_the_loop_over_the_whole(backend: str, options: dict[str, Any]) -> None:
-    """Checks that the backward repeats a step with its numbers, and that time continues with a carried state."""
+def test_training_in_chunks_equals_the_loop(backend: str, options: dict[str, Any]) -> None:
+    """Checks that the backward draws the same numbers as the forward, and that the step count continues with a carried
+    state.
+    """
     if backend == "triton" and options.get("single"):
         pytest.skip("Triton runs no single steps by name")
     x = torch.rand(13, 5, 37, generator=torch.Generator().manual_seed(0)) * 1.5
-    expected, found = trained(noisy, 1, x, "torch"), trained(noisy, 1, x, backend, **options)
-    assert torch.equal(expected[0], found[0])
+    expected, actual = trained(noisy, 1, x, "torch"), trained(noisy, 1, x, backend, **options)
+    assert torch.equal(expected[0], actual[0])
     assert 0.05 < expected[0].mean() < 0.95
-    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.long(all_but=["cpp-3"])
@@ -204,14 +208,14 @@ def test_recurrent_steps(backend: str, chunks: int) -> None:
     x = torch.rand(7, 5, 32, generator=torch.Generator().manual_seed(0)) * 1.5
     core = Cell(32)
     expected = trained(copy.deepcopy(core), 2, x, "torch")
-    found = trained(copy.deepcopy(core), 2, x, backend, chunks=chunks)
-    assert torch.equal(expected[0], found[0])
-    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-4, atol=1e-5)
+    actual = trained(copy.deepcopy(core), 2, x, backend, chunks=chunks)
+    assert torch.equal(expected[0], actual[0])
+    torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_gradients_of_what_is_drawn(backend: str) -> None:
+def test_drawn_numbers_have_no_gradient(backend: str) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         v = torch.tanh(v * uniform_like(v) + x * normal_like(x)) * bernoulli_like(x, 0.7)
         return v * normal_like(v), v
@@ -227,7 +231,7 @@ def test_gradients_of_what_is_drawn(backend: str) -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_draws_steps_rows_and_neurons_differ(backend: str) -> None:
+def test_numbers_differ_by_draw_step_row_and_neuron(backend: str) -> None:
     first = numbers((6, 3, 50), backend)
     z, again = first[0], first[3]
     assert not torch.equal(z, again)
@@ -243,7 +247,7 @@ def test_draws_steps_rows_and_neurons_differ(backend: str) -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_a_reset_draws_another_key(backend: str) -> None:
+def test_reset_draws_a_new_key(backend: str) -> None:
     neuron, x = FlexSN(drawn, 1, 1, 4, backend=backend), torch.ones(2, 3, 50)
     first = neuron(x)[0]
     carried = neuron(x)[0]
@@ -252,18 +256,20 @@ def test_a_reset_draws_another_key(backend: str) -> None:
     assert not torch.equal(neuron(x)[0], first)
     configure(neuron, seed=7)
     neuron.reset()
-    known = neuron(x)[0]
+    seeded = neuron(x)[0]
     neuron.reset()
-    assert torch.equal(neuron(x)[0], known)
+    assert torch.equal(neuron(x)[0], seeded)
     configure(neuron, seed=-1)
     neuron.reset()
-    assert not torch.equal(neuron(x)[0], known)
+    assert not torch.equal(neuron(x)[0], seeded)
 
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_batches_in_parts(backend: str) -> None:
-    """Checks that numbers depend on the index of a row: `first_row=3` is for a process with the rows from 3 on."""
+    """Checks that the numbers depend on the index of a row. `first_row=3` is for a process that has the rows from 3
+    on.
+    """
     x = torch.rand(4, 7, 11)
     neuron = FlexSN(noisy, 1, 1, 1, backend=backend)
     configure(neuron, seed=0)
@@ -276,7 +282,7 @@ def test_batches_in_parts(backend: str) -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_evaluation_draws_means_where_asked(backend: str) -> None:
+def test_evaluation_can_use_means(backend: str) -> None:
     neuron, x = FlexSN(drawn, 1, 1, 4, backend=backend), torch.ones(2, 3, 5)
     neuron.eval()
     assert neuron(x)[0].std() > 0.1
@@ -312,12 +318,12 @@ def test_compiled_calls_have_the_same_numbers(core: Callable[..., Any]) -> None:
     expected = [neuron(x), neuron(x)]
     neuron.reset()
     compiled = torch.compile(neuron, fullgraph=True, backend="aot_eager")
-    found = [compiled(x), compiled(x)]
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    results = [compiled(x), compiled(x)]
+    torch.testing.assert_close(results, expected, rtol=0, atol=0)
 
 
 @pytest.mark.long
-def test_compiled_evaluation_draws_means() -> None:
+def test_compiled_evaluation_uses_means() -> None:
     neuron = FlexSN(drawn, 1, 1, 4).eval()
     configure(neuron, in_evaluation=False)
     z, u, b, _ = torch.compile(neuron, fullgraph=True, backend="aot_eager")(torch.ones(3, 2, 5))
@@ -333,9 +339,9 @@ def test_compiled_training() -> None:
         neuron = FlexSN(noisy, 1, 1, 1)
         configure(neuron, seed=3)
         run = neuron if compiler is None else torch.compile(neuron, fullgraph=True, backend=compiler)
-        given = x.clone().requires_grad_()
-        (run(given) * torch.linspace(0, 1, x.numel()).view_as(x)).sum().backward()
-        gradients.append(given.grad)
+        leaf = x.clone().requires_grad_()
+        (run(leaf) * torch.linspace(0, 1, x.numel()).view_as(x)).sum().backward()
+        gradients.append(leaf.grad)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
 
 
@@ -347,8 +353,8 @@ def test_compiled_calls_draw_keys() -> None:
     def call(seed: int) -> Tensor:
         torch.manual_seed(seed)
         neuron.reset()
-        found: Tensor = compiled(x)[0]
-        return found
+        output: Tensor = compiled(x)[0]
+        return output
 
     assert torch.equal(call(0), call(0))
     assert not torch.equal(call(0), call(1))
@@ -367,21 +373,21 @@ def test_exported_programs_draw() -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_checkpoints_run_again_with_the_same_numbers(backend: str) -> None:
+def test_checkpoints_recompute_the_same_numbers(backend: str) -> None:
     neuron = FlexSN(noisy, 1, 1, 1, backend=backend)
 
     def run(x: Tensor) -> Tensor:
-        found = neuron.step(x)[0]
-        assert isinstance(found, Tensor)
-        return found
+        output = neuron.step(x)[0]
+        assert isinstance(output, Tensor)
+        return output
 
     x = torch.rand(9, 5, 11) * 1.5
     gradients = []
     for call in (run, partial(checkpoint, run, use_reentrant=False)):
-        given = x.clone().requires_grad_()
+        leaf = x.clone().requires_grad_()
         torch.manual_seed(5)
-        (call(given) * torch.linspace(0, 1, x.numel()).view_as(x)).sum().backward()
-        gradients.append(given.grad)
+        (call(leaf) * torch.linspace(0, 1, x.numel()).view_as(x)).sum().backward()
+        gradients.append(leaf.grad)
     assert torch.equal(*gradients)  # type: ignore[arg-type]
 
 
@@ -389,17 +395,17 @@ def test_checkpoints_run_again_with_the_same_numbers(backend: str) -> None:
 @pytest.mark.parametrize("noise", ["logistic", "gaussian"])
 def test_noise_of_stochastic_lif_is_drawn_in_the_step(noise: str) -> None:
     x = torch.rand(12, 4, 33) * 2
-    found = []
+    results = []
     for backend in ("torch", *BACKENDS):
         torch.manual_seed(0)
-        found.append(StochasticLIF(noise=noise, backend=backend)(x))
-    assert all(torch.equal(found[0], other) for other in found[1:])
+        results.append(StochasticLIF(noise=noise, backend=backend)(x))
+    assert all(torch.equal(results[0], other) for other in results[1:])
     layer = Recurrent(StochasticLIF(noise=noise), 33, init=nn.init.zeros_)
     torch.manual_seed(0)
-    assert torch.equal(layer(x), found[0])
+    assert torch.equal(layer(x), results[0])
 
 
-def test_shared_dropout_has_numbers_of_a_seed() -> None:
+def test_shared_dropout_follows_the_seed() -> None:
     layer, x = SharedDropout(0.25), torch.ones(3, 64, 100)
     configure(layer, seed=1)
     whole = layer(x)
@@ -413,13 +419,13 @@ def test_shared_dropout_has_numbers_of_a_seed() -> None:
 # -- refusals ----------------------------------------------------------------------------------------------
 
 
-def test_a_draw_outside_of_a_step_is_refused() -> None:
+def test_draw_outside_of_a_step_is_refused() -> None:
     with pytest.raises(DrawError, match="normal_like is called outside of a step"):
         normal_like(torch.ones(3))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5,), (2, 4), (2, 5, 4), (3, 6)], ids=str)
-def test_a_draw_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+def test_draw_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     w = torch.ones(shape)
     for backend in ("torch", "cpp"):
         with pytest.raises(DrawError, match=r"\[rows, 5\], .*, but got a tensor of shape") as caught:
@@ -442,13 +448,13 @@ def test_wrong_arguments_are_refused() -> None:
     [torch.randn_like, torch.rand_like, torch.bernoulli, partial(functional.dropout, training=True)],
     ids=["randn_like", "rand_like", "bernoulli", "dropout"],
 )
-def test_torchs_random_functions_name_those_of_a_step(draw: Callable[[Tensor], Tensor]) -> None:
+def test_errors_for_torch_random_functions_name_replacements(draw: Callable[[Tensor], Tensor]) -> None:
     example = torch.full((2, 3), 0.5)
     with pytest.raises(RandomOpError, match=r"normal_like, uniform_like or bernoulli_like of flexsn_nn\.random"):
         FlexSN(lambda x, v: (x + draw(x), v), 1, 1, 1, example_inputs=(example, example))
 
 
-def test_a_draw_that_the_code_does_not_name_is_found_when_it_is_called() -> None:
+def test_indirect_draw_is_found_in_the_call() -> None:
     functions = {"draw": normal_like}
     for backend in ("torch", "cpp", "auto"):
         neuron = FlexSN(lambda x, v: (v + functions["draw"](v), v + x), 1, 1, 1, backend=backend)

@@ -1,4 +1,4 @@
-"""Random numbers of a step together with lengths, resets, transforms, random cores and GPUs."""
+"""Random numbers of a step, combined with lengths, resets, transforms, random cores and GPUs."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def sequences(*shape: int) -> Tensor:
 
 
 def run(neuron: FlexSN, x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """Returns the output, and the gradient of the input, with the random numbers of a seed."""
+    """Returns the output and the gradient of the input, for the random numbers of one seed."""
     configure(neuron, seed=3)
     neuron.reset()
-    given = x.clone().requires_grad_()
-    y = neuron(given, **options)
+    leaf = x.clone().requires_grad_()
+    y = neuron(leaf, **options)
     (y * torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)).sum().backward()
-    assert given.grad is not None
-    return y.detach(), given.grad
+    assert leaf.grad is not None
+    return y.detach(), leaf.grad
 
 
-def assert_alike(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
-    assert torch.equal(found[0], expected[0])
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+def assert_alike(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    assert torch.equal(actual[0], expected[0])
+    torch.testing.assert_close(actual[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
 class NoisyInput(Transform):
-    """Noise before the first input."""
+    """A transform that adds noise to the first input."""
 
     def step(self, core: Core, inputs: tuple[Tensor, ...], states: tuple[Tensor, ...], own: Own) -> Changed:
         return Changed(*core((inputs[0] + 0.2 * normal_like(inputs[0]), *inputs[1:]), states))
@@ -67,7 +67,7 @@ class NoisyInput(Transform):
     ids=["step", "neuron"],
 )
 def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None:
-    """Checks that numbers continue through a reset, and that a short sequence has the numbers of a separate call."""
+    """Checks that the numbers continue after a reset, and that a short sequence has the numbers of a separate call."""
     x = sequences(11, 5, 19)
     lengths = torch.tensor([11, 0, 7, 3, 10])
     resets = torch.rand(11, 5, generator=torch.Generator().manual_seed(1)) < 0.2
@@ -84,8 +84,8 @@ def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", KERNELS)
-def test_a_transform_may_draw(backend: str) -> None:
-    """Tests a core without random numbers, and one with them."""
+def test_transform_draws(backend: str) -> None:
+    """Tests a core without random numbers, and a core that draws them."""
     x = sequences(9, 4, 21)
 
     def quiet(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,15 +98,15 @@ def test_a_transform_may_draw(backend: str) -> None:
         plain = run(FlexSN(core, 1, 1, 1, backend="torch"), x)
         assert not torch.equal(expected[0], plain[0])
         neuron = FlexSN(core, 1, 1, 1, backend=backend)
-        for _ in range(3):  # later calls repeat the first one
+        for _ in range(3):  # later calls repeat the first call
             assert_alike(run(neuron, x, transforms=[NoisyInput()]), expected)
         assert_alike(run(neuron, x), plain)
 
 
-def test_a_repeated_call_draws_another_key_at_the_initial_state() -> None:
+def test_repeated_call_draws_a_new_key() -> None:
     neuron, x = FlexSN(noisy, 1, 1, 1, backend="cpp"), sequences(6, 3, 50)
     loop = FlexSN(noisy, 1, 1, 1, backend="torch")
-    found: list[Tensor] = []
+    results: list[Tensor] = []
     for calls in (neuron, loop):
         torch.manual_seed(4)
         outputs = []
@@ -114,8 +114,8 @@ def test_a_repeated_call_draws_another_key_at_the_initial_state() -> None:
             calls.reset()
             outputs += [calls(x), calls(x)]
         assert len({tuple(y.flatten().tolist()) for y in outputs}) == 6
-        found.append(torch.stack(outputs))
-    assert torch.equal(*found)
+        results.append(torch.stack(outputs))
+    assert torch.equal(*results)
 
 
 def test_batches_of_many_sizes() -> None:
@@ -142,7 +142,7 @@ _OPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 def random_core(seed: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     generator = random.Random(seed)
     lines = [(generator.randrange(len(_OPS)), generator.random(), generator.random()) for _ in range(6)]
-    lines[generator.randrange(3)] = (generator.randrange(5), 0.0, 0.9)  # a line that draws
+    lines[generator.randrange(3)] = (generator.randrange(5), 0.0, 0.9)  # one line draws random numbers
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         values = [x, v]
@@ -173,7 +173,7 @@ def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_second_derivatives() -> None:
-    """Checks the loop's second derivatives, which kernels refuse."""
+    """Checks second derivatives of the loop, because kernels refuse them."""
     x = sequences(4, 2, 3).double().requires_grad_()
     neuron = FlexSN(smooth, 1, 1, 1, backend="torch")
     configure(neuron, seed=1)
@@ -184,20 +184,20 @@ def test_second_derivatives() -> None:
         gradient.sum().backward()
 
 
-def test_vmap_draws_as_torch_does() -> None:
-    """Checks that all samples share one key, and that a call without a seed is an error."""
+def test_vmap_shares_one_key() -> None:
+    """Checks that all samples share one key, and that a call without a seed raises an error."""
     x = sequences(5, 4, 2, 3)
     neuron = FlexSN(smooth, 1, 1, 1)
     with pytest.raises(RuntimeError, match="random"):
         torch.vmap(lambda x: neuron.step(x)[0], in_dims=1)(x)
     configure(neuron, seed=1)
-    found = torch.vmap(lambda x: neuron.step(x)[0], in_dims=1)(x)
+    actual = torch.vmap(lambda x: neuron.step(x)[0], in_dims=1)(x)
     for i in range(4):
-        torch.testing.assert_close(found[i], neuron.step(x[:, i])[0])
+        torch.testing.assert_close(actual[i], neuron.step(x[:, i])[0])
 
 
 def test_clusters_refuse_draws() -> None:
-    """Checks a refusal: the CUDA C++ of clusters has no random numbers, so other kernels run such a layer."""
+    """Checks a refusal: the CUDA C++ code of clusters has no random numbers, so other kernels run such a layer."""
     graph = torch.fx.Graph()
     words = [graph.placeholder(name) for name in ("first", "second", "third", "step")]
     number = graph.call_function(NORMAL_NUMBER, tuple(words), {"stream": 0})
@@ -217,7 +217,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def test_first_row_gives_a_part_of_a_batch_the_losses_of_the_whole() -> None:
+def test_first_row_reproduces_part_of_a_batch() -> None:
     x = sequences(7, 8, 6) * 3
     net = network()
     configure(net, seed=5)
@@ -241,41 +241,41 @@ def everything(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["triton", "torch", "hop"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_a_gpu_has_the_bits_of_the_cpu(backend: str, dtype: torch.dtype) -> None:
+def test_gpu_numbers_equal_the_cpu(backend: str, dtype: torch.dtype) -> None:
     for shape in ((5, 7, 1000), (32, 3, 4, 9, 11), (1, 300, 513)):
-        found = []
+        results = []
         for device, name in (("cpu", "torch"), ("cuda", backend)):
             neuron = FlexSN(everything, 1, 1, 4, backend=name)
             configure(neuron, seed=2)
-            found.append(neuron(torch.ones(shape, dtype=dtype, device=device)))
-        assert all(torch.equal(a, b.cpu()) for a, b in zip(*found, strict=True))
+            results.append(neuron(torch.ones(shape, dtype=dtype, device=device)))
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.gpu
-def test_training_on_a_gpu_is_that_of_the_loop() -> None:
+def test_training_on_a_gpu_equals_the_loop() -> None:
     x = sequences(37, 9, 515).cuda()
     expected = run(FlexSN(noisy, 1, 1, 1, backend="torch"), x)
-    found = run(FlexSN(noisy, 1, 1, 1, backend="triton"), x)
-    assert torch.equal(found[0], expected[0])
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    actual = run(FlexSN(noisy, 1, 1, 1, backend="triton"), x)
+    assert torch.equal(actual[0], expected[0])
+    torch.testing.assert_close(actual[1], expected[1], rtol=1e-5, atol=1e-6)
     last = x.view(37, 9, 5, 103, 1).contiguous(memory_format=torch.channels_last_3d)
     assert torch.equal(run(FlexSN(noisy, 1, 1, 1, backend="triton"), last)[0].reshape(x.shape), expected[0])
 
 
 @pytest.mark.gpu
-def test_a_recurrent_layer_on_a_gpu_is_that_of_the_loop() -> None:
+def test_recurrent_layer_on_a_gpu_equals_the_loop() -> None:
     x = sequences(12, 6, 64).cuda() * 2
     torch.manual_seed(0)
-    found = []
+    results = []
     for backend in ("torch", "auto"):
         layer = Recurrent(StochasticLIF(backend=backend), 64, init=nn.init.zeros_).cuda()
-        found.append(run(layer, x))
-    assert_alike(found[1], found[0])
+        results.append(run(layer, x))
+    assert_alike(results[1], results[0])
 
 
 @pytest.mark.gpu
-def test_a_captured_step_draws_other_numbers_in_each_replay() -> None:
-    """Compares with steps without graphs at equal seeds. Within a step, the states of a neuron continue."""
+def test_replays_of_a_captured_step_draw_new_numbers() -> None:
+    """Compares with steps without graphs, for equal seeds. The states of a neuron continue from step to step."""
 
     def losses(capture: bool) -> list[float]:
         net = nn.Sequential(nn.Linear(6, 32), StochasticLIF(noise="gaussian"), nn.Linear(32, 3))
@@ -291,14 +291,14 @@ def test_a_captured_step_draws_other_numbers_in_each_replay() -> None:
 
         torch.manual_seed(1)
         step = graphs.capture(net, loss) if capture else None
-        found = []
+        results = []
         for _ in range(6):
             if step is not None:
-                found.append(float(step(x, labels)))
+                results.append(float(step(x, labels)))
                 continue
             reset_net(net)
-            found.append(float(loss(net(x), labels).detach()))
-        return found
+            results.append(float(loss(net(x), labels).detach()))
+        return results
 
     captured, eager = losses(True), losses(False)
     assert len(set(captured)) == 6

@@ -1,4 +1,4 @@
-"""Random steps in `scan`: each lowering equals a plain loop, call after call."""
+"""Random steps in `scan`: each lowering equals a plain loop in each of several calls."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
 ]
 
-# Seeds whose loops shared one constant among calls, when graphs were traced from their source.
+# Seeds for which the loops of all calls shared one constant, when graphs were traced from their source.
 SHARED = (13, 26, 27)
-# Seeds whose kernels failed, or were wrong: a gradient written into zeros, a copy of a broadcast value.
+# Seeds whose kernels once failed or were wrong, because of a gradient written into zeros, or a copy of a broadcast
+# value.
 MENDED = (160, 208)
 
 
 @pytest.mark.parametrize("first", [200, 210])
-def test_eagerly(first: int) -> None:
+def test_eager_scan_equals_the_loop(first: int) -> None:
     equal = 0
     for seed in range(first, first + 10):
         outcome = compare(random_program(seed), ["eager"])
@@ -36,14 +37,14 @@ def test_eagerly(first: int) -> None:
 @pytest.mark.long(all_but=["13-loop", "3-kernels"])
 @pytest.mark.parametrize("lowering", ["aot_eager", "loop", "kernels"])
 @pytest.mark.parametrize("seed", [*range(13), *SHARED, *MENDED])
-def test_compiled(seed: int, lowering: str) -> None:
+def test_compiled_scan_equals_the_loop(seed: int, lowering: str) -> None:
     outcome = compare(random_program(seed), [lowering])
     assert not outcome.different + outcome.failed, f"{outcome}\n{random_program(seed).source}"
     assert outcome.no_loop or outcome.equal == [lowering]
     torch._dynamo.reset()
 
 
-def test_a_program_is_that_of_its_seed() -> None:
+def test_seed_determines_the_program() -> None:
     one, other = random_program(7), random_program(7)
     assert one.source == other.source
     torch.testing.assert_close(one.tensors(), other.tensors(), rtol=0, atol=0)
@@ -66,7 +67,9 @@ REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.long(all_but=["softmax", "var"])
 @pytest.mark.parametrize("name", REDUCED)
 def test_reductions_of_a_state_without_dimensions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests dimensions 0 and -1, which PyTorch accepts. Seed 39 of the random programs found this case in kernels."""
+    """Tests the dimensions 0 and -1, which PyTorch accepts for 0-d tensors. Seed 39 of the random programs found this
+    case in kernels.
+    """
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
     torch._dynamo.reset()
     reduce = REDUCED[name]

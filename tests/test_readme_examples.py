@@ -1,6 +1,6 @@
 """Runs every python block of the documents, so that no example becomes outdated.
 
-The blocks of one file run in order, in one namespace and in an empty folder, as if a reader typed them.
+The blocks of a file run in order, in one namespace and in an empty folder, as if a reader typed them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WITHOUT_EXAMPLES = {
     "docs/README.md",
     "docs/command-line.md",
 }
-# Documents about an extra, with the module that the extra installs.
+# Documents about an optional extra, with the module that the extra installs.
 EXTRAS = {
     "docs/convert.md": "snntorch",
     "docs/data-audio.md": "tonic",
@@ -36,10 +36,10 @@ EXTRAS = {
     "docs/nir.md": "nir",
 }
 
-# These documents have separate tests, in which only their package is installed.
+# Documents with separate tests, in which only the package of the document is installed.
 ALONE = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
-# Documents whose neurons compile for up to half a minute, although kernels are not their subject. Kernels run with
-# `--long`; otherwise, loops run.
+# Documents whose neurons take up to half a minute to compile, although kernels are not their subject. With `--long`,
+# their examples run kernels. Otherwise they run loops.
 MANY_KERNELS = [
     "docs/convert.md",
     "docs/data-audio.md",
@@ -60,7 +60,7 @@ MANY_KERNELS = [
     "docs/what-this-is-not.md",
 ]
 
-# Documents about one version of torch. Other versions may differ.
+# Documents about one version of torch, from which other versions may differ.
 ABOUT = {"docs/why-not-torch-scan.md": "2.15"}
 
 FENCE = re.compile(
@@ -71,7 +71,7 @@ FENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block: its code without the fence's indent, and the number of its first line."""
+    """One fenced block: its code without the indentation of the fence, and the number of its first line."""
 
     code: str
     line: int
@@ -88,13 +88,13 @@ def python_blocks(text: str) -> list[Block]:
 
 def run_blocks(path: Path, module: ModuleType) -> None:
     for block in python_blocks(path.read_text(encoding="utf-8")):
-        # Empty lines at the front keep line numbers right, so that tracebacks and inspect.getsource find the example in
-        # the document itself.
+        # Empty lines at the start keep the line numbers right, so that tracebacks and inspect.getsource find the
+        # example in the document itself.
         source = "\n" * (block.line - 1) + block.code
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
 
 
-# torch 2.11 warns about itself while it loads an exported program.
+# torch 2.11 warns about its own code when it loads an exported program.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 # torch's forward mode compiles its formulas with torch.jit.script.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -123,7 +123,7 @@ def run_document(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         pytest.importorskip(EXTRAS[document])
     if not torch.__version__.startswith(ABOUT.get(document, "")):
         pytest.skip(f"the page speaks of torch {ABOUT[document]}")
-    # A separate module, so that classes of an example can be pickled and inspected.
+    # Each document has its own module, so that classes of an example can be pickled and inspected.
     module = ModuleType("example_" + re.sub(r"\W", "_", document))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("MPLBACKEND", "Agg")
@@ -141,7 +141,7 @@ def test_blocks_share_a_namespace_and_keep_their_lines(tmp_path: Path) -> None:
     assert module.__dict__["b"] == 1
 
 
-def test_a_broken_example_fails_at_its_line(tmp_path: Path) -> None:
+def test_broken_example_fails_at_its_line(tmp_path: Path) -> None:
     path = tmp_path / "x.md"
     path.write_text("```sh\nrm x\n```\n\n```python\na = 1\nassert a == 2\n```\n")
     with pytest.raises(AssertionError) as caught:

@@ -1,4 +1,4 @@
-"""Cores that mix neurons through matrices: kernels and products, step by step, against the loop."""
+"""Cores that mix neurons through matrices: kernels and products, run step by step and compared with the loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TARGETS: tuple[TargetName, ...] = ("triton",) if DEVICE.type == "cuda" else ("tr
 BOTH: tuple[TargetName | None, ...] = (None, "triton")
 Results = tuple[list[Tensor], list[Tensor | None]]
 
-# The other cells are of the same kinds.
+# The remaining cells are of the same kinds.
 _FIRST = (Adaptive, GatedGRU, Heads, Hidden, LSTM, LearnedDecay, LowRank, Masked, OfInputToo, Readout, Sliced)
 cells = pytest.mark.parametrize(
     "cell",
@@ -62,7 +62,7 @@ def made(
 def sequences(
     core: Cell, num_steps: int, *step: int, dtype: torch.dtype = torch.float32, bits: int = 3
 ) -> list[Tensor]:
-    """Returns inputs `[T, *step]` and initial states `[*step]`, with numbers of few bits."""
+    """Returns inputs `[T, *step]` and initial states `[*step]`, with numbers that have few significant bits."""
     generator = torch.Generator().manual_seed(7)
     scale = 2.0**bits
     shapes = [(num_steps, *step), *[step] * core.num_states]
@@ -73,7 +73,7 @@ def sequences(
 
 
 def run(core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True) -> list[Tensor]:
-    """Runs the loop, or kernels and products."""
+    """Runs either the loop, or kernels and products."""
     if target is None:
         loop = eager_scan if state_seqs else eager_scan_final_state
         return list(loop(core, 1, core.num_states, 1, *tensors))
@@ -86,68 +86,71 @@ def run(core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, sta
 def differentiated(
     core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True
 ) -> Results:
-    """Returns results, and gradients of tensors and parameters for a loss with different weights of few bits."""
+    """Returns the results, and the gradients of a loss for tensors and parameters. The weights in the loss differ and
+    have few bits.
+    """
     results = run(core, tensors, target, state_seqs=state_seqs)
     loss = torch.zeros((), device=DEVICE, dtype=torch.float64)
     for i, result in enumerate(results):
         weights = (torch.arange(result.numel(), device=DEVICE) % (5 + i) - 2).reshape(result.shape) / 4
         loss = loss + (result * weights).double().sum()
-    wanted = [*tensors, *core.parameters()]
-    return results, list(torch.autograd.grad(loss, wanted, allow_unused=True))
+    leaves = [*tensors, *core.parameters()]
+    return results, list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
 
 # Cells with functions whose last bits differ in eager mode on the CPU.
 _ROUNDED = (MinimalGRU, GRU, GatedGRU, LSTM, WideInput)
-# Cells with a state that is also an output and is read twice: autograd adds three terms in another order.
-_GATED = _ROUNDED  # a state's gradient sums one term per gate, in any order
+# Cells with a state that is also an output and that is read twice. Autograd adds the three terms of its gradient in
+# another order.
+_GATED = _ROUNDED  # the gradient of a state sums one term per gate, in any order
 _THREE_TERMS = (Adaptive, Late, Synaptic, Transposed)
 
 
 @pytest.mark.long(all_but=["*LowRank*"])
 @cells
-def test_nothing_differs_where_every_sum_has_one_term(cell: type[Cell]) -> None:
+def test_sums_of_one_term_are_bitwise_equal(cell: type[Cell]) -> None:
     check_equal(cell, "triton")
 
 
 @pytest.mark.long(all_but=["*RLIF*"])
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="kernels in C++ run on the CPU")
 @pytest.mark.parametrize("cell", [RLIF, LearnedDecay], ids=lambda cell: cell.__name__)
-def test_nothing_differs_in_cpp(cell: type[Cell]) -> None:
+def test_sums_of_one_term_are_bitwise_equal_in_cpp(cell: type[Cell]) -> None:
     check_equal(cell, "cpp")
 
 
 @pytest.mark.long
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="kernels in C++ run on the CPU")
 @cells
-def test_nothing_differs_in_cpp_of_any_cell(cell: type[Cell]) -> None:
+def test_all_cells_are_bitwise_equal_in_cpp(cell: type[Cell]) -> None:
     check_equal(cell, "cpp")
 
 
 def check_equal(cell: type[Cell], target: TargetName) -> None:
     core = made(cell, 9, Powers())
     tensors = sequences(core, 5, 61, 9)
-    # Without state sequences, whose gradients would be further terms.
+    # Without state sequences, because their gradients would be additional terms.
     expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
-    got, gradients = differentiated(core, tensors, target, state_seqs=False)
+    actual, gradients = differentiated(core, tensors, target, state_seqs=False)
     exact = DEVICE.type == "cuda" or cell not in _ROUNDED
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         assert a.stride() == b.stride()
         assert torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-5, atol=1e-6)
-    for i, (grad, wanted) in enumerate(zip(gradients, expected_gradients, strict=True)):
+    for i, (grad, expected_gradient) in enumerate(zip(gradients, expected_gradients, strict=True)):
         assert grad is not None
-        assert wanted is not None
-        assert grad.dtype == wanted.dtype
+        assert expected_gradient is not None
+        assert grad.dtype == expected_gradient.dtype
         if i < len(tensors) and exact and cell not in (*_THREE_TERMS, *_GATED):
-            assert torch.equal(grad, wanted), i
+            assert torch.equal(grad, expected_gradient), i
         else:
-            torch.testing.assert_close(grad, wanted, rtol=2e-5, atol=2e-5)
+            torch.testing.assert_close(grad, expected_gradient, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.long(all_but=["*RLIF*"])
 @pytest.mark.parametrize("cell", [RLIF, Masked, Hidden], ids=lambda cell: cell.__name__)
 def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
-    """Checks that spikes and states equal the loop's, since all sums are exact in any order."""
+    """Checks that spikes and states equal those of the loop, because all sums are exact in any order."""
     core = made(cell, 37, Dense(bits=3))
     tensors = sequences(core, 5, 17, 37)
     with torch.no_grad():
@@ -158,17 +161,19 @@ def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
 @pytest.mark.long(all_but=["*LSTM*"])
 @cells
 def test_gradients_in_float64(cell: type[Cell]) -> None:
-    """Checks gradients of inputs, initial states and captured tensors with dense matrices: within 1e-10 of the loop."""
+    """Checks the gradients of inputs, initial states and captured tensors for dense matrices. They are within 1e-10 of
+    the loop.
+    """
     core = made(cell, 6, Dense(), torch.float64, soft=True)
     tensors = sequences(core, 3, 5, 6, dtype=torch.float64)
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, "triton")
-    for a, b in zip(got, expected, strict=True):
+    actual, gradients = differentiated(core, tensors, "triton")
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    for grad, wanted in zip(gradients, expected_gradients, strict=True):
+    for grad, expected_gradient in zip(gradients, expected_gradients, strict=True):
         assert grad is not None
-        assert wanted is not None
-        torch.testing.assert_close(grad, wanted, rtol=1e-10, atol=1e-10)
+        assert expected_gradient is not None
+        torch.testing.assert_close(grad, expected_gradient, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("cell", [Adaptive, pytest.param(GatedGRU, marks=pytest.mark.long)], ids=str)
@@ -195,14 +200,14 @@ def test_gradients_in_any_combination() -> None:
             continue
         for i, tensor in enumerate(everything):
             tensor.requires_grad_(bool(number >> i & 1))
-        wanted = [t for t in everything if t.requires_grad]
-        found = []
+        leaves = [t for t in everything if t.requires_grad]
+        results = []
         for target in BOTH:
             outputs = run(core, tensors, target)
             loss = sum((r * (i + 1)).sum() for i, r in enumerate(outputs) if r.requires_grad)
             assert isinstance(loss, Tensor)
-            found.append(torch.autograd.grad(loss, wanted, allow_unused=True))
-        for a, b in zip(*found, strict=True):
+            results.append(torch.autograd.grad(loss, leaves, allow_unused=True))
+        for a, b in zip(*results, strict=True):
             assert a is not None
             assert b is not None
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -214,15 +219,15 @@ def test_half_precision(dtype: torch.dtype) -> None:
     core = made(Biased, 9, Powers(), dtype)
     tensors = sequences(core, 4, 11, 9, dtype=dtype, bits=2)
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, "triton")
-    for a, b in zip(got, expected, strict=True):
+    actual, gradients = differentiated(core, tensors, "triton")
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == dtype
         assert torch.equal(a, b)
-    for grad, wanted in zip(gradients, expected_gradients, strict=True):
+    for grad, expected_gradient in zip(gradients, expected_gradients, strict=True):
         assert grad is not None
-        assert wanted is not None
+        assert expected_gradient is not None
         assert grad.dtype == dtype
-        torch.testing.assert_close(grad.float(), wanted.float(), rtol=0.05, atol=0.05)
+        torch.testing.assert_close(grad.float(), expected_gradient.float(), rtol=0.05, atol=0.05)
 
 
 def test_autocast_reaches_the_products() -> None:
@@ -230,15 +235,15 @@ def test_autocast_reaches_the_products() -> None:
     tensors = sequences(core, 4, 11, 9)
     with torch.autocast(DEVICE.type, torch.bfloat16):
         expected, expected_gradients = differentiated(core, tensors, None)
-        got, gradients = differentiated(core, tensors, "triton")
-    for a, b in zip(got, expected, strict=True):
+        actual, gradients = differentiated(core, tensors, "triton")
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
-    for grad, wanted in zip(gradients, expected_gradients, strict=True):
+    for grad, expected_gradient in zip(gradients, expected_gradients, strict=True):
         assert grad is not None
-        assert wanted is not None
-        assert grad.dtype == wanted.dtype
-        torch.testing.assert_close(grad, wanted, rtol=0.03, atol=0.03)
+        assert expected_gradient is not None
+        assert grad.dtype == expected_gradient.dtype
+        torch.testing.assert_close(grad, expected_gradient, rtol=0.03, atol=0.03)
 
 
 @pytest.mark.long(all_but=["step2"])
@@ -247,8 +252,8 @@ def test_steps_of_other_shapes(step: tuple[int, ...]) -> None:
     core = made(Biased, step[-1], Powers())
     tensors = sequences(core, 3, *step)
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, "triton")
-    for a, b in zip([*got, *gradients], [*expected, *expected_gradients], strict=True):
+    actual, gradients = differentiated(core, tensors, "triton")
+    for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         assert a is not None
         assert b is not None
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -269,7 +274,7 @@ def test_few_steps(num_steps: int) -> None:
             assert torch.equal(outputs[2], v)
             (grad,) = torch.autograd.grad(outputs[2].sum(), [v])
             assert torch.equal(grad, torch.ones_like(v))
-    step, arguments = prepare(program, (x,))  # states of zero
+    step, arguments = prepare(program, (x,))  # the initial states are zero
     zero = torch.zeros(4, 9, device=DEVICE)
     if num_steps:
         expected = eager_scan(core, 1, 2, 1, x, zero, zero)
@@ -283,20 +288,20 @@ def test_inputs_in_any_memory_format() -> None:
     x, s, v = (t.detach() for t in sequences(core, 4, 6, 9))
     batch_first = x.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
     one_for_all = x[:, :1].clone().requires_grad_()
-    for given in (batch_first, one_for_all, x[:1].expand(4, 6, 9).requires_grad_()):
-        expected, expected_gradients = differentiated(core, [given, s.requires_grad_(), v.requires_grad_()], None)
-        got, gradients = differentiated(core, [given, s, v], "triton")
-        for a, b in zip(got, expected, strict=True):
+    for sequence in (batch_first, one_for_all, x[:1].expand(4, 6, 9).requires_grad_()):
+        expected, expected_gradients = differentiated(core, [sequence, s.requires_grad_(), v.requires_grad_()], None)
+        actual, gradients = differentiated(core, [sequence, s, v], "triton")
+        for a, b in zip(actual, expected, strict=True):
             assert torch.equal(a, b)
-        for grad, wanted in zip(gradients, expected_gradients, strict=True):
+        for grad, expected_gradient in zip(gradients, expected_gradients, strict=True):
             assert grad is not None
-            assert wanted is not None
-            assert grad.shape == wanted.shape
-            torch.testing.assert_close(grad, wanted, rtol=1e-5, atol=1e-5)
+            assert expected_gradient is not None
+            assert grad.shape == expected_gradient.shape
+            torch.testing.assert_close(grad, expected_gradient, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.long
-def test_sizes_compile_nothing_again() -> None:
+def test_other_sizes_compile_nothing() -> None:
     core = made(RLIF, 8, Powers())
     program = ScanProgram(core, 1, 2, 1)
     names = set()
@@ -305,10 +310,10 @@ def test_sizes_compile_nothing_again() -> None:
         step, arguments = prepare(program, (x,))
         scan(step, arguments, state_seqs=False)[0].sum().backward()
         names |= set(step.kernel_names)
-    assert len(names) == 2  # of the forward and the backward
+    assert len(names) == 2  # the names of the forward and of the backward
 
 
-def test_matrices_are_read_anew() -> None:
+def test_changed_matrices_are_read() -> None:
     core = made(RLIF, 5, Powers())
     program = ScanProgram(core, 1, 2, 1)
     x, s, v = sequences(core, 3, 4, 5)
@@ -322,8 +327,10 @@ def test_matrices_are_read_anew() -> None:
 
 @pytest.mark.long(all_but=["RLIF", "Masked"])
 @pytest.mark.parametrize("cell", [RLIF, OfInputToo, Masked, Heads], ids=lambda cell: cell.__name__)
-def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: type[Cell]) -> None:
-    """Tests replaced parameters, as by `load_state_dict(assign=True)`: gradients flow to the new parameters."""
+def test_gradients_flow_to_replaced_parameters(cell: type[Cell]) -> None:
+    """Replaces parameters, as `load_state_dict(assign=True)` does, and checks that gradients flow to the new
+    parameters.
+    """
     core = made(cell, 6, Powers(), soft=True)
     program = ScanProgram(core, 1, core.num_states, 1)
     tensors = sequences(core, 3, 4, 6)
@@ -335,33 +342,35 @@ def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: t
         for parameter in core.parameters():
             parameter.requires_grad_(bool(number & 2))
         tensors[1].requires_grad_(bool(number & 4))
-        wanted = [t for t in (*tensors[:2], *core.parameters()) if t.requires_grad]
+        leaves = [t for t in (*tensors[:2], *core.parameters()) if t.requires_grad]
         step, arguments = prepare(program, tensors)
         both = scan(step, arguments, state_seqs=True)[0], run(core, tensors, None)[0]
         torch.testing.assert_close(*both)
-        found = [torch.autograd.grad(outputs.square().sum(), wanted, allow_unused=True) for outputs in both]
-        for a, b in zip(*found, strict=True):
+        gradients = [torch.autograd.grad(outputs.square().sum(), leaves, allow_unused=True) for outputs in both]
+        for a, b in zip(*gradients, strict=True):
             torch.testing.assert_close(a, b)
 
 
-def test_results_are_nobody_elses() -> None:
-    """Checks that in-place changes of results do not affect the backward."""
+def test_results_can_be_changed_in_place() -> None:
+    """Checks that in-place changes of the results do not affect the backward."""
     core = made(RLIF, 5, Powers())
     tensors = sequences(core, 3, 4, 5)
-    found = []
+    results = []
     for target in BOTH:
         outputs = run(core, tensors, target)
         loss = outputs[0].sum()
         with torch.no_grad():
             for result in outputs:
                 result.zero_()
-        found.append(torch.autograd.grad(loss, tensors))
-    for a, b in zip(*found, strict=True):
+        results.append(torch.autograd.grad(loss, tensors))
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
 
 
-def test_no_gradient_comes_to_the_last_state() -> None:
-    """Checks that no gradient is passed: a zero would be multiplied by the infinite derivative of a root at zero."""
+def test_last_state_gets_no_gradient() -> None:
+    """Checks that no gradient is passed to the last state. A zero would be multiplied by the infinite derivative of a
+    root at zero.
+    """
 
     class Root(Cell):
         num_states = 1
@@ -378,12 +387,12 @@ def test_no_gradient_comes_to_the_last_state() -> None:
         for one in x[:-1]:
             v = core(one, v)[1]
         x[-1] = -F.linear(v, core.v)
-    given = [x.requires_grad_(), torch.ones(2, 4, device=DEVICE, requires_grad=True)]
-    found = []
+    arguments = [x.requires_grad_(), torch.ones(2, 4, device=DEVICE, requires_grad=True)]
+    results = []
     for target in BOTH:
-        spikes, _ = run(core, given, target, state_seqs=False)
-        found.append(torch.autograd.grad(spikes.sum(), [*given, core.v]))
-    for a, b in zip(*found, strict=True):
+        spikes, _ = run(core, arguments, target, state_seqs=False)
+        results.append(torch.autograd.grad(spikes.sum(), [*arguments, core.v]))
+    for a, b in zip(*results, strict=True):
         assert torch.isfinite(a).all()
         torch.testing.assert_close(a, b)
 
@@ -418,8 +427,8 @@ def test_random_cores(seed: int) -> None:
     core = RandomCell(5, Dense(), soft=True, seed=seed).to(DEVICE, torch.float64)
     tensors = sequences(core, 3, 4, 5, dtype=torch.float64)
     expected, expected_gradients = differentiated(core, tensors, None)
-    got, gradients = differentiated(core, tensors, "triton")
-    for a, b in zip([*got, *gradients], [*expected, *expected_gradients], strict=True):
+    actual, gradients = differentiated(core, tensors, "triton")
+    for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
@@ -436,8 +445,8 @@ def test_a_thousand_steps() -> None:
     core = made(RLIF, 7, Powers())
     tensors = sequences(core, 1000, 3, 7)
     expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
-    got, gradients = differentiated(core, tensors, TARGETS[-1], state_seqs=False)
-    for a, b in zip([*got, *gradients[:3]], [*expected, *expected_gradients[:3]], strict=True):
+    actual, gradients = differentiated(core, tensors, TARGETS[-1], state_seqs=False)
+    for a, b in zip([*actual, *gradients[:3]], [*expected, *expected_gradients[:3]], strict=True):
         assert a is not None
         assert b is not None
         assert torch.equal(a, b)

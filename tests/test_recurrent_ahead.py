@@ -1,4 +1,4 @@
-"""The first backward of a recurrent step is compiled together with its first forward."""
+"""Compilation of the first backward of a recurrent step: it runs together with the first forward."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is compi
 
 
 class Compiled(list[tuple[str, threading.Thread]]):
-    """Names of compiled kernels, each with its thread."""
+    """Names of compiled kernels, each with the thread that compiled it."""
 
-    fails = False  # True: compilation fails in other threads
+    fails = False  # if True, compilation fails in other threads
 
     def note(self, name: str) -> None:
         thread = threading.current_thread()
@@ -40,20 +40,20 @@ class Compiled(list[tuple[str, threading.Thread]]):
 
 @pytest.fixture
 def compiled() -> Iterator[Compiled]:
-    """Counts each kernel as compiled, although the interpreter compiles none."""
-    found = Compiled()
+    """Counts each kernel as compiled, although the interpreter compiles nothing."""
+    names = Compiled()
 
     def room(self: CooperativeKernel, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
-        found.note(self._function.__name__)
+        names.note(self._function.__name__)
         return 1
 
     called = Launch.__call__
-    known: set[Launch] = set()
+    launches: set[Launch] = set()
 
     def compile(self: Launch, tensors: Sequence[Tensor]) -> None:
-        if self not in known:
-            found.note(self._function.__name__)
-            known.add(self)
+        if self not in launches:
+            names.note(self._function.__name__)
+            launches.add(self)
 
     def launch(self: Launch, tensors: Sequence[Tensor]) -> None:
         self.compile(tensors)
@@ -64,9 +64,9 @@ def compiled() -> Iterator[Compiled]:
         mock.patch.object(CooperativeKernel, "_room", room),
         mock.patch.object(Launch, "compile", compile),
         mock.patch.object(Launch, "__call__", launch),
-        mock.patch.object(_twins, "_steps", Recent()),  # otherwise, kernels of earlier tests are shared
+        mock.patch.object(_twins, "_steps", Recent()),  # otherwise, kernels would be shared with earlier tests
     ):
-        yield found
+        yield names
 
 
 def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:
@@ -77,8 +77,8 @@ def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:
 
 
 @pytest.mark.parametrize("cell", [RLIF, Readout, pytest.param(GatedGRU, marks=pytest.mark.long)])
-def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Compiled) -> None:
-    """Tests a step in one launch, stages that run step by step, and stages for all steps at once."""
+def test_backward_compiles_nothing(cell: type[Cell], compiled: Compiled) -> None:
+    """Tests a step in one launch, stages that run step by step, and stages that run for all steps at once."""
     output, leaves = forward(made(cell, 9, Powers()))
     count = len(compiled)
     assert 0 < len(compiled.elsewhere) < count
@@ -88,8 +88,8 @@ def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Comp
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_nor_does_that_of_a_sum(compiled: Compiled) -> None:
-    """Tests the expanded gradient of a sum."""
+def test_backward_of_a_sum_compiles_nothing(compiled: Compiled) -> None:
+    """Tests the gradient of a sum, which is an expanded tensor."""
     output, leaves = forward(made(Biased, 9, Powers()))
     count = len(compiled)
     torch.autograd.grad(output.sum(), leaves)
@@ -104,7 +104,7 @@ def test_without_gradients_nothing_is_compiled_ahead(compiled: Compiled) -> None
     assert not compiled.elsewhere
 
 
-def test_what_fails_is_tried_again_where_it_is_needed(compiled: Compiled) -> None:
+def test_failed_compilation_is_repeated_in_the_backward(compiled: Compiled) -> None:
     compiled.fails = True
     output, leaves = forward(made(RLIF, 9, Powers()))
     (failed,) = [name for name, thread in compiled if thread in compiled.elsewhere]

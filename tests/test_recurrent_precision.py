@@ -1,4 +1,4 @@
-"""PyTorch's two interfaces for the precision of float32 products, as recurrent steps and exact products read them."""
+"""PyTorch's two interfaces for the precision of float32 products: recurrent steps and exact products read both."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def settings() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_the_older_interface(precision: str) -> None:
+def test_older_interface(precision: str) -> None:
     torch.set_float32_matmul_precision(precision)
     assert float32_precision() == precision
 
 
 @pytest.mark.parametrize(("own", "precision"), [("ieee", "highest"), ("tf32", "high")])
-def test_the_newer_interface(own: str, precision: str) -> None:
+def test_newer_interface(own: str, precision: str) -> None:
     torch.backends.cuda.matmul.fp32_precision = own
     assert float32_precision() == precision
 

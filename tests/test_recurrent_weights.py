@@ -1,4 +1,4 @@
-"""Gradients of recurrent matrices as products in parts, where the operand consists of spikes."""
+"""Gradients of recurrent matrices, computed as products in parts if an operand consists of spikes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Exact = list[tuple[bool, bool]]
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
-    """Records the exact factors of each sum over time, and chooses products in parts even if they are slower."""
-    found: Exact = []
+    """Records which factors of each sum over time are exact, and chooses products in parts even if they are slower."""
+    factors: Exact = []
     original = _weights.summed_product
 
-    def noted(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Tensor:
-        found.append(exact)
+    def record(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Tensor:
+        factors.append(exact)
         return original(left, right, exact)
 
-    monkeypatch.setattr(_staged, "summed_product", noted)
-    monkeypatch.setattr(_weights, "_pays", lambda value, multiplications: value.dtype == torch.float32)
-    return found
+    monkeypatch.setattr(_staged, "summed_product", record)
+    monkeypatch.setattr(_weights, "_pays", lambda value, *sizes: value.dtype == torch.float32)
+    return factors
 
 
 def check(cell: type[Cell], initial: float) -> None:
@@ -33,8 +33,8 @@ def check(cell: type[Cell], initial: float) -> None:
     x, *states = sequences(core, 5, 70, 24)
     states = [(state.detach() * 0 + initial).requires_grad_() for state in states]
     _, expected = differentiated(core, [x, *states], None)
-    _, found = differentiated(core, [x, *states], "triton")
-    for a, b in zip(found[1 + len(states) :], expected[1 + len(states) :], strict=True):
+    _, actual = differentiated(core, [x, *states], "triton")
+    for a, b in zip(actual[1 + len(states) :], expected[1 + len(states) :], strict=True):
         assert a is not None
         assert b is not None
         assert a.stride() == b.stride()
@@ -49,25 +49,26 @@ def test_products_with_spikes(cell: type[Cell], initial: float, exact: Exact) ->
 
 
 @pytest.mark.parametrize("cell", [GRU], ids=lambda cell: cell.__name__)
-def test_real_numbers_are_multiplied_as_before(cell: type[Cell], exact: Exact) -> None:
+def test_real_numbers_use_ordinary_products(cell: type[Cell], exact: Exact) -> None:
     check(cell, 0.5)
     assert set(exact) == {(False, False)}
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="for a device without tensor cores")
 def test_where_it_does_not_pay() -> None:
-    assert not _weights._pays(torch.zeros(3), 1 << 40)
+    assert not _weights._pays(torch.zeros(3), 1 << 20, 1 << 10, 1 << 10)
 
 
 @pytest.mark.gpu
-def test_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_in_parts_are_used_if_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.zeros(3, device="cuda")
-    assert _weights._pays(value, 1 << 40)
-    assert not _weights._pays(value, 1 << 20)
-    assert not _weights._pays(value.double(), 1 << 40)
+    assert _weights._pays(value, 1 << 20, 256, 256)
+    assert not _weights._pays(value, 1 << 20, 64, 64)
+    assert not _weights._pays(value, 1 << 4, 256, 256)
+    assert not _weights._pays(value.double(), 1 << 20, 256, 256)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        assert not _weights._pays(value, 1 << 40)
+        assert not _weights._pays(value, 1 << 20, 256, 256)
     finally:
         torch.set_float32_matmul_precision(before)

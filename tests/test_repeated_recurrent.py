@@ -1,4 +1,4 @@
-"""Calls of recurrent steps in one launch: the second call is recorded, and later calls repeat it."""
+"""Repeated calls of recurrent steps in one launch: the second call is recorded, and later calls replay it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ STEPS, BATCH, SIZE = 3, 3, 6
 
 @pytest.fixture
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collects the recording of each call, or the reason why there is none."""
-    found: list[Any] = []
+    """Collects the recording of each call, or the reason why the call was not recorded."""
+    recordings: list[Any] = []
 
-    def noted(call: Callable[[Any], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
-        results, repeat = recorded(call, given)
-        found.append(repeat)
+    def record(call: Callable[[Any], Sequence[Any]], tensors: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
+        results, repeat = recorded(call, tensors)
+        recordings.append(repeat)
         return results, repeat
 
-    monkeypatch.setattr(_calls, "recorded", noted)
-    return found
+    monkeypatch.setattr(_calls, "recorded", record)
+    return recordings
 
 
 def pair(make: Callable[[str], FlexSN]) -> tuple[FlexSN, FlexSN]:
@@ -53,13 +53,13 @@ def trained(neuron: FlexSN, x: Tensor, weight: Tensor, of: str = "all") -> list[
     leaf = x.clone().requires_grad_(of != "matrix")
     y = neuron(leaf)
     learned = list(neuron.parameters())
-    asked: list[Tensor] = [*([leaf] if of != "matrix" else []), *(learned if of != "input" else [])]
-    gradients = torch.autograd.grad(y, asked, weight)
+    leaves: list[Tensor] = [*([leaf] if of != "matrix" else []), *(learned if of != "input" else [])]
+    gradients = torch.autograd.grad(y, leaves, weight)
     return [y.detach(), *[s.detach() for s in (*neuron.states, *neuron.state_seqs)], *gradients]
 
 
-def compare(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    torch.testing.assert_close(list(found), list(wanted), rtol=1e-4, atol=1e-5)
+def compare(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    torch.testing.assert_close(list(actual), list(expected), rtol=1e-4, atol=1e-5)
 
 
 NEURONS: dict[str, Callable[[str], FlexSN]] = {
@@ -71,7 +71,9 @@ NEURONS: dict[str, Callable[[str], FlexSN]] = {
 
 @pytest.fixture
 def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records launches of the compiled launcher, with addresses of functions that run the interpreter's kernels."""
+    """Records launches of the compiled launcher. Its function addresses belong to functions that run the interpreter's
+    kernels.
+    """
     launched: list[str] = []
     entries: dict[tuple[CooperativeLaunch, int], Entry] = {}
     run = CooperativeLaunch.__call__
@@ -82,12 +84,12 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def launch_by(arguments: Any) -> None:
             launched.append("loop")
-            given = []
+            arguments_of_launch = []
             for i, (dtype, shape, strides, _) in enumerate(layouts):
                 size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
                 memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(arguments[i])
-                given.append(torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides))
-            run(launch, given, programs)
+                arguments_of_launch.append(torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides))
+            run(launch, arguments_of_launch, programs)
 
         function = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int64))(launch_by)
         address = ctypes.cast(function, ctypes.c_void_p).value
@@ -103,8 +105,8 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.usefixtures("interpreted", "compiler")
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
-def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]) -> None:
-    """Tests other data, with and without a state. Each call checks all other conditions."""
+def test_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]) -> None:
+    """Tests changed data, with and without a state. Each call checks all other conditions."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     launches = []
@@ -114,28 +116,28 @@ def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[
         with pytest.MonkeyPatch.context() as patch:
             if call == 5:
                 patch.setenv("FLEXSN_ONE_LAUNCH", "0")
-            found = []
+            results = []
             for neuron in (kernels, loop):
                 if call != 4:
                     neuron.reset()
                 else:
                     neuron.states = [state.detach() for state in neuron.states]
                 before = len(by_address)
-                found.append(trained(neuron, x, weight))
+                results.append(trained(neuron, x, weight))
                 if neuron is kernels:
                     launches.append(len(by_address) - before)
-            compare(*found)
+            compare(*results)
             with torch.no_grad():
                 compare(*([neuron(x), *neuron.states] for neuron in (kernels, loop)))
     assert launches == [0, 0, 2, 2, 0, 0, 2]
-    assert len(by_address) == 6 + 4  # inference: all calls but the first two and the one step by step
+    assert len(by_address) == 6 + 4  # in inference: all calls except the first two and the one that runs step by step
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
-def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
-    """Tests calls with other data, matrices and gradients, with and without a state."""
+def test_repeated_calls_equal_the_loop(name: str, repeats: list[Any]) -> None:
+    """Tests calls with changed data, matrices and gradients, with and without a state."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     for call, of in enumerate(("all", "all", "all", "input", "matrix", "input", "matrix", "input", "matrix", "all")):
@@ -144,14 +146,14 @@ def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
         if call == 6:
             for mine, other in zip(kernels.parameters(), loop.parameters(), strict=True):
                 mine.data = other.data = 2 * mine.detach()
-        found = []
+        results = []
         for neuron in (kernels, loop):
             if call != 7:
                 neuron.reset()
             else:
                 neuron.states = [state.detach() for state in neuron.states]
-            found.append(trained(neuron, x, weight, of))
-        compare(*found)
+            results.append(trained(neuron, x, weight, of))
+        compare(*results)
         with torch.no_grad():
             compare(*([neuron(x), *neuron.states] for neuron in (kernels, loop)))
     assert len(repeats) >= 5
@@ -159,13 +161,13 @@ def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests changes of the environment, of autocast, and of strides of gradients."""
+def test_each_call_checks_the_environment(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes the environment, autocast, and the strides of gradients between calls."""
     kernels, loop = pair(NEURONS["rlif"])
     x, weight = torch.rand(STEPS, BATCH, SIZE), torch.randn(STEPS, BATCH, SIZE)
     other = weight.transpose(1, 2).contiguous().transpose(1, 2)
     launches = mock.Mock(side_effect=CooperativeLaunch.__call__)
-    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: launches(*given))
+    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *arguments: launches(*arguments))
 
     def both(weight: Tensor) -> int:
         before = launches.call_count
@@ -193,15 +195,17 @@ def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -> None:
-    """Checks that autograd graphs are freed: a CUDA graph would wait for the stream of an old graph's nodes."""
+def test_autograd_graphs_are_freed_without_garbage_collection(repeats: list[Any]) -> None:
+    """Checks that autograd graphs are freed. Otherwise, a CUDA graph would wait for the stream of the nodes of an old
+    graph.
+    """
     layer = Recurrent(LIF(), SIZE, backend="triton")
     x, weight = torch.rand(STEPS, BATCH, SIZE, requires_grad=True), torch.rand(STEPS, BATCH, SIZE)
     gc.collect()
     gc.disable()
     try:
         alive = []
-        for _ in range(3):  # the calls are traced, recorded, repeated
+        for _ in range(3):  # the calls are traced, recorded and replayed, in this order
             layer.reset()
             y: Tensor = layer(x)
             torch.autograd.grad(y, [x, *layer.parameters()], weight)
@@ -215,8 +219,9 @@ def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -
     assert all(isinstance(one, Recording) for one in repeats)
 
 
-def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)  # the interpreter enters many
+def test_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the interpreter calls many Python functions
+    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *arguments: None)
     neuron, x, weight = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE), torch.ones(STEPS, BATCH, SIZE)
 
     def training() -> object:
@@ -235,7 +240,7 @@ def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_errors_of_a_repeated_backward_are_those_of_the_first(repeats: list[Any]) -> None:
+def test_repeated_backward_raises_the_same_errors(repeats: list[Any]) -> None:
     neuron, x = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE)
     for _ in range(3):
         neuron.reset()
@@ -261,7 +266,7 @@ def test_errors_of_a_repeated_backward_are_those_of_the_first(repeats: list[Any]
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("launcher", ["python", "compiled"])
-def test_on_a_gpu_in_turns_and_in_a_graph(
+def test_alternating_calls_and_graphs_on_a_gpu(
     launcher: str, repeats: list[Any], native_runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", launcher)
@@ -283,14 +288,14 @@ def test_on_a_gpu_in_turns_and_in_a_graph(
     assert all(isinstance(one, Recording) for one in repeats)
     x = torch.rand(50, 64, 128, device="cuda")
     layer.reset()
-    want = trained(layer, x, torch.ones_like(x))
+    expected = trained(layer, x, torch.ones_like(x))
     layer.reset()  # no graph of another stream remains
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         layer.reset()
-        found = trained(layer, x, torch.ones_like(x))
+        actual = trained(layer, x, torch.ones_like(x))
     graph.replay()
     torch.cuda.synchronize()
-    assert all(map(torch.equal, found, want))
+    assert all(map(torch.equal, actual, expected))
     assert bool(native_runs) == (launcher == "compiled")

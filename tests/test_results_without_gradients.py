@@ -1,4 +1,4 @@
-"""Results that depend on no tensor with a gradient: they require no gradient, compiled as in the loop."""
+"""Results that depend on no tensor with a gradient: compiled, they require no gradient, as in the loop."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ WEIGHT = 0.3 * torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
 
 
 def apart(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Computes two independent neurons."""
+    """Computes two neurons that do not depend on each other."""
     v, w = 0.5 * v + x, 0.5 * w + torch.tanh(y)
     return v * v, w * w, v, w
 
 
 def onward(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Computes a state that affects the other state at the next step."""
+    """Computes a state that affects the other state in the next step."""
     return v * y.detach(), w + 1.0, v + x, v * 0.5 + y.detach()
 
 
 def swapped(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Swaps the states, and returns an output without a gradient."""
+    """Swaps the states, and returns an output that has no gradient."""
     return v + w.detach() + x.detach(), torch.ones_like(x), w * 0.5, v + 0.1
 
 
@@ -52,7 +52,7 @@ MASKS = [[i == j for j in range(4)] for i in range(4)] + [[False] * 4, [True] * 
 @pytest.mark.long(all_but=["recurrent-final states", "onward-all states"])
 @pytest.mark.parametrize("keep", [False, True], ids=["final states", "all states"])
 @pytest.mark.parametrize("core", list(CORES))
-def test_a_result_requires_grad_as_in_the_loop(core: str, keep: bool) -> None:
+def test_results_require_grad_as_in_the_loop(core: str, keep: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     results: dict[str, list[tuple[bool, ...]]] = {}
     gradients: dict[str, list[Tensor | None]] = {}
@@ -63,17 +63,17 @@ def test_a_result_requires_grad_as_in_the_loop(core: str, keep: bool) -> None:
         results[backend], gradients[backend] = [], []
         for _ in range(2):  # the second call repeats the first one
             for (mask, _), values in zip(cases, data, strict=True):
-                given = [value.clone().requires_grad_(want) for value, want in zip(values, mask, strict=True)]
-                neuron.states = given[2:]
-                outputs = [*neuron(*given[:2]), *neuron.states, *neuron.state_seqs]
+                leaves = [value.clone().requires_grad_(required) for value, required in zip(values, mask, strict=True)]
+                neuron.states = leaves[2:]
+                outputs = [*neuron(*leaves[:2]), *neuron.states, *neuron.state_seqs]
                 results[backend].append(tuple(t.requires_grad for t in outputs))
                 total = sum((t.sum() for t in outputs if t.requires_grad), torch.zeros(()))
                 if total.requires_grad:
                     total.backward()
-                gradients[backend] += [t.grad for t in given]
+                gradients[backend] += [t.grad for t in leaves]
     assert results["cpp"] == results["torch"]
     assert {one for case in results["torch"] for one in case} == {False, True}
-    for found, wanted in zip(gradients["cpp"], gradients["torch"], strict=True):
-        assert (found is None) == (wanted is None)
-        if found is not None:
-            torch.testing.assert_close(found, wanted)
+    for actual, expected in zip(gradients["cpp"], gradients["torch"], strict=True):
+        assert (actual is None) == (expected is None)
+        if actual is not None:
+            torch.testing.assert_close(actual, expected)

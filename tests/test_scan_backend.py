@@ -1,4 +1,4 @@
-"""A backend that is defined outside of the packages: it runs scans, their gradients and compiled graphs."""
+"""A backend that is defined outside of the packages and runs scans, their gradients and compiled graphs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ON_CPU = cast(TargetName, "numpy")
 CONFIG = LaunchConfig(chunk=4, block=15, num_warps=1)
 CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_channel", "izhikevich"}]
 
-# Functions by name, because a compiled graph can hold only the name of a kernel.
+# Functions by name, because a compiled graph can only hold the name of a kernel.
 _functions: dict[str, Callable[..., None]] = {}
 
 
@@ -59,7 +59,7 @@ def _(tensors: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
 
 
 class NumPyLaunch:
-    """A call of a function with arrays; `called` runs it, now or in a graph."""
+    """A call of a function with arrays. `called` runs the function now, or records it into a graph."""
 
     is_compiled = True
 
@@ -117,23 +117,23 @@ def backend() -> Iterator[None]:
         del BACKENDS["numpy"]
 
 
-def test_a_name_is_given_once() -> None:
+def test_backend_names_are_unique() -> None:
     with pytest.raises(ValueError, match="there is a backend 'numpy' already"):
         register_backend(NumPyBackend())
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_a_scan_and_its_gradient(case: Any) -> None:
-    given = problem(case, STEPS, STEP, dtype=torch.float64)
-    program = ScanProgram(given.core, *given.counts, on_cpu=ON_CPU)
-    expected = eager_scan_final_state(given.core, *given.counts, *given.inputs, *given.states)
+def test_scan_and_its_gradient(case: Any) -> None:
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
+    program = ScanProgram(p.core, *p.counts, on_cpu=ON_CPU)
+    expected = eager_scan_final_state(p.core, *p.counts, *p.inputs, *p.states)
     weights = [torch.randn_like(result) for result in expected]
-    wanted = torch.autograd.grad(expected, given.leaves, weights)
+    expected_gradients = torch.autograd.grad(expected, p.leaves, weights)
     for call in (partial(_prepared, program), partial(scan_again, program), partial(scan_again, program)):
-        results = call(given.inputs, given.states)
+        results = call(p.inputs, p.states)
         torch.testing.assert_close(list(results), list(expected))
-        found = torch.autograd.grad(results, given.leaves, weights)
-        torch.testing.assert_close(found, wanted)
+        gradients = torch.autograd.grad(results, p.leaves, weights)
+        torch.testing.assert_close(gradients, expected_gradients)
 
 
 def _prepared(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -141,7 +141,7 @@ def _prepared(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[T
     return scan(step, arguments, state_seqs=False)
 
 
-def test_a_step_with_products() -> None:
+def test_step_with_products() -> None:
     weight = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,35 +151,35 @@ def test_a_step_with_products() -> None:
     x = torch.randn(STEPS, *STEP, dtype=torch.float64, requires_grad=True)
     v = torch.randn(STEP, dtype=torch.float64)
     expected = eager_scan_final_state(core, 1, 1, 1, x, v)
-    found = _prepared(ScanProgram(core, 1, 1, 1, on_cpu=ON_CPU), (x,), (v,))
-    torch.testing.assert_close(list(found), list(expected))
-    gradients = [torch.autograd.grad(_total(results), (x, weight)) for results in (found, expected)]
+    actual = _prepared(ScanProgram(core, 1, 1, 1, on_cpu=ON_CPU), (x,), (v,))
+    torch.testing.assert_close(list(actual), list(expected))
+    gradients = [torch.autograd.grad(_total(results), (x, weight)) for results in (actual, expected)]
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_a_compiled_graph_launches_it() -> None:
+def test_compiled_graph_launches_the_backend() -> None:
     case = next(case for case in CHOSEN if case.name == "lif_soft")
-    given = problem(case, STEPS, STEP, dtype=torch.float64)
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
     release = register_scan_lowering(KernelLowering(on_cpu=ON_CPU))
 
     def run_scan(*tensors: Tensor) -> tuple[Tensor, ...]:
-        results = flex_sn_scan_final_state(given.core, *given.counts, *tensors, lowering="kernel")
+        results = flex_sn_scan_final_state(p.core, *p.counts, *tensors, lowering="kernel")
         return tuple(results)
 
     try:
         _functions.clear()
         torch._dynamo.reset()
-        # A graph from the cache of another process names a function that does not exist in this one.
+        # A cached graph of another process names a function that does not exist in this process.
         off = torch._functorch.config.patch(enable_autograd_cache=False)
         with torch._inductor.config.patch(fx_graph_cache=False), off:
-            found = torch.compile(run_scan, fullgraph=True)(*given.inputs, *given.states)
-            gradients = torch.autograd.grad(_total(found), given.leaves)
+            actual = torch.compile(run_scan, fullgraph=True)(*p.inputs, *p.states)
+            gradients = torch.autograd.grad(_total(actual), p.leaves)
     finally:
         release()
-    expected = eager_scan_final_state(given.core, *given.counts, *given.inputs, *given.states)
-    wanted = torch.autograd.grad(_total(expected), given.leaves)
-    torch.testing.assert_close(list(found), list(expected))
-    torch.testing.assert_close(gradients, wanted)
+    expected = eager_scan_final_state(p.core, *p.counts, *p.inputs, *p.states)
+    expected_gradients = torch.autograd.grad(_total(expected), p.leaves)
+    torch.testing.assert_close(list(actual), list(expected))
+    torch.testing.assert_close(gradients, expected_gradients)
     assert {"forward", "backward"} == {name.split("_")[1] for name in _functions}
 
 
@@ -187,5 +187,5 @@ def _total(results: Sequence[Tensor]) -> Tensor:
     return torch.stack([result.sum() for result in results]).sum()
 
 
-def test_where_it_runs_is_its_own_to_say() -> None:
+def test_backend_reports_unavailable_devices() -> None:
     assert why_unavailable(torch.device("cuda"), ON_CPU) == "arrays are on the CPU."

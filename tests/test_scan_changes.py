@@ -1,4 +1,6 @@
-"""Values that a step function reads, and that change between two calls: compiled neurons equal the loop in both."""
+"""Values that a step function reads and that change between two calls: compiled neurons equal the loop in both
+calls.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ CHANGES: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Removes global hooks and names at the end."""
+    """Removes global hooks and global variables when the test ends."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     yield
     torch.nn.modules.module._global_forward_hooks.clear()
@@ -58,14 +60,14 @@ def results(neuron: FlexSN, device: str) -> tuple[Tensor, Tensor]:
 
 def assert_alike(core: Any, compiled: FlexSN, device: str = "cpu") -> tuple[Tensor, Tensor]:
     expected = results(FlexSN(core, 1, 1, 1, backend="torch"), device)
-    got = results(compiled, device)
-    for a, b in zip(got, expected, strict=True):
+    actual = results(compiled, device)
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     return expected
 
 
-# Places where a number is read as in another tested place.
+# Places from which a number is read in the same way as from another tested place.
 ALIKE = {
     "attribute_by_default_of_getattr",
     "attribute_by_vars",
@@ -111,19 +113,21 @@ OTHER_CHANGES = {("attribute_of_module", "tensor"), ("closure_variable", "tensor
 
 
 def family() -> list[Any]:
-    """Returns a changed number for each place, and one other kind of change; most of the latter need `--long`."""
+    """Returns two changes for each place: from number to number, and one change of another kind. Most of the latter
+    need `--long`.
+    """
     others = [name for name in CHANGES if name != "number"]
     anything = [name for name in PLACES if name not in NUMBERS_ONLY]
-    found = {(name, "number"): name not in ALIKE for name in PLACES}
+    cases = {(name, "number"): name not in ALIKE for name in PLACES}
     for i, name in enumerate(anything):
         change = others[i % len(others)]
-        found[name, change] = (name, change) in OTHER_CHANGES
+        cases[name, change] = (name, change) in OTHER_CHANGES
     assert PLACES.keys() >= ALIKE
-    assert found.keys() >= OTHER_CHANGES
-    return [pytest.param(*key, marks=() if short else pytest.mark.long) for key, short in found.items()]
+    assert cases.keys() >= OTHER_CHANGES
+    return [pytest.param(*key, marks=() if short else pytest.mark.long) for key, short in cases.items()]
 
 
-# Places that a backward reads. On a GPU, it runs in a thread of autograd.
+# Places that a backward reads. On a GPU, the backward runs in a thread of autograd.
 IN_BACKWARD = [name for name in PLACES if "backward" in name or "context_hides" in name or "autograd" in name]
 
 
@@ -138,11 +142,11 @@ def check_change(name: str, change: str, device: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "change"), family())
-def test_a_changed_value_is_seen(name: str, change: str, interpreted: None) -> None:
+def test_changed_value_takes_effect(name: str, change: str, interpreted: None) -> None:
     check_change(name, change, "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", IN_BACKWARD)
-def test_a_value_that_a_backward_reads_is_seen_on_the_gpu(name: str) -> None:
+def test_changed_value_in_the_backward_on_the_gpu(name: str) -> None:
     check_change(name, "number", "cuda")

@@ -1,4 +1,4 @@
-"""Conditions of a launch besides shapes: streams, devices, graphs, alignment, autocast, and earlier launches."""
+"""Conditions of a launch other than shapes: streams, devices, graphs, alignment, autocast, and earlier launches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def data(seed: int = 0, device: str = "cuda", *, steps: int = STEPS, step: Seque
 
 
 def train(neuron: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-    """Returns spikes, and the gradients of the input and the parameters."""
+    """Returns the spikes, and the gradients of the input and the parameters."""
     x = x.detach().requires_grad_()
     neuron.reset()  # type: ignore[operator]
     spikes = neuron(x)
@@ -41,9 +41,9 @@ def by_the_loop(neuron: FlexSN, x: Tensor) -> tuple[Tensor, ...]:
     return results
 
 
-def assert_close(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    assert torch.equal(got[0], expected[0])
-    for a, b in zip(got[1:], expected[1:], strict=True):
+def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    assert torch.equal(actual[0], expected[0])
+    for a, b in zip(actual[1:], expected[1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(b.abs().max())))
 
 
@@ -57,8 +57,8 @@ def per_channel(device: str = "cuda") -> FlexSN:
 def warmed_up(run: Callable[[], object]) -> None:
     """Runs a function once on a side stream, as torch's documentation of CUDA graphs requires.
 
-    The autograd node of a leaf belongs to the stream on which it is created, and exists as long as a graph with it,
-    such as that of a state. A node of the default stream cannot be part of a capture.
+    The autograd node of a leaf belongs to the stream on which it was created. It exists as long as a graph that
+    contains it, such as the graph of a state. A node of the default stream cannot be part of a capture.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -69,7 +69,7 @@ def warmed_up(run: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: LIF(backend="triton").cuda(), per_channel])
-def test_a_captured_training_step(make: Callable[[], FlexSN]) -> None:
+def test_captured_training_step(make: Callable[[], FlexSN]) -> None:
     neuron, static = make(), data()
     warmed_up(lambda: train(neuron, static))
     neuron.reset()
@@ -79,11 +79,11 @@ def test_a_captured_training_step(make: Callable[[], FlexSN]) -> None:
     for seed in (1, 2):
         static.copy_(data(seed))
         graph.replay()
-        for got, expected in zip(results, train(neuron, data(seed)), strict=True):
-            assert torch.equal(got, expected)
+        for actual, expected in zip(results, train(neuron, data(seed)), strict=True):
+            assert torch.equal(actual, expected)
 
 
-def test_captured_inference_with_a_state_that_goes_on() -> None:
+def test_captured_inference_carries_the_state() -> None:
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     x, v = data(), torch.zeros(STEP, device="cuda")
     kernel(x, v)
@@ -93,19 +93,19 @@ def test_captured_inference_with_a_state_that_goes_on() -> None:
         spikes, states = kernel(x, v)
         v.copy_(states[-1])
     v.zero_()
-    found = []
+    results = []
     for seed in (1, 2):
         x.copy_(data(seed))
         graph.replay()
-        found.append(spikes.clone())
+        results.append(spikes.clone())
     whole = kernel(torch.cat([data(1), data(2)]), torch.zeros(STEP, device="cuda"))[0]
-    assert torch.equal(torch.cat(found), whole)
+    assert torch.equal(torch.cat(results), whole)
 
 
-# torch keeps the outputs of its warm-up, on another stream, alive during the capture.
+# During the capture, torch keeps the outputs of its warm-up on another stream alive.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 def test_graphed_callables() -> None:
-    """Tests `torch.cuda.make_graphed_callables`, which records forward and backward separately."""
+    """Tests `torch.cuda.make_graphed_callables`, which records the forward and the backward separately."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -124,34 +124,34 @@ def test_graphed_callables() -> None:
     expected = torch.autograd.grad(layer(x).square().sum(), [x, layer.linear.weight])
     graphed: Any = torch.cuda.make_graphed_callables(layer, (data(3).requires_grad_(),))
     x = data().requires_grad_()
-    for got, wanted in zip(
+    for actual, reference in zip(
         torch.autograd.grad(graphed(x).square().sum(), [x, layer.linear.weight]), expected, strict=True
     ):
-        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(actual, reference)
 
 
 # -- streams and threads -------------------------------------------------------------------------------
 
 
-def test_each_stream_launches_on_its_own() -> None:
-    """Checks that a scan waits for earlier work of its own stream alone."""
+def test_streams_are_independent() -> None:
+    """Checks that a scan only waits for earlier work on its own stream."""
     neuron = per_channel()
     expected = [train(neuron, 2.0 * data(seed)) for seed in range(4)]
     torch.cuda.synchronize()
-    found: list[tuple[Tensor, ...]] = []
+    results: list[tuple[Tensor, ...]] = []
     for seed in range(4):
         x = data(seed)
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             torch.cuda._sleep(20_000_000)  # kernels are launched before the input is ready
-            found.append(train(neuron, x * 2.0))
+            results.append(train(neuron, x * 2.0))
     torch.cuda.synchronize()
-    for got, wanted in zip(found, expected, strict=True):
-        for a, b in zip(got, wanted, strict=True):
+    for actual, expected_results in zip(results, expected, strict=True):
+        for a, b in zip(actual, expected_results, strict=True):
             assert torch.equal(a, b)
 
 
-def test_threads_with_streams_of_their_own() -> None:
+def test_threads_with_separate_streams() -> None:
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     v = torch.zeros(STEP, device="cuda")
 
@@ -187,8 +187,8 @@ def test_threads_with_streams_of_their_own() -> None:
 
 
 @several_devices
-def test_devices_by_turns() -> None:
-    """Tests one program on two devices, each of which may be the current one."""
+def test_alternating_devices() -> None:
+    """Tests one program on two devices. Each of them is the current device once."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     for current in (0, 1):
         for device in ("cuda:0", "cuda:1", "cuda:0"):
@@ -205,7 +205,7 @@ def test_devices_by_turns() -> None:
 
 
 @several_devices
-def test_a_module_that_moves_to_another_device() -> None:
+def test_module_moves_to_another_device() -> None:
     neuron = per_channel("cuda:0")
     assert_close(train(neuron, data(device="cuda:0")), by_the_loop(neuron, data(device="cuda:0")))
     neuron.to("cuda:1")
@@ -216,7 +216,7 @@ def test_a_module_that_moves_to_another_device() -> None:
 
 
 def shifted(tensor: Tensor) -> Tensor:
-    """Returns a copy whose memory begins one element after a multiple of 16 bytes."""
+    """Returns a copy whose memory starts one element after a multiple of 16 bytes."""
     memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
     view = memory[1:].view(tensor.shape)
     view.copy_(tensor)
@@ -226,7 +226,7 @@ def shifted(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("step", [(64, 64), (1024, 1024)], ids=str)
 def test_misaligned_memory_after_aligned(step: tuple[int, int]) -> None:
-    """Checks that a repeated launch of kernels for aligned pointers never gets misaligned ones."""
+    """Checks that kernels for aligned pointers are not launched again with misaligned pointers."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     x, v, grad = (data(seed, steps=8, step=step) for seed in range(3))
     v = v[0]
@@ -244,12 +244,12 @@ def test_misaligned_memory_after_aligned(step: tuple[int, int]) -> None:
         (shifted(x), shifted(v), shifted(grad)),
         (x, v, grad),
     ):
-        for got, wanted in zip(run(*arguments), expected, strict=True):
-            assert torch.equal(got, wanted)
+        for actual, expected_tensor in zip(run(*arguments), expected, strict=True):
+            assert torch.equal(actual, expected_tensor)
 
 
-def test_a_misaligned_parameter() -> None:
-    case = CASES[7]  # a parameter per neuron
+def test_misaligned_parameter() -> None:
+    case = CASES[7]  # a case with one parameter per neuron
     p = problem(case, 6, (64, 64), device="cuda")
     (w,) = p.parameters
     holder = [w]
@@ -266,12 +266,12 @@ def test_a_misaligned_parameter() -> None:
         again = [results[0], *torch.autograd.grad(results[0].square().sum(), [p.inputs[0], parameter])]
         if parameter.data_ptr() == w.data_ptr():
             expected = again
-        for got, wanted in zip(again, expected, strict=True):
-            assert torch.equal(got, wanted)
+        for actual, expected_tensor in zip(again, expected, strict=True):
+            assert torch.equal(actual, expected_tensor)
 
 
 def test_other_gradients_of_the_same_shapes() -> None:
-    """Tests changes of required and incoming gradients from call to call."""
+    """Tests calls in which the required gradients and the incoming gradients change."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     loop = FlexSN(CASES[1].make(hard_spike, []), 1, 1, 1, backend="torch", store_state_seqs=True)
     for of_input, of_state, use_spikes, use_states in (
@@ -291,12 +291,14 @@ def test_other_gradients_of_the_same_shapes() -> None:
                 spikes, states = kernel(x, v)
             loss = use_spikes * spikes.square().sum() + use_states * states.sin().sum()
             results.append(torch.autograd.grad(loss, [t for t in (x, v) if t.requires_grad]))
-        for got, wanted in zip(*results, strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+        for actual, expected in zip(*results, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_autocast_reaches_inside_of_the_core() -> None:
-    """Tests `exp` of half values before, during and after autocast, under which it is float32 on a GPU."""
+def test_autocast_applies_inside_the_core() -> None:
+    """Tests `exp` of half-precision values before, during and after autocast. Under autocast, `exp` is computed in
+    float32 on a GPU.
+    """
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         grown = torch.exp(x - 1.0)
@@ -318,6 +320,6 @@ def test_autocast_reaches_inside_of_the_core() -> None:
 
 
 @pytest.mark.parametrize("lines", NUMBERS.values(), ids=NUMBERS)
-def test_numbers_that_torch_makes_on_the_cpu(lines: str) -> None:
+def test_cpu_numbers_meet_gpu_tensors(lines: str) -> None:
     outcome = compare(one_call(lines), device="cuda")
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])

@@ -1,6 +1,7 @@
-"""Complete kernels of the step functions in `scan_cores`, which equal the kept files in `golden/` to the byte.
+"""Golden files: the complete kernels of the step functions in `scan_cores` equal the files in `golden/` byte for byte.
 
-Each file holds the kernels of one step in one dtype: for inference, and forward and backward for training.
+Each file holds the kernels of one step in one dtype: the kernel for inference, and the forward and backward for
+training.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    os.environ["TRITON_INTERPRET"] = "1"  # as in the tests; set before the import of Triton
+    os.environ["TRITON_INTERPRET"] = "1"  # as in the tests; must be set before Triton is imported
 
 import pytest
 import torch
@@ -36,9 +37,10 @@ class Golden:
     """One file with the kernels of a step.
 
     Attributes:
-        steps: number of steps. Up to eight are one chunk; more are whole chunks and a rest, with checkpoints.
-        strided: True if the dimensions of inputs have another order than in memory.
-        rows: True if steps are large enough for programs that walk rows.
+        steps: number of steps. Up to eight steps are one chunk. More steps are several chunks, the last one partial,
+            with checkpoints.
+        strided: True if the dimensions of inputs are in another order than in memory.
+        rows: True if steps are so large that each program processes several rows.
         options: options of the program.
     """
 
@@ -63,7 +65,8 @@ class Golden:
     def _sources(self) -> Iterator[str]:
         yield from self._run(_infer, states=False)
         yield from self._run(_infer, state_seqs=True)
-        # The backward of outputs alone is compiled with the forward, the backward of all results in its first call.
+        # The backward for gradients of only the outputs is compiled with the forward. The backward for all results is
+        # compiled in its first call.
         yield from self._run(_train, residuals="recompute")
         yield from self._run(_train, residuals="save")
         yield from self._run(_train, residuals="recompute", state_seqs=True)
@@ -71,19 +74,19 @@ class Golden:
     def _run(
         self, call: Callable[..., None], *, states: bool = True, state_seqs: bool = False, **options: Any
     ) -> Iterator[str]:
-        given = problem(self.case, self.steps, ROWS if self.rows else STEP, dtype=self.dtype)
+        p = problem(self.case, self.steps, ROWS if self.rows else STEP, dtype=self.dtype)
         options.update(self.options)
-        program = ScanProgram(given.core, *given.counts, **options)
-        inputs = [x.detach().mT.contiguous().mT.requires_grad_() if self.strided else x for x in given.inputs]
-        arguments = (*inputs, *(given.states if states else ()))
+        program = ScanProgram(p.core, *p.counts, **options)
+        inputs = [x.detach().mT.contiguous().mT.requires_grad_() if self.strided else x for x in p.inputs]
+        arguments = (*inputs, *(p.states if states else ()))
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             patch.setenv("FLEXSN_CACHE_DIR", folder)
-            call(program, arguments, [*arguments, *given.parameters], state_seqs)
+            call(program, arguments, [*arguments, *p.parameters], state_seqs)
             yield from (path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("*.py")))
 
 
 def _functions(source: str) -> list[str]:
-    """Returns the imports and the functions of a source, without the line numbers of citations."""
+    """Returns the imports and functions of a source, without the line numbers in its references to user code."""
     plain = re.sub(r"(  # \w+\.py):\d+:", r"\1:", source)
     return [f"{part.rstrip()}\n\n\n" for part in re.split(r"^(?=@triton\.jit)", plain, flags=re.MULTILINE)]
 
@@ -99,7 +102,9 @@ def _train(program: ScanProgram, arguments: Sequence[Tensor], leaves: Sequence[T
 
 
 def _without_lines(source: str) -> str:
-    """Removes line numbers from citations of the step's code, because changes above the step move them."""
+    """Removes the line numbers from references to the code of the step, because edits above the step would change
+    them.
+    """
     return re.sub(r"(  # \w+\.py):\d+:", r"\1:", source)
 
 
@@ -132,12 +137,12 @@ GOLDENS = [
     ]
 )
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
-def test_kernels_are_as_kept(golden: Golden) -> None:
-    kept = (FOLDER / f"{golden.name}.txt").read_text(encoding="utf-8")
-    assert golden.text == kept, f"if you mean it, run `{COMMAND}`"
+def test_kernels_equal_the_golden_files(golden: Golden) -> None:
+    expected = (FOLDER / f"{golden.name}.txt").read_text(encoding="utf-8")
+    assert golden.text == expected, f"if you mean it, run `{COMMAND}`"
 
 
-def test_nothing_else_is_kept() -> None:
+def test_golden_files_have_kernels() -> None:
     assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(golden.name for golden in GOLDENS)
 
 

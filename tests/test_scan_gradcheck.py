@@ -1,4 +1,6 @@
-"""Gradients of the compiled scan against finite differences, in float64: for each input, state and captured tensor."""
+"""Gradients of the compiled scan, compared with finite differences in float64, for each input, state and captured
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def _delayed(spike: Spike, parameters: list[Tensor]) -> Callable[..., Any]:
     return core
 
 
-# Twelve cases. Their parameters have all kinds of shapes: one number, per channel, per sample, per neuron.
+# Twelve cases. Their parameters have all kinds of shapes: a single number, or one number per channel, per sample, or
+# per neuron.
 SMOOTH = (
     *(case for case in CASES if case.smooth),
     Case("eif", 1, 1, 1, _exponential, lambda step: [(), step[-1:]]),
@@ -59,7 +62,7 @@ SMOOTH = (
 cases = pytest.mark.parametrize("case", SMOOTH, ids=lambda case: case.name)
 
 
-def test_there_are_twelve() -> None:
+def test_there_are_twelve_cases() -> None:
     assert len({case.name for case in SMOOTH}) >= 12
 
 
@@ -81,11 +84,11 @@ def gradcheck(
         with using_segments(rule):
             return scan(*prepare(program, leaves), state_seqs=state_seqs)
 
-    # Captured tensors are arguments in the order in which the core reads them.
+    # Captured tensors become arguments, in the order in which the core reads them.
     function(*p.inputs, *p.states)
     lifted = program.lifted()
     assert {id(t) for t in lifted} == {id(t) for t in p.parameters}
-    with using_segments(rule):  # the backward has its own thread
+    with using_segments(rule):  # the backward runs in its own thread
         return torch.autograd.gradcheck(
             function, (*p.inputs, *p.states, *lifted), fast_mode=fast, check_undefined_grad=False
         )
@@ -93,7 +96,7 @@ def gradcheck(
 
 @pytest.fixture
 def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets blocks of 4 elements and chunks of 2 steps, so that a few entries fill several blocks and chunks."""
+    """Sets blocks of 4 elements and chunks of 2 steps, so that a few elements fill several blocks and chunks."""
     plan = Specialization.plan
 
     def small(self: Specialization, ncl: int) -> Any:
@@ -109,7 +112,7 @@ def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long(all_but=["plif_channel"])
 @cases
 def test_every_entry_in_the_interpreter(case: Case, interpreted: None, small_launches: None) -> None:
-    # This makes a block of 4 and a partial one, and a segment of 2 steps and one more.
+    # These sizes give one full block of 4 and a partial one, and one segment of 2 steps and a partial one.
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False)
 
 
@@ -119,7 +122,7 @@ def test_every_entry_in_cpp(case: Case, compiler: None, small_launches: None) ->
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False, on_cpu="cpp")
 
 
-# Segments of 2 chunks each; one segment has one more step.
+# Segments of 2 chunks each. One segment has one more step.
 SEGMENTS = SegmentRule(elements=6 * 5, largest=6, steps=4, fewest=2, warm_up=2)
 
 
@@ -139,7 +142,8 @@ def test_every_entry_in_segments_on_the_gpu(case: Case) -> None:
 @cases
 @pytest.mark.gpu
 def test_every_entry_on_the_gpu(case: Case) -> None:
-    # The backward has a block of 32 elements and one more element, and chunks of 8 steps, the forward 16 and two more.
+    # The backward has a block of 32 elements and one more element, and chunks of 8 steps. The forward has chunks of 16
+    # steps and two more steps.
     assert gradcheck(case, "cuda", 18, (3, 11), fast=False, state_seqs=False)
 
 
@@ -147,5 +151,5 @@ def test_every_entry_on_the_gpu(case: Case) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("step", [(613, 217), (1001, 1501)], ids=str)
 def test_random_projections_on_the_gpu(case: Case, step: tuple[int, ...]) -> None:
-    """Tests the other size classes by random projections: they have too many entries to test each one."""
+    """Tests the other size classes by random projections, because they have too many entries to test each entry."""
     assert gradcheck(case, "cuda", 6, step, fast=True, state_seqs=True)

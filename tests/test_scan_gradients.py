@@ -1,4 +1,5 @@
-"""Gradients of a core's computations with captured tensors: in place, in custom functions, frozen and trained.
+"""Gradients of a core that computes with captured tensors: in place, in custom functions, with frozen and trained
+tensors.
 
 Each compiled core is compared with the loop in values, dtypes and gradients. Cores that cannot be compiled are refused
 by name.
@@ -15,7 +16,7 @@ from flexsn_nn import FlexSN
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-# `w0` has the shape of a row, `w1` of two rows, `w2` of the step; `x0` is the input, `v0` the state.
+# `w0` has the shape of one row, `w1` of two rows, and `w2` of the step. `x0` is the input, and `v0` the state.
 IN_PLACE = {
     "multiplied": "thr = 2.0 * w0; thr *= 3.0; return x0 * thr, v0 + x0",
     "added to a copy": "h = w0.clone(); h.add_(w0); return x0 * h, v0 + x0",
@@ -84,12 +85,12 @@ REFUSED = {
     ]
 )
 @pytest.mark.parametrize("lines", [*IN_PLACE.values(), *FUNCTIONS.values()], ids=[*IN_PLACE, *FUNCTIONS])
-def test_values_and_gradients_are_the_loops(lines: str) -> None:
+def test_values_and_gradients_equal_the_loop(lines: str) -> None:
     outcome = compare(one_call(lines))
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Cores whose loop fails with an error of autograd if a gradient is required.
+# Cores for which the loop fails with an autograd error if a gradient is required.
 NO_GRADIENT = {
     "overwritten": "h = 0.5 * w0; h.exp_(); h.sub_(h.mean()); return x0 * h, v0 + x0",
     "overwritten in the step": "h = torch.exp(x0); k = h * 1.0; h.mul_(2.0); return k * h, v0 + x0.detach()",
@@ -98,7 +99,7 @@ NO_GRADIENT = {
 }
 
 # `d0` is the value of the expression, computed before the call. The core captures `d0` and the tensors of the
-# expression, and each has a gradient.
+# expression. Each of them has a gradient.
 HISTORIES = {
     "scaled": ("w0 * 1.5", "return x0 * d0 * w0, v0 + x0 * d0"),
     "with tensors that autograd keeps": ("w0.abs().sqrt()", "return x0 * d0 + w0, v0 + x0 * d0"),
@@ -116,15 +117,15 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize("lines", REFUSED.values(), ids=REFUSED)
-def test_refused_by_name(lines: str) -> None:
+def test_unsupported_lines_are_refused_by_name(lines: str) -> None:
     outcome = compare(one_call(lines))
     assert len(outcome.refused) + outcome.no_core == 1
-    # `out=` fails in the loop, too, with an error of torch.
+    # `out=` also fails in the loop, with an error of torch.
     if outcome.no_core == 0:
         assert "<core" in outcome.refused[0] or "gradient_cores.py" in outcome.refused[0]
 
 
-def test_writing_with_out_is_refused_where_the_loop_has_no_gradients() -> None:
+def test_out_argument_is_refused_without_gradients() -> None:
     core = one_call(REFUSED["out="])
     core.calls[0].mode = "no_grad"
     (refused,) = compare(core).refused
@@ -133,7 +134,7 @@ def test_writing_with_out_is_refused_where_the_loop_has_no_gradients() -> None:
 
 
 @pytest.mark.parametrize("name", NO_GRADIENT)
-def test_what_has_no_gradient_is_refused_when_it_is_asked_for(name: str) -> None:
+def test_missing_gradient_is_refused(name: str) -> None:
     built = build(one_call(NO_GRADIENT[name]), torch.float64, "cpu")
     x = torch.linspace(-1, 1, 3 * 12, dtype=torch.float64).view(3, *STEP).requires_grad_()
     neuron = FlexSN(built.function, 1, 1, 1, backend="triton")
@@ -142,7 +143,7 @@ def test_what_has_no_gradient_is_refused_when_it_is_asked_for(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["overwritten", "overwritten in the step", "set"])
-def test_what_has_no_gradient_runs_where_none_is_asked_for(name: str) -> None:
+def test_missing_gradient_is_accepted_without_gradients(name: str) -> None:
     core = one_call(NO_GRADIENT[name])
     core.calls[:] = [
         Call(3, (False,) * 3, (False, False), (True, True), state_seqs=False, mode="grad"),
@@ -163,7 +164,7 @@ def test_what_has_no_gradient_runs_where_none_is_asked_for(name: str) -> None:
     ]
 )
 @pytest.mark.parametrize(("made", "lines"), HISTORIES.values(), ids=HISTORIES)
-def test_a_captured_tensor_that_was_computed_from_another(made: str, lines: str) -> None:
+def test_captured_tensor_computed_from_another(made: str, lines: str) -> None:
     core = one_call(lines)
     core.derived["d0"] = made
     core.calls.append(Call(2, (False, True, True), (True,) * 2, (True,) * 2, state_seqs=True, mode="grad"))
@@ -172,7 +173,7 @@ def test_a_captured_tensor_that_was_computed_from_another(made: str, lines: str)
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (3, [], [], [])
 
 
-def test_a_function_of_a_tensor_that_was_computed_from_another_is_refused() -> None:
+def test_function_of_a_computed_tensor_is_refused() -> None:
     core = one_call("h = Scaled.apply(d0, 0.5); return x0 * h, v0 + x0 * w0")
     core.derived["d0"] = "w0.exp()"
     (refused,) = compare(core).refused
@@ -181,13 +182,13 @@ def test_a_function_of_a_tensor_that_was_computed_from_another_is_refused() -> N
 
 
 @pytest.mark.parametrize("lines", NUMBERS.values(), ids=NUMBERS)
-def test_numbers_in_a_core(lines: str) -> None:
+def test_cpu_numbers_in_a_core(lines: str) -> None:
     outcome = compare(one_call(lines))
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Half of the random cores read a value that changes between the calls.
-# The last core replaces the memory of a tensor: the next tensor may get the old address.
+# Half of the random cores read a value that changes between the calls. Core 964 replaces the memory of a tensor, so the
+# next tensor may get the old address.
 @pytest.mark.long(all_but=["964", "0"])
 @pytest.mark.parametrize("seed", [*range(12), 964])
 def test_random_cores_and_calls(seed: int) -> None:
@@ -202,7 +203,7 @@ def test_random_cores_read_values_in_many_places() -> None:
     assert changed > 50
 
 
-# Steps with a state outside of the loss. The last step's derivative is infinite where the state is 0.
+# Steps with a state that the loss does not use. The derivative of the last step is infinite where the state is 0.
 ABSENT = {
     "a root": "return x0 + v0, torch.sqrt(v0.abs())",
     "a root of the input": "return x0 * w0, v0.abs().sqrt() + x0.relu().sqrt()",
@@ -223,7 +224,7 @@ ABSENT = {
 )
 @pytest.mark.parametrize("residuals", ["recompute", "save"])
 @pytest.mark.parametrize("lines", ABSENT.values(), ids=ABSENT)
-def test_a_gradient_that_did_not_come_is_absent_not_zero(lines: str, residuals: str) -> None:
+def test_absent_gradient_is_not_zero(lines: str, residuals: str) -> None:
     core = one_call(lines)
     losses = ((True, False), (True, True), (False, True))
     core.calls[:] = [
@@ -235,7 +236,7 @@ def test_a_gradient_that_did_not_come_is_absent_not_zero(lines: str, residuals: 
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (9, [], [], [])
 
 
-def test_gradients_that_pass_from_state_to_state() -> None:
+def test_gradients_pass_between_states() -> None:
     body = "return x0 + v0, torch.sqrt(v1.abs()), torch.sqrt(x0.abs()) + v0"
     core = Core(f"def core(x0, v0, v1):\n    {body}\n", (1, 2, 1), {}, {})
     core.calls += [
@@ -247,7 +248,7 @@ def test_gradients_that_pass_from_state_to_state() -> None:
     assert (outcome.same, outcome.different) == (12, [])
 
 
-def test_a_parameter_is_frozen_and_trained_again() -> None:
+def test_parameter_is_frozen_and_unfrozen() -> None:
     w = torch.linspace(0.5, 1.5, 4).requires_grad_()
     x = torch.linspace(-1, 1, 3 * 12).view(3, *STEP).requires_grad_()
     neurons = [
@@ -256,18 +257,18 @@ def test_a_parameter_is_frozen_and_trained_again() -> None:
     ]
     for trains in (False, True, False, True, True):
         w.requires_grad_(trains)
-        found = []
+        results = []
         for neuron in neurons:
             neuron.reset()
             output = neuron(x)
-            found.append(torch.autograd.grad(output.sum(), [x, *([w] if trains else [])]))
-        for a, b in zip(*found, strict=True):
+            results.append(torch.autograd.grad(output.sum(), [x, *([w] if trains else [])]))
+        for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
     assert len(neurons[0]._get_program().specializations) == 2, "one for each, however often"
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton", "hop"])
-def test_without_a_step_the_final_state_is_the_initial_one(backend: str) -> None:
+def test_no_steps_return_the_initial_state(backend: str) -> None:
     core = lambda x, v: ((x + v > 0).to(x.dtype), (x > v).to(x.dtype))  # noqa: E731
     neuron = FlexSN(core, 1, 1, 1, backend=backend, example_outputs=[torch.zeros(4)])
     state = torch.ones(4, requires_grad=True)

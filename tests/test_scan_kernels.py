@@ -1,4 +1,6 @@
-"""Kernels of compiled scans, which flexsn-runtime provides; without it, a clear message names what is missing."""
+"""Kernels of compiled scans, which flexsn-runtime provides. If it is not installed, a message names the missing
+package.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ import flexsn_hop.lowering._lowering as lowering
 from flexsn_hop import register_scan_lowering, scan, scan_lowerings
 from flexsn_runtime import KernelLowering
 
-FOUND = """
+LIST_LOWERINGS = """
 import sys
 import torch
 from flexsn_hop import scan_lowerings
@@ -33,8 +35,10 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def test_they_are_found_without_an_import() -> None:
-    done = subprocess.run([sys.executable, "-c", FOUND], capture_output=True, text=True, check=False, env=os.environ)
+def test_kernels_are_found_without_an_import() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIST_LOWERINGS], capture_output=True, text=True, check=False, env=os.environ
+    )
     assert done.stdout == "['flexsn_runtime']\n", done.stderr
 
 
@@ -46,7 +50,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_one_that_is_registered_takes_their_place(elsewhere: pytest.MonkeyPatch) -> None:
+def test_registered_lowering_replaces_kernels(elsewhere: pytest.MonkeyPatch) -> None:
     mine = KernelLowering(on_cpu="triton")
     undo = register_scan_lowering(mine)
     assert lowering._in_order() == [mine]
@@ -55,14 +59,14 @@ def test_one_that_is_registered_takes_their_place(elsewhere: pytest.MonkeyPatch)
     assert lowering._in_order() != [mine]
 
 
-def test_an_installation_that_cannot_be_imported_is_named(elsewhere: pytest.MonkeyPatch) -> None:
+def test_broken_installation_is_named(elsewhere: pytest.MonkeyPatch) -> None:
     elsewhere.setitem(sys.modules, "flexsn_runtime", None)
     elsewhere.setattr(importlib.util, "find_spec", lambda name: object())
     with pytest.warns(UserWarning, match="run as loops, because flexsn_runtime is installed but cannot be imported"):
         assert scan_lowerings() == {}
 
 
-def test_a_loop_in_their_place_is_logged_once(elsewhere: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_loop_without_kernels_is_logged_once(elsewhere: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     elsewhere.setattr(importlib.util, "find_spec", lambda name: None)
     flexsn_hop.lowering._inductor._log_once.cache_clear()
 
@@ -88,7 +92,7 @@ W = torch.linspace(-1, 1, 9).reshape(3, 3)
 
 
 @pytest.mark.usefixtures("compiler")
-def test_an_input_of_more_dimensions_than_the_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_with_more_dimensions_than_the_carry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
     xs = torch.linspace(-1, 1, 120).reshape(4, 2, 5, 3)
     init = torch.ones(3, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Scan kernels of every test core, compiled for GPUs that are not present: states have to stay in registers."""
+"""Scan kernels of every test core, compiled for GPUs that are not present. States have to stay in registers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from flexsn_runtime.segments import _kernels
 from flexsn_runtime.step._pointwise_step import Specialization
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
-# Every core is compiled with the launch plan of large steps. The plan of small steps unrolls equally, in more stages,
-# and takes several times as long to compile; one core on one target has it.
+# Every core is compiled with the launch plan of large steps. The plan of small steps unrolls as much, in more stages,
+# and takes several times as long to compile. Only one core on one target uses it.
 LARGE, SMALL = 2**23, 2**13
 SMALL_CASE = ("lif_hard", "sm_90")
-# Limit of a program's shared memory on the target with the least shared memory.
+# Limit of the shared memory of a program, on the target with the least shared memory.
 SHARED_BYTES = 64 * 1024
 
 
 def recording(size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJob]:
-    """Records the kernels that later scans launch, as the runtime makes and launches them on a GPU."""
+    """Records the kernels that later scans launch, as the runtime would make and launch them on a GPU."""
     jobs: dict[str, OfflineJob] = {}
 
     class Recorder:
@@ -78,7 +78,7 @@ def recorded(
     """Returns the kernels of a scan: the forward with checkpoints, and the backward.
 
     Args:
-        rule: rule of segments, whose kernels are added by the purpose in their names.
+        rule: rule of segments. The kernels of segments are added under the purpose in their names.
     """
     jobs = recording(size, monkeypatch)
     p = problem(case, 3 if rule is None else 128, (8, 16), dtype=dtype)
@@ -105,14 +105,14 @@ def test_segments_compile_without_spills(
     assert sorted(jobs) == list(SEGMENTS)
     targets = [replace(jobs[name], target="sm_90") for name in SEGMENTS]
     for name, use in zip(SEGMENTS, compile_offline(targets), strict=True):
-        print(f"{case.name}, {dtype}, {name}: {use}")  # `pytest -s` prints them
+        print(f"{case.name}, {dtype}, {name}: {use}")  # visible with `pytest -s`
         assert use.spilled_bytes == use.local_bytes == 0, name
         assert use.registers <= 255, name
         assert use.shared_bytes <= SHARED_BYTES, name
 
 
 def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
-    """Compiles the jobs in two processes, every second job in each."""
+    """Compiles the jobs in two processes, each with every second job."""
     with ThreadPoolExecutor(2) as pool:
         even, odd = pool.map(compile_offline, (jobs[::2], jobs[1::2]))
     return [(even, odd)[i % 2][i // 2] for i in range(len(jobs))]
@@ -123,7 +123,7 @@ def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
 def test_every_core_compiles_without_spills(
     targets_each: int, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """Compiles each core for one of the targets, which alternate, or for all targets."""
+    """Compiles each core for all targets, or for one of the targets, which alternate between cores."""
     jobs: dict[str, OfflineJob] = {}
     for i, case in enumerate(CASES):
         for direction, job in recorded(case, LARGE, monkeypatch).items():
@@ -135,7 +135,7 @@ def test_every_core_compiles_without_spills(
     assert len(jobs) == (len(CASES) * targets_each + 1) * 2
     assert {job.target for job in jobs.values()} == set(TARGETS)
     for name, use in zip(jobs, compiled(list(jobs.values())), strict=True):
-        print(f"{name}: {use}")  # `pytest -s` prints them
+        print(f"{name}: {use}")  # visible with `pytest -s`
         assert name.endswith(use.target)
         assert use.spilled_bytes == use.local_bytes == 0, name
         assert 0 < use.registers <= 255, name
@@ -149,7 +149,7 @@ def test_every_core_compiles_without_spills(
 def test_random_numbers_compile_without_spills(
     draw: Callable[[Tensor], Tensor], target: str, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """Checks that kernels also have no branches, and that the registers of a draw leave room for enough warps."""
+    """Checks that these kernels have no branches, and that a draw needs few enough registers for enough warps."""
     spike = surrogate.Sigmoid()
 
     def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Properties that only a GPU shows: sizes beyond 2^31, and numbers of compilations."""
+"""Properties that only a GPU can show: sizes beyond 2^31, and numbers of compilations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 def unseen() -> ScanProgram:
-    """Returns LIF with a unique constant, because a process compiles equal sources only once."""
+    """Returns a LIF program with a unique constant, because a process compiles equal sources only once."""
     lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -39,44 +39,46 @@ def unseen() -> ScanProgram:
 
 @pytest.fixture
 def compilations() -> Iterator[list[object]]:
-    """Yields a list that grows by one for each kernel that Triton compiles or reads from its disk cache."""
+    """Yields a list that gets one entry for each kernel that Triton compiles or reads from its disk cache."""
     import triton
 
-    seen: list[object] = []
-    triton.knobs.runtime.jit_post_compile_hook = lambda **event: seen.append(event)
-    yield seen
+    kernels: list[object] = []
+    triton.knobs.runtime.jit_post_compile_hook = lambda **event: kernels.append(event)
+    yield kernels
     triton.knobs.runtime.jit_post_compile_hook = None
 
 
-def test_nothing_is_compiled_again_for_another_t(compilations: list[object]) -> None:
+def test_another_t_compiles_nothing(compilations: list[object]) -> None:
     program = unseen()
-    # Two kernels: a forward with checkpoints, and a backward. Short sequences have other kernels, long ones segments.
+    # A length has two kernels: a forward with checkpoints, and a backward. Short sequences have other kernels, and long
+    # sequences have kernels for segments.
     for steps, count in ((9, 2), (500, 2), (33, 2), (8, 4), (4, 6), (9, 6), (8, 6), (4, 6)):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
         compiled(program, x)[0].sum().backward()
         assert len(compilations) == count, f"T = {steps}"
 
 
-def test_segments_of_time_have_kernels_of_their_own_for_every_t(
+def test_segments_share_kernels_for_every_t(
     compilations: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))  # without a warm-up from an earlier process
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))  # no warm-up from an earlier process is found
     program = unseen()
-    # The forward has a guess and a repair; the backward has maps, gradients that enter segments, and all gradients.
+    # The forward has kernels for guesses and for repairs. The backward has kernels for maps, for gradients that enter
+    # segments, and for all gradients.
     for steps, count in ((9, 2), (1024, 7), (1280, 7), (2049, 7), (9, 7)):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
         compiled(program, x)[0].sum().backward()
         assert len(compilations) == count, f"T = {steps}"
 
 
-def test_a_step_that_keeps_the_memory_busy_has_no_kernels_of_segments(compilations: list[object]) -> None:
+def test_memory_bound_step_has_no_segments(compilations: list[object]) -> None:
     program = unseen()
     x = torch.rand(2048, 8192, device="cuda").requires_grad_()
     compiled(program, x)[0].sum().backward()
     assert len(compilations) == 2
 
 
-def test_nothing_is_compiled_again_for_another_batch(compilations: list[object]) -> None:
+def test_another_batch_size_compiles_nothing(compilations: list[object]) -> None:
     program = unseen()
     for batch in (64, 16, 128):
         x = torch.rand(8, batch, 256, device="cuda").requires_grad_()
@@ -84,18 +86,18 @@ def test_nothing_is_compiled_again_for_another_batch(compilations: list[object])
     assert len(compilations) == 2
 
 
-def test_the_backward_is_compiled_beside_the_forward(compilations: list[object]) -> None:
+def test_backward_is_compiled_with_the_forward(compilations: list[object]) -> None:
     program = unseen()
     x = torch.rand(9, 5000, device="cuda").requires_grad_()
     spikes, v = compiled(program, x)
     assert len(compilations) == 2
     spikes.sum().backward(retain_graph=True)
     assert len(compilations) == 2
-    (spikes.sum() + v.sum()).backward()  # with other incoming gradients
+    (spikes.sum() + v.sum()).backward()  # the incoming gradients differ
     assert len(compilations) == 3
 
 
-def test_so_is_that_of_a_recurrent_step(compilations: list[object]) -> None:
+def test_recurrent_backward_is_compiled_with_the_forward(compilations: list[object]) -> None:
     lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
     weight = torch.randn(256, 256, device="cuda").requires_grad_()  # the gradient of a matrix is a product in parts
 
@@ -112,7 +114,7 @@ def test_so_is_that_of_a_recurrent_step(compilations: list[object]) -> None:
 
 
 def test_more_than_two_to_the_31_elements() -> None:
-    """Checks the last elements, whose indices exceed 32 bits; eager mode computes these elements alone."""
+    """Checks the last elements, whose indices exceed 32 bits. Eager mode computes only these elements."""
     steps, elements, tail = 5, 2**29 + 3, 1000
     program = ScanProgram(LIF.make(hard_spike, []), 1, 1, 1)
     x = torch.empty(steps, elements, device="cuda").uniform_(0.0, 3.0).requires_grad_()
@@ -128,25 +130,25 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_gradients_do_not_depend_on_what_is_kept(case: Case) -> None:
-    """Compares gradients with saved and with recomputed values, in every class of sizes."""
+def test_gradients_do_not_depend_on_residuals(case: Case) -> None:
+    """Compares gradients with saved and with recomputed values, in every size class."""
     for shape in ((301, 67), (3001, 67), (20011, 67)):
-        found = []
+        actual = []
         for residuals in ("save", "recompute"):
             p = problem(case, 21, shape, device="cuda")
             program = ScanProgram(p.core, *p.counts, residuals=residuals)
             results = compiled(program, *p.inputs, *p.states)
             flowing = [r for r in results if r.requires_grad]
             ones = [torch.ones_like(r) for r in flowing]
-            found.append((results, torch.autograd.grad(flowing, p.leaves, ones)))
-        for a, b in zip(found[0][0], found[1][0], strict=True):
+            actual.append((results, torch.autograd.grad(flowing, p.leaves, ones)))
+        for a, b in zip(actual[0][0], actual[1][0], strict=True):
             assert torch.equal(a, b)
-        for a, b in zip(found[0][1], found[1][1], strict=True):
-            # Recomputed divisions may have errors of 2 ulp.
+        for a, b in zip(actual[0][1], actual[1][1], strict=True):
+            # Recomputed divisions may have errors of up to 2 ulp.
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * b.abs().max().item())
 
 
-def test_gradients_are_equal_from_run_to_run() -> None:
+def test_gradients_are_equal_in_each_run() -> None:
     p = problem(CASES[8], 50, (301, 67), device="cuda")
     program = ScanProgram(p.core, *p.counts)
 
@@ -159,7 +161,7 @@ def test_gradients_are_equal_from_run_to_run() -> None:
             assert torch.equal(one, other)
 
 
-def test_fast_math_is_close_and_leaves_exact_kernels_of_the_same_source_alone() -> None:
+def test_fast_math_does_not_change_exact_kernels() -> None:
     """Tests a step whose functions have no faster form, so that only the compiler's options differ."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,9 +172,9 @@ def test_fast_math_is_close_and_leaves_exact_kernels_of_the_same_source_alone() 
     expected = eager_scan_final_state(core, 1, 1, 1, x, v)
     fast, exact = (ScanProgram(core, 1, 1, 1, fast_math=fast_math) for fast_math in (True, False))
     for _ in range(2):
-        found = compiled(fast, x, v)
+        actual = compiled(fast, x, v)
         for a, b in zip(compiled(exact, x, v), expected, strict=True):
             assert torch.equal(a, b)
-        for a, b in zip(found, expected, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(found[0], expected[0])  # otherwise, the option has no effect
+    assert not torch.equal(actual[0], expected[0])  # otherwise, the option would have no effect

@@ -47,12 +47,12 @@ EDGES = torch.tensor([-math.inf, -200.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 200.0,
     ],
     ids=["soft_margin_loss", "logit", "logit with eps", "smooth_l1_loss", "hardshrink", "softshrink"],
 )
-def test_gradients_at_the_edges_are_those_of_the_loop(function: Callable[[Tensor], Tensor]) -> None:
+def test_gradients_at_the_edges_equal_the_loop(function: Callable[[Tensor], Tensor]) -> None:
     x = EDGES.unsqueeze(0)
     expected = with_gradient(neuron(function, "torch"), x)
     for kernel in (neuron(function, "triton"), pointwise(function, autograd=True)):
-        for found, wanted in zip(with_gradient(kernel, x), expected, strict=True):
-            torch.testing.assert_close(found, wanted, equal_nan=True)
+        for actual, expected_tensor in zip(with_gradient(kernel, x), expected, strict=True):
+            torch.testing.assert_close(actual, expected_tensor, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_every_op_that_has_a_rule_can_be_in_a_step(function: Callable[[Tensor], 
 
 
 @pytest.mark.parametrize("function", [torch.special.airy_ai, torch.ops.prims.cbrt])
-def test_an_op_without_a_rule_is_refused_when_it_is_traced(function: Callable[[Tensor], Tensor]) -> None:
+def test_op_without_a_rule_is_refused_by_the_trace(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(UnsupportedCoreError, match=r"has no rule\. Write it in other ops, or add one with") as caught:
         neuron(function, "triton")(torch.ones(1, 3))
     assert caught.value.op
 
 
-def test_torchs_own_references_can_be_called() -> None:
+def test_torch_references_can_be_called() -> None:
     weight = torch.tensor([0.1])
 
     def function(x: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def test_torchs_own_references_can_be_called() -> None:
     torch.testing.assert_close(neuron(function, "triton")(x), functional.prelu(x, weight))
 
 
-def test_what_torch_refuses_while_it_traces_names_the_users_line() -> None:
+def test_torch_errors_in_a_trace_name_the_line() -> None:
     other = torch.ones(7)
     with pytest.raises(TorchError, match=r"(.|\n)*at .*test_scan_ops\.py:\d+.*x \+ other"):
         neuron(lambda x: x + other, "triton")(torch.ones(1, 3))
@@ -100,7 +100,7 @@ def test_what_torch_refuses_while_it_traces_names_the_users_line() -> None:
         pointwise(lambda x: x + torch.ones(7))(torch.ones(5))
 
 
-def test_an_error_of_the_users_own_is_left_alone() -> None:
+def test_user_errors_are_not_changed() -> None:
     def function(x: Tensor) -> Tensor:
         raise RuntimeError("not today")
 
@@ -108,7 +108,7 @@ def test_an_error_of_the_users_own_is_left_alone() -> None:
         neuron(function, "triton")(torch.ones(1, 3))
 
 
-def test_an_argument_that_has_no_gradient_is_refused_where_one_is_asked_for() -> None:
+def test_argument_without_a_gradient_is_refused() -> None:
     def loss(x: Tensor, target: Tensor) -> tuple[Tensor]:
         return (functional.soft_margin_loss(x, target, reduction="none"),)
 
@@ -125,7 +125,9 @@ def test_an_argument_that_has_no_gradient_is_refused_where_one_is_asked_for() ->
 
 @pytest.fixture
 def triangle() -> Iterator[Callable[..., Tensor]]:
-    """Registers an op of another project: its implementation, its gradient, a row of facts, and a rule for Triton."""
+    """Registers an op of another project: its implementation, its gradient, an entry in the op table, and a rule for
+    Triton.
+    """
     from flexsn_codegen import TRITON
     from flexsn_graph.ir._ops import _FACTS
 
@@ -168,7 +170,7 @@ def triangle() -> Iterator[Callable[..., Tensor]]:
             _FACTS.pop(op)
 
 
-def test_an_op_from_outside_is_one_row_of_facts_and_one_for_the_target(triangle: Callable[..., Tensor]) -> None:
+def test_foreign_op_needs_facts_and_a_rule(triangle: Callable[..., Tensor]) -> None:
     weight = torch.tensor(0.7, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,13 +180,14 @@ def test_an_op_from_outside_is_one_row_of_facts_and_one_for_the_target(triangle:
     assert torch.ops.scan_ops_test.triangle.default in supported_ops()
     assert facts_of(torch.ops.scan_ops_test.slope.default) is not None
     x = torch.linspace(-2, 4, 60).reshape(5, 12)
-    found = {}
+    results = {}
     for backend in ("triton", "torch"):
         leaf = x.clone().requires_grad_()
         result = FlexSN(core, 1, 1, 1, backend=backend)(leaf)
-        # The gradient of a number is a sum over the elements, so `slope` has to be linear in the incoming gradient.
-        found[backend] = (result, *torch.autograd.grad(result.square().sum(), (leaf, weight)))
-    for ours, eagers in zip(found["triton"], found["torch"], strict=True):
+        # The gradient of a single number is a sum over all elements, so `slope` has to be linear in the incoming
+        # gradient.
+        results[backend] = (result, *torch.autograd.grad(result.square().sum(), (leaf, weight)))
+    for ours, eagers in zip(results["triton"], results["torch"], strict=True):
         torch.testing.assert_close(ours, eagers)
     kernel = pointwise(lambda x: triangle(x, 2.0) * 3.0, autograd=True)
     for ours, eagers in zip(with_gradient(kernel, x), with_gradient(lambda x: triangle(x, 2.0) * 3.0, x), strict=True):

@@ -1,4 +1,6 @@
-"""The compiled scan against the eager loop: values to the last bit in float32, gradients to rounding."""
+"""The compiled scan compared with the eager loop: values are bitwise equal in float32, and gradients equal up to
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,12 @@ from torch import Tensor
 from flexsn_hop import eager_scan, eager_scan_final_state
 from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
-# In the interpreter, three blocks of 512 elements and a part; on the GPU, two of the smallest blocks and a part.
+# In the interpreter: three blocks of 512 elements and a partial block. On the GPU: two of the smallest blocks and a
+# partial block.
 STEP = (41, 37)
-# Several blocks of 256 elements, the size for small steps in C++, and a partial block.
+# Several blocks of 256 elements and a partial block. C++ uses this block size for small steps.
 CPP_STEP = (19, 37)
-# Several blocks of every size class on the GPU, but no multiple of a block or of 16 bytes.
+# Several blocks of every size class on the GPU. No size is a multiple of a block or of 16 bytes.
 GPU_STEPS = ((41, 37), (613, 217), (1001, 1501))
 
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -35,9 +38,9 @@ def reference(p: Problem, *, state_seqs: bool) -> tuple[Tensor, ...]:
 def assert_parity(
     p: Problem, *, state_seqs: bool, rtol: float = 1e-5, exact: bool = True, on_cpu: TargetName = "triton"
 ) -> None:
-    got, expected = compiled(p, state_seqs=state_seqs, on_cpu=on_cpu), reference(p, state_seqs=state_seqs)
-    assert len(got) == len(expected)
-    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+    actual, expected = compiled(p, state_seqs=state_seqs, on_cpu=on_cpu), reference(p, state_seqs=state_seqs)
+    assert len(actual) == len(expected)
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         assert a.dtype == b.dtype
         if exact:
             assert torch.equal(a, b), f"result {i}: {int((a != b).sum())} of {a.numel()} differ"
@@ -45,15 +48,15 @@ def assert_parity(
             torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6)
     torch.manual_seed(1)
     weights = [torch.rand_like(t) - 0.3 for t in expected]
-    grads = torch.autograd.grad(got, p.leaves, weights)
+    grads = torch.autograd.grad(actual, p.leaves, weights)
     assert_gradients(p, grads, torch.autograd.grad(expected, p.leaves, weights), rtol)
 
 
-def assert_gradients(p: Problem, got: Sequence[Tensor], expected: Sequence[Tensor], rtol: float) -> None:
-    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+def assert_gradients(p: Problem, actual: Sequence[Tensor], expected: Sequence[Tensor], rtol: float) -> None:
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         assert a.shape == b.shape, i
         assert a.dtype == b.dtype, i
-        # A parameter's gradient is a long sum in which many terms cancel.
+        # The gradient of a parameter is a long sum in which many terms cancel.
         limit = rtol if i < len(p.inputs) + len(p.states) else 10 * rtol
         error = (a - b).abs().max().item() / max(b.abs().max().item(), 1e-30)
         assert error < limit, f"gradient {i} differs by {error:.2e} of its largest entry"
@@ -100,17 +103,17 @@ def _whole_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["cpp-torch.bool", "cpp-torch.int8", "triton-torch.bool"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("on_cpu", ["cpp", "triton"])
-def test_a_state_of_whole_numbers_begins_with_zeros(
+def test_integer_state_starts_from_zeros(
     dtype: torch.dtype, on_cpu: TargetName, compiler: None, interpreted: None
 ) -> None:
-    """Checks the zeros that a kernel makes itself if there is no initial state."""
+    """Checks the zeros that a kernel creates itself if no initial state is passed."""
     generator = torch.Generator().manual_seed(3)
     sequence = torch.randint(0, 2 if dtype == torch.bool else 100, (9, *CPP_STEP), generator=generator).to(dtype)
     step, arguments = prepare(ScanProgram(_whole_numbers, 1, 1, 1, on_cpu=on_cpu), (sequence,))
-    got = scan(step, arguments, state_seqs=True)
+    actual = scan(step, arguments, state_seqs=True)
     expected = eager_scan(_whole_numbers, 1, 1, 1, sequence, torch.zeros(CPP_STEP, dtype=dtype))
-    assert [t.dtype for t in got] == [t.dtype for t in expected] == [torch.bool, dtype]
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert [t.dtype for t in actual] == [t.dtype for t in expected] == [torch.bool, dtype]
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.long(all_but=["lif_hard*", "alif"])
@@ -126,7 +129,7 @@ def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted
     assert_parity(problem(case, 1000, (9, 61)), state_seqs=False, exact=case.exact_on_cpu)
 
 
-# Each length has one size, because each length needs kernels, and most of the time goes into their compilation.
+# Each length has one size, because each length needs new kernels, and most of the time is spent on their compilation.
 @cases
 @pytest.mark.gpu
 @pytest.mark.parametrize(
@@ -175,13 +178,13 @@ def test_no_steps(case: Case, interpreted: None) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("steps", [1, 10])
 def test_no_mismatched_spike_on_the_gpu(steps: int) -> None:
-    """Compares 10^8 element-steps of LIF in float32 with the eager loop."""
+    """Compares the spikes of 10^8 element-steps of LIF in float32 with those of the eager loop."""
     case = CASES[1]
     elements = 10**8 // steps + 7
     p = problem(case, steps, (elements,), device="cuda")
     with torch.no_grad():
-        got, expected = compiled(p, state_seqs=False), reference(p, state_seqs=False)
-    assert got[0].numel() >= 10**8
-    assert 0.1 < got[0].mean().item() < 0.9
-    assert int((got[0] != expected[0]).sum()) == 0
-    assert torch.equal(got[1], expected[1])
+        actual, expected = compiled(p, state_seqs=False), reference(p, state_seqs=False)
+    assert actual[0].numel() >= 10**8
+    assert 0.1 < actual[0].mean().item() < 0.9
+    assert int((actual[0] != expected[0]).sum()) == 0
+    assert torch.equal(actual[1], expected[1])

@@ -1,4 +1,4 @@
-"""Random step functions, compiled, against the eager scan."""
+"""Random step functions, compiled and compared with the eager scan."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from torch import Tensor
 from flexsn_hop import eager_scan
 from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
-# A block of 512 elements in the interpreter and a partial one; parameters broadcast to the shape in several ways.
+# In the interpreter, this is a block of 512 elements and a partial block. Parameters broadcast to this shape in several
+# ways.
 STEP = (9, 61)
 PARAMETER_SHAPES = ((), STEP[-1:], (STEP[0], 1), STEP)
 
-# Ops of one, two and three values. Arithmetic has equal bits on every device.
+# Ops with one, two and three operands. Arithmetic has the same bits on every device.
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "neg": torch.neg,
     "abs": torch.abs,
@@ -41,7 +42,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "minimum": torch.minimum,
     "lerp": lambda a, b: a + (b - a) * 0.25,
 }
-# Functions that are not continuous: their arguments have to agree to the last bit.
+# Functions that are not continuous. Their arguments have to agree to the last bit.
 STEPS: dict[str, Callable[..., Tensor]] = {
     "spike": lambda a: hard_spike(a - 0.25),
     "greater": lambda a, b: (a > b).to(a.dtype),
@@ -73,7 +74,8 @@ def bounded(a: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A step function as a straight line of ops on values: inputs, states, parameters, then the result of each op.
+    """A step function as a sequence of ops on numbered values: inputs, states, parameters, and then the result of each
+    op.
 
     Attributes:
         lines: name of each op, and the positions of its operands.
@@ -98,7 +100,7 @@ class Recipe:
             values = [*arguments, *captured]
             for name, operands in self.lines:
                 values.append(ops[name](*(values[i] for i in operands)))
-            # An argument may be a result, too, and is then returned unchanged.
+            # An argument may also be a result, and is then returned unchanged.
             returned = (*self.outputs, *self.new_states)
             return tuple(values[i] if i < len(arguments) else bounded(values[i]) for i in returned)
 
@@ -109,7 +111,7 @@ class Recipe:
 def recipes(draw: st.DrawFn, ops: Sequence[str]) -> Recipe:
     num_inputs, num_states = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     parameters = tuple(draw(st.lists(st.sampled_from(PARAMETER_SHAPES), max_size=2)))
-    # For each value, True if it has the shape of the step, as all returned values must.
+    # For each value, True if it has the shape of the step. All returned values must have this shape.
     full = [True] * (num_inputs + num_states) + [shape == STEP for shape in parameters]
     lines = []
     for _ in range(draw(st.integers(1, 8))):
@@ -117,7 +119,7 @@ def recipes(draw: st.DrawFn, ops: Sequence[str]) -> Recipe:
         operands = tuple(draw(st.integers(0, len(full) - 1)) for _ in range(OPERANDS[name]))
         lines.append((name, operands))
         full.append(any(full[i] for i in operands))
-    # Late values are drawn more often, because the lines before compute them.
+    # Late values are drawn more often, because earlier lines contribute to them.
     returnable = [i for i, is_full in enumerate(full) if is_full]
     position = st.sampled_from(returnable[::-1])
     outputs = tuple(draw(st.lists(position, min_size=1, max_size=2)))
@@ -126,8 +128,8 @@ def recipes(draw: st.DrawFn, ops: Sequence[str]) -> Recipe:
 
 def leaf(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return drawn.to(device=device, dtype=dtype).requires_grad_()
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return values.to(device=device, dtype=dtype).requires_grad_()
 
 
 def assert_like_the_loop(
@@ -141,7 +143,9 @@ def assert_like_the_loop(
     forward: float = 0.0,
     gradient: float | None,
 ) -> None:
-    """Compares values with the relative tolerance `forward`, and gradients, unless `None`, with `gradient`."""
+    """Compares values with the relative tolerance `forward`, and gradients with the tolerance `gradient` unless it is
+    `None`.
+    """
     new_leaf = partial(leaf, dtype=dtype, device=device)
     num_inputs, num_states, _ = recipe.counts
     inputs = [new_leaf((steps, *STEP), seed=i) for i in range(num_inputs)]
@@ -149,27 +153,27 @@ def assert_like_the_loop(
     captured = [new_leaf(shape, seed=20 + i) for i, shape in enumerate(recipe.parameters)]
     core = recipe.core(captured)
     program = ScanProgram(core, *recipe.counts, residuals=residuals, on_cpu=on_cpu)
-    got = scan(*prepare(program, (*inputs, *states)), state_seqs=True)
+    actual = scan(*prepare(program, (*inputs, *states)), state_seqs=True)
     expected = eager_scan(core, *recipe.counts, *inputs, *states)
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=forward, atol=forward)
-    pairs = [(a, b) for a, b in zip(got, expected, strict=True) if b.requires_grad]
+    pairs = [(a, b) for a, b in zip(actual, expected, strict=True) if b.requires_grad]
     if gradient is None or not pairs:
         return
     leaves = [*inputs, *states, *captured]
     weights = [leaf(tuple(b.shape), 30 + i, dtype, device).detach() for i, (_, b) in enumerate(pairs)]
-    found = torch.autograd.grad([a for a, _ in pairs], leaves, weights, allow_unused=True)
-    wanted = torch.autograd.grad([b for _, b in pairs], leaves, weights, allow_unused=True)
-    for value, a, b in zip(leaves, found, wanted, strict=True):
+    gradients = torch.autograd.grad([a for a, _ in pairs], leaves, weights, allow_unused=True)
+    expected_gradients = torch.autograd.grad([b for _, b in pairs], leaves, weights, allow_unused=True)
+    for value, a, b in zip(leaves, gradients, expected_gradients, strict=True):
         reference = torch.zeros_like(value) if b is None else b
-        # Where much cancels, an error is relative to the terms that cancel.
+        # Where large terms cancel, the error is relative to these terms.
         scale = max(1.0, float(reference.abs().max()))
         torch.testing.assert_close(
             torch.zeros_like(value) if a is None else a, reference, rtol=gradient, atol=gradient * scale
         )
 
 
-# Every run has equal examples.
+# Every run has the same examples.
 random_cores = partial(
     settings,
     derandomize=True,
@@ -177,7 +181,7 @@ random_cores = partial(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-# Short lengths, close to multiples of the interpreter's chunks of 8 and 4 steps.
+# Short lengths close to multiples of 8 and 4 steps, the chunks of the interpreter.
 num_steps = st.sampled_from([1, 3, 7, 8, 9, 11, 14])
 policies = st.sampled_from(["recompute", "save"])
 

@@ -1,4 +1,6 @@
-"""Scans whose segments of time run in parallel, against serial kernels: values to the bit, gradients to rounding."""
+"""Scans whose segments of time run in parallel, compared with serial kernels: values are bitwise equal, and gradients
+equal up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.segments._forward import SegmentedForward
 from flexsn_runtime.segments._kernels import InSegments
 
-# Two blocks in the interpreter, the last one partial; segments of different lengths, and a partial chunk.
+# Two blocks in the interpreter, the last one partial. Segments have different lengths, and one chunk is partial.
 STEPS, STEP = 75, (3, 200)
 RULE = SegmentRule(elements=5 * 600, largest=600, steps=8, fewest=2, warm_up=12, longest=16)
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -29,10 +31,10 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest) -> TargetName:
-    """Returns the language of kernels on the CPU."""
+    """Returns the language of the kernels on the CPU."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
-    found: TargetName = request.param
-    return found
+    target: TargetName = request.param
+    return target
 
 
 def run(
@@ -44,15 +46,15 @@ def run(
     state_seqs: bool = False,
     residuals: str = "recompute",
 ) -> tuple[list[Tensor], list[Tensor | None], Specialization]:
-    """Returns results of a scan, their gradients, and its step."""
+    """Returns the results of a scan, their gradients, and the step of the scan."""
     program = PointwiseProgram(p.core, *p.counts, residuals=residuals, on_cpu=on_cpu)
     with using_segments(rule):
         step, arguments = prepare(program, (*p.inputs, *p.states))
         results = scan(step, arguments, state_seqs=state_seqs)
         flow = [r.requires_grad for r in results]
-        given = [r for r, flows in zip(results, flow, strict=True) if flows]
-        drawn = (weights or random_weights)(given)
-        chosen = [(r, w) for r, w in zip(given, drawn, strict=True) if w is not None]
+        differentiable = [r for r, flows in zip(results, flow, strict=True) if flows]
+        weights_of_results = (weights or random_weights)(differentiable)
+        chosen = [(r, w) for r, w in zip(differentiable, weights_of_results, strict=True) if w is not None]
         gradients = torch.autograd.grad([r for r, _ in chosen], p.leaves, [w for _, w in chosen], allow_unused=True)
     assert isinstance(step, Specialization)
     return [r.detach() for r in results], list(gradients), step
@@ -64,7 +66,7 @@ def random_weights(results: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def first_alone(results: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns weights for spikes, and none for final states."""
+    """Returns weights for the spikes, and `None` for the final states."""
     return [random_weights(results[:1])[0], *[None] * (len(results) - 1)]
 
 
@@ -72,17 +74,17 @@ def ran(step: Specialization, what: str) -> bool:
     return any(what in name for name in step.kernel_names)
 
 
-def same_bits(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    pairs = zip(found, wanted, strict=True)
+def same_bits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    pairs = zip(actual, expected, strict=True)
     return all(a.shape == b.shape and torch.equal(in_bytes(a), in_bytes(b)) for a, b in pairs)
 
 
 def in_bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)  # a number without dimensions cannot be viewed as bytes
+    return tensor.reshape(-1).view(torch.uint8)  # a 0-d tensor cannot be viewed as bytes
 
 
-def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], rtol: float) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def check_gradients(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None], rtol: float) -> None:
+    for one, other in zip(actual, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             scale = float(other.abs().max())
@@ -91,16 +93,16 @@ def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | No
 
 @pytest.mark.long(all_but=["triton-lif_hard", "cpp-lif_hard"])
 @cases
-def test_results_equal_the_serial_ones_and_gradients_to_rounding(case: Case, language: TargetName) -> None:
+def test_results_and_gradients_equal_serial_kernels(case: Case, language: TargetName) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
-    found, gradients, step = run(p, RULE, on_cpu=language)
+    expected, expected_gradients, _ = run(p, None, on_cpu=language)
+    actual, gradients, step = run(p, RULE, on_cpu=language)
     assert ran(step, "_forward_guess")
     assert ran(step, "_backward_maps")
-    assert same_bits(found, wanted)
-    check_gradients(gradients, wanted_gradients, 1e-13)
+    assert same_bits(actual, expected)
+    check_gradients(gradients, expected_gradients, 1e-13)
     again, gradients_again, _ = run(p, RULE, on_cpu=language)
-    assert same_bits(again, found)
+    assert same_bits(again, actual)
     assert same_bits(gradients_again, gradients)  # type: ignore[arg-type]
 
 
@@ -116,11 +118,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @cases
 def test_options(case: Case, option: str, language: TargetName) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language, **OPTIONS[option])
-    found, gradients, step = run(p, RULE, on_cpu=language, **OPTIONS[option])
+    expected, expected_gradients, _ = run(p, None, on_cpu=language, **OPTIONS[option])
+    actual, gradients, step = run(p, RULE, on_cpu=language, **OPTIONS[option])
     assert ran(step, "_backward_maps")
-    assert same_bits(found, wanted)
-    check_gradients(gradients, wanted_gradients, 1e-13)
+    assert same_bits(actual, expected)
+    check_gradients(gradients, expected_gradients, 1e-13)
 
 
 @pytest.mark.long(all_but=["triton-bfloat16"])
@@ -128,10 +130,10 @@ def test_options(case: Case, option: str, language: TargetName) -> None:
 def test_narrow_dtypes(dtype: torch.dtype, language: TargetName) -> None:
     (case,) = [case for case in CASES if case.name == "lif_soft"]
     p = problem(case, STEPS, STEP, dtype=dtype)
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
-    found, gradients, _ = run(p, RULE, on_cpu=language)
-    assert same_bits(found, wanted)
-    check_gradients(gradients, wanted_gradients, 2e-6 if dtype == torch.float32 else 2e-2)
+    expected, expected_gradients, _ = run(p, None, on_cpu=language)
+    actual, gradients, _ = run(p, RULE, on_cpu=language)
+    assert same_bits(actual, expected)
+    check_gradients(gradients, expected_gradients, 2e-6 if dtype == torch.float32 else 2e-2)
 
 
 def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,45 +150,47 @@ def remembering(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.long(all_but=["triton-forgetting", "cpp-remembering"])
 @pytest.mark.parametrize("core", [forgetting, remembering], ids=lambda core: core.__name__)
-def test_repairs_and_what_is_learned_of_them(core: Callable[..., Any], language: TargetName) -> None:
-    """Tests a warm-up of 4 steps, too short for all segments. For one core, a longer one is enough, for one, none."""
+def test_repairs_adapt_the_warm_up(core: Callable[..., Any], language: TargetName) -> None:
+    """Tests a warm-up of 4 steps, which is too short for all segments. One core needs a longer warm-up; for the other,
+    no warm-up is long enough.
+    """
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
     program = PointwiseProgram(core, 1, 1, 1, on_cpu=language)
     with using_segments(None), torch.no_grad():
-        wanted = scan(*prepare(program, (x, v)), state_seqs=False)
+        expected = scan(*prepare(program, (x, v)), state_seqs=False)
     rule = replace(RULE, warm_up=4)
-    told = []
+    reports = []
     with using_segments(rule), torch.no_grad():
         for _ in range(4):
             step, arguments = prepare(program, (x, v))
-            assert same_bits(scan(step, arguments, state_seqs=False), wanted)
+            assert same_bits(scan(step, arguments, state_seqs=False), expected)
             (speculation,) = step.speculations.values()
-            told.append((speculation.last, speculation.meets))
-    first = told[0][0]
-    assert first.elements == (first.segments - 1) * 600  # every segment of both blocks
+            reports.append((speculation.last, speculation.meets))
+    first = reports[0][0]
+    assert first.elements == (first.segments - 1) * 600  # every segment of both blocks was repaired
     if core is forgetting:
-        assert told[-1][1]
-        assert told[-1][0].elements == 0
-        assert f"a warm-up of {told[-1][0].warm_up} steps; 0 of 2400" in speculation.in_words()
+        assert reports[-1][1]
+        assert reports[-1][0].elements == 0
+        assert f"a warm-up of {reports[-1][0].warm_up} steps; 0 of 2400" in speculation.in_words()
     else:
-        assert not told[-1][1]
-        assert "do not meet" in speculation.in_words()
+        assert not reports[-1][1]
+        assert "do not converge" in speculation.in_words()
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_some_segments_are_repaired_and_others_not(language: TargetName) -> None:
+def test_only_wrong_segments_are_repaired(language: TargetName) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.where(x < 0.0, torch.zeros_like(v), v) + x
         return h, h
 
     x = torch.rand(STEPS, *STEP)
-    x[20:24] = -1.0  # forgets the earlier state, so the next segment's guess is right
+    x[20:24] = -1.0  # the core forgets the earlier state here, so the guess of the next segment is right
     x[STEPS // 2 - 8 :, 0, :7] = -1.0
     p = Problem(core, (1, 1, 1), [x.requires_grad_()], [torch.rand(STEP).requires_grad_()], [])
-    wanted, _, _ = run(p, None, on_cpu=language)
-    found, _, step = run(p, replace(RULE, warm_up=4), on_cpu=language)
-    assert same_bits(found, wanted)
+    expected, _, _ = run(p, None, on_cpu=language)
+    actual, _, step = run(p, replace(RULE, warm_up=4), on_cpu=language)
+    assert same_bits(actual, expected)
     (speculation,) = step.speculations.values()
     assert 0 < speculation.last.elements < speculation.last.total
 
@@ -197,17 +201,19 @@ def holding(x: Tensor, hold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
-    """Tests one element that holds its state over a seam of 8 segments, for longer than the longest warm-up."""
+def test_few_repairs_stay_in_each_call(language: TargetName) -> None:
+    """Tests an element that holds its state across one of the boundaries of 8 segments, for longer than the longest
+    warm-up.
+    """
     x, hold, v = torch.randn(160, *STEP), torch.zeros(160, *STEP), torch.randn(STEP)
     hold[22:46, 1, 7] = 1.0
     program = PointwiseProgram(holding, 2, 1, 1, on_cpu=language)
     with using_segments(None), torch.no_grad():
-        wanted = scan(*prepare(program, (x, hold, v)), state_seqs=False)
+        expected = scan(*prepare(program, (x, hold, v)), state_seqs=False)
     with using_segments(replace(RULE, elements=8 * 600)), torch.no_grad():
         for _ in range(4):
             step, arguments = prepare(program, (x, hold, v))
-            assert same_bits(scan(step, arguments, state_seqs=False), wanted)
+            assert same_bits(scan(step, arguments, state_seqs=False), expected)
     assert isinstance(step, Specialization)
     (speculation,) = step.speculations.values()
     assert speculation.meets
@@ -216,13 +222,11 @@ def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_short_sequences_are_in_segments_where_python_does_not_launch_them(
-    language: TargetName, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tests CUDA graphs and first calls, which choose the warm-up: both have segments. Other calls are serial."""
+def test_short_sequences_in_segments_without_python(language: TargetName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests CUDA graphs, and first calls, which choose the warm-up. Both run in segments. Other calls are serial."""
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
+    expected, expected_gradients, _ = run(p, None, on_cpu=language)
     program = PointwiseProgram(p.core, *p.counts, on_cpu=language)
     launched: list[type] = []
 
@@ -236,16 +240,16 @@ def test_short_sequences_are_in_segments_where_python_does_not_launch_them(
             monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda recording=n == 9: recording)
             step, arguments = prepare(program, (*p.inputs, *p.states))
             results = scan(step, arguments, state_seqs=False)
-            given = [r for r in results if r.requires_grad]
-            gradients = torch.autograd.grad(given, p.leaves, random_weights(given), allow_unused=True)
-            assert same_bits([r.detach() for r in results], wanted)
-            check_gradients(gradients, wanted_gradients, 1e-13)
+            differentiable = [r for r in results if r.requires_grad]
+            gradients = torch.autograd.grad(differentiable, p.leaves, random_weights(differentiable), allow_unused=True)
+            assert same_bits([r.detach() for r in results], expected)
+            check_gradients(gradients, expected_gradients, 1e-13)
             assert launched == ([] if n == 8 else [SegmentedForward, SegmentedBackward])
             launched.clear()
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_derivatives_that_overflow(language: TargetName) -> None:
+def test_overflowing_derivatives(language: TargetName) -> None:
     """Tests a segment whose product of derivatives is infinite, with a zero gradient at its end."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,7 +257,7 @@ def test_derivatives_that_overflow(language: TargetName) -> None:
         return h + x, h * 0.5
 
     x = torch.zeros(STEPS, *STEP)
-    x[60:64, 1] = 1.0  # elements of the first and of the second block
+    x[60:64, 1] = 1.0  # elements in the first and in the second block
     x.requires_grad_()
     p = Problem(core, (1, 1, 1), [x], [torch.zeros(STEP).requires_grad_()], [])
 
@@ -262,16 +266,16 @@ def test_derivatives_that_overflow(language: TargetName) -> None:
         weight[30:] = 0.0
         return [weight, None]
 
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language, weights=weights)
-    assert all(g is not None and bool(g.isfinite().all()) for g in wanted_gradients)
-    found, gradients, step = run(p, RULE, on_cpu=language, weights=weights)
+    expected, expected_gradients, _ = run(p, None, on_cpu=language, weights=weights)
+    assert all(g is not None and bool(g.isfinite().all()) for g in expected_gradients)
+    actual, gradients, step = run(p, RULE, on_cpu=language, weights=weights)
     assert ran(step, "_backward_maps")
-    assert same_bits(found, wanted)
-    check_gradients(gradients, wanted_gradients, 1e-6)
+    assert same_bits(actual, expected)
+    check_gradients(gradients, expected_gradients, 1e-6)
 
 
 class Clipped(torch.autograd.Function):
-    """The identity with a clipped gradient, which is not a linear function of the incoming gradient."""
+    """The identity with a clipped gradient. The clipped gradient is not a linear function of the incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor) -> Tensor:
@@ -283,23 +287,23 @@ class Clipped(torch.autograd.Function):
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_a_backward_formula_that_is_not_linear_stays_serial(language: TargetName) -> None:
+def test_nonlinear_backward_stays_serial(language: TargetName) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * Clipped.apply(v) + x
         return h, h
 
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
     p = Problem(core, (1, 1, 1), [x], [torch.zeros(STEP).requires_grad_()], [])
-    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
-    found, gradients, step = run(p, RULE, on_cpu=language)
+    expected, expected_gradients, _ = run(p, None, on_cpu=language)
+    actual, gradients, step = run(p, RULE, on_cpu=language)
     assert ran(step, "_forward_guess")
     assert not ran(step, "_backward_maps")
-    assert same_bits(found, wanted)
-    assert same_bits(gradients, wanted_gradients)  # type: ignore[arg-type]
+    assert same_bits(actual, expected)
+    assert same_bits(gradients, expected_gradients)  # type: ignore[arg-type]
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotates by 0.1, keeps 0.999 of the length, and adds 1 in each step."""
+    """Rotates the state by 0.1, multiplies its length by 0.999, and adds 1 in each step."""
     new = 0.999 * (0.995 * v - 0.0998 * w) + torch.tanh(x)
     return new + x, new, 0.999 * (0.0998 * v + 0.995 * w) + 1.0
 
@@ -325,8 +329,8 @@ def test_affine_steps_with_fast_math(name: str, language: TargetName) -> None:
         program = PointwiseProgram(core, 1, num_states, 1, fast_math=True, on_cpu=language)  # type: ignore[arg-type]
         with using_segments(rule):
             step, arguments = prepare(program, (x, *states))
-            found = scan(step, arguments, state_seqs=False)
-            results.append([*found, *torch.autograd.grad(found[0].square().sum(), x)])
+            actual = scan(step, arguments, state_seqs=False)
+            results.append([*actual, *torch.autograd.grad(actual[0].square().sum(), x)])
     assert ran(step, "_forward_starts")
     assert any("maps of states are combined" in line for line in step.segments_in_words())
     for one, other in zip(*results, strict=True):
@@ -339,14 +343,14 @@ def ending(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def going_on(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Decays after the end of its sequence, and has outputs there."""
+    """Decays after the end of its sequence, and has outputs even there."""
     h = 0.0625 * v + torch.where(left > 0, torch.sin(x), 0.0)
     return h, h
 
 
 @pytest.mark.long(all_but=["cpp-ending"])
 @pytest.mark.parametrize("core", [ending, going_on], ids=lambda core: core.__name__)
-def test_an_input_that_counts_down(core: Callable[..., Any], language: TargetName) -> None:
+def test_input_counts_down(core: Callable[..., Any], language: TargetName) -> None:
     """Tests an affine step with fast math, and a step that continues after the end of its sequence."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(STEPS, *STEP, generator=generator, dtype=torch.float64).requires_grad_()
@@ -357,8 +361,8 @@ def test_an_input_that_counts_down(core: Callable[..., Any], language: TargetNam
         program = PointwiseProgram(core, 2, 1, 1, fast_math=core is ending, on_cpu=language, counts_down=(False, True))
         with using_segments(rule):
             step, arguments = prepare(program, (x, left, state))
-            found = scan(step, arguments, state_seqs=True)
-            results.append([*found, *torch.autograd.grad(found[0].square().sum() + found[1].sum(), x)])
+            actual = scan(step, arguments, state_seqs=True)
+            results.append([*actual, *torch.autograd.grad(actual[0].square().sum() + actual[1].sum(), x)])
     assert step.ends == (core is ending)
     assert ran(step, "_forward_starts" if core is ending else "_forward_guess")
     assert ran(step, "_backward_maps")
@@ -367,7 +371,7 @@ def test_an_input_that_counts_down(core: Callable[..., Any], language: TargetNam
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_a_step_that_is_not_affine_is_serial_with_fast_math(language: TargetName) -> None:
+def test_nonaffine_step_is_serial_with_fast_math(language: TargetName) -> None:
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP)
     program = PointwiseProgram(p.core, *p.counts, fast_math=True, on_cpu=language)
@@ -379,7 +383,7 @@ def test_a_step_that_is_not_affine_is_serial_with_fast_math(language: TargetName
 
 
 @pytest.mark.long(all_but=["triton"])
-def test_warm_ups_are_kept(language: TargetName, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_ups_are_stored(language: TargetName, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP)
@@ -391,15 +395,15 @@ def test_warm_ups_are_kept(language: TargetName, tmp_path: Any, monkeypatch: pyt
 
 
 @pytest.mark.long(all_but=["triton"])
-def test_explain_says_segments_warm_up_and_repairs(language: TargetName) -> None:
+def test_explain_reports_segments_warm_up_and_repairs(language: TargetName) -> None:
     neuron = LIF(backend=language)
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with using_segments(replace(RULE, longest=64)):
         neuron(x).sum().backward()
-        told = neuron.explain()
-    assert "few neurons over many steps: forward: 5 segments side by side, each after a warm-up of 12 steps; " in told
-    assert "of 3000 were computed again" in told
-    assert "backward over 75 steps: 5 segments side by side" in told
+        text = neuron.explain()
+    assert "few neurons over many steps: forward: 5 segments side by side, each after a warm-up of 12 steps; " in text
+    assert "of 3000 were computed again" in text
+    assert "backward over 75 steps: 5 segments side by side" in text
 
 
 def marked_resets() -> Tensor:
@@ -409,7 +413,8 @@ def marked_resets() -> Tensor:
 
 
 TRANSFORMED: dict[str, dict[str, Tensor]] = {
-    # Sequences that end within a segment, in its first chunk, at a seam, at their start, after the last whole chunk.
+    # Sequences that end within a segment, in its first chunk, at a boundary of segments, at their own start, or after
+    # the last whole chunk.
     "lengths": {"lengths": torch.tensor([STEPS, 31, 0])},
     "lengths at seams": {"lengths": torch.tensor([1, 32, 74])},
     "resets": {"resets": marked_resets()},
@@ -421,35 +426,37 @@ TRANSFORMED: dict[str, dict[str, Tensor]] = {
 @pytest.mark.parametrize("name", TRANSFORMED)
 @pytest.mark.parametrize("keeps_states", [False, True])
 def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName) -> None:
-    """Checks that segments after an end are right for any guess, and that a reset makes trajectories meet."""
+    """Checks that segments after the end of a sequence are right for any guess, and that trajectories meet after a
+    reset.
+    """
     data = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    given = TRANSFORMED[name]
-    data[torch.arange(STEPS)[:, None] >= given.get("lengths", torch.tensor([STEPS] * 3))] = torch.nan
-    found = []
+    options = TRANSFORMED[name]
+    data[torch.arange(STEPS)[:, None] >= options.get("lengths", torch.tensor([STEPS] * 3))] = torch.nan
+    actual = []
     for rule in (None, RULE):
         neuron = ALIF(tau=2.0, tau_a=1.5, backend=language, store_state_seqs=keeps_states)
         x = data.clone().requires_grad_()
         with using_segments(rule):
-            spikes = neuron(x, lengths=given.get("lengths"), resets=given.get("resets"))
+            spikes = neuron(x, lengths=options.get("lengths"), resets=options.get("resets"))
             assert len(neuron.state_seqs) == 2 * keeps_states
             results = [spikes, *neuron.states, *neuron.state_seqs]
             weights = random_weights(results)
             loss = torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
             (gradient,) = torch.autograd.grad(loss, x)
-        found.append(([result.detach() for result in results], gradient, neuron))
-    (wanted, wanted_gradient, _), (results, gradient, neuron) = found
-    assert same_bits(results, wanted)
-    check_gradients([gradient], [wanted_gradient], 1e-12)
+        actual.append(([result.detach() for result in results], gradient, neuron))
+    (expected, expected_gradient, _), (results, gradient, neuron) = actual
+    assert same_bits(results, expected)
+    check_gradients([gradient], [expected_gradient], 1e-12)
     names = neuron.kernel_names()
     assert any("_forward_repair" in kernel for kernel in names)
     assert any("_backward_maps" in kernel for kernel in names)
-    assert any("_forward_ended" in kernel for kernel in names) == ("lengths" in given and keeps_states)
+    assert any("_forward_ended" in kernel for kernel in names) == ("lengths" in options and keeps_states)
 
 
 @pytest.mark.long(all_but=["cpp-16"])
 @pytest.mark.parametrize("warm_up", [4, 16])
-def test_no_segment_after_an_end_is_repaired(warm_up: int, language: TargetName) -> None:
-    """Tests guesses that begin after the end of a sequence: they are wrong, but have no effect."""
+def test_segments_after_an_end_are_not_repaired(warm_up: int, language: TargetName) -> None:
+    """Tests guesses for segments after the end of a sequence. The guesses are wrong, but have no effect."""
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([31, 16, 0])
     results = []
@@ -463,7 +470,7 @@ def test_no_segment_after_an_end_is_repaired(warm_up: int, language: TargetName)
     assert (again == 0) == (warm_up == 16)
 
 
-def test_the_rule_has_segments_for_few_neurons_and_long_sequences_alone() -> None:
+def test_rule_selects_few_neurons_and_long_sequences() -> None:
     rule = SegmentRule(elements=2**16, largest=2**13)
     assert rule.count(1024, 16384) == 64
     assert rule.count(256, 65536) == 256
@@ -484,7 +491,9 @@ def adding(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     ("dtype", "largest"), [(torch.float64, 4095), (torch.float32, 8191), (torch.bfloat16, 8192)], ids=str
 )
 def test_steps_that_move_many_bytes_are_serial(dtype: torch.dtype, largest: int, interpreted: None) -> None:
-    """Tests 8192 elements: their input and output saturate an H100's memory in float32, but not in bfloat16."""
+    """Tests 8192 elements. Their input and output saturate the memory bandwidth of an H100 in float32, but not in
+    bfloat16.
+    """
     program = PointwiseProgram(forgetting, 1, 1, 1)
     for elements, runs_in_segments in ((largest, True), (largest + 1, False)):
         x = torch.zeros((), dtype=dtype).expand(1024, elements)
@@ -492,9 +501,9 @@ def test_steps_that_move_many_bytes_are_serial(dtype: torch.dtype, largest: int,
             assert (choose_segments(*prepare(program, (x,))) is not None) == runs_in_segments
 
 
-def test_every_sequence_counts_among_the_bytes(interpreted: None) -> None:
+def test_bytes_count_every_sequence(interpreted: None) -> None:
     program = PointwiseProgram(adding, 2, 1, 1)
-    for elements, runs_in_segments in ((5461, True), (5462, False)):  # times 12 bytes
+    for elements, runs_in_segments in ((5461, True), (5462, False)):  # number of elements, each with 12 bytes
         x = torch.zeros(()).expand(1024, elements)
         with using_segments(ON_GPU):
             assert (choose_segments(*prepare(program, (x, x))) is not None) == runs_in_segments
@@ -503,17 +512,17 @@ def test_every_sequence_counts_among_the_bytes(interpreted: None) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("residuals", ["recompute", "save"])
 @cases
-def test_on_the_gpu(case: Case, residuals: str) -> None:
+def test_segments_on_the_gpu(case: Case, residuals: str) -> None:
     p = problem(case, 2055, (3, 217), device="cuda")
-    wanted, wanted_gradients, _ = run(p, None, residuals=residuals)
+    expected, expected_gradients, _ = run(p, None, residuals=residuals)
     for warm_up in (4, 64):
         rule = SegmentRule(elements=2**16, largest=2**13, warm_up=warm_up)
-        found, gradients, step = run(p, rule, residuals=residuals)
+        actual, gradients, step = run(p, rule, residuals=residuals)
         assert ran(step, "_backward_maps")
-        assert same_bits(found, wanted)
-        check_gradients(gradients, wanted_gradients, 2e-5)
+        assert same_bits(actual, expected)
+        check_gradients(gradients, expected_gradients, 2e-5)
         again, gradients_again, _ = run(p, rule, residuals=residuals)
-        assert same_bits(again, found)
+        assert same_bits(again, actual)
         assert same_bits(gradients_again, gradients)  # type: ignore[arg-type]
 
 
@@ -538,7 +547,7 @@ def test_lengths_on_the_gpu(keeps_states: bool) -> None:
     lengths = torch.tensor([2055, 700, 3])
     data = torch.randn(2055, 3, 217, generator=torch.Generator().manual_seed(0)).cuda()
     data[torch.arange(2055)[:, None] >= lengths] = torch.nan
-    found = []
+    actual = []
     for rule in (
         None,
         SegmentRule(elements=2**16, largest=2**13, warm_up=4),
@@ -551,8 +560,8 @@ def test_lengths_on_the_gpu(keeps_states: bool) -> None:
             results = [spikes, *neuron.states, *neuron.state_seqs]
             loss = torch.stack([(r * w).sum() for r, w in zip(results, random_weights(results), strict=True)]).sum()
             (gradient,) = torch.autograd.grad(loss, x)
-        found.append(([result.detach() for result in results], gradient))
+        actual.append(([result.detach() for result in results], gradient))
         assert any("_forward_guess" in name for name in neuron.kernel_names()) == (rule is not None)
-    for results, gradient in found[1:]:
-        assert same_bits(results, found[0][0])
-        check_gradients([gradient], [found[0][1]], 2e-5)
+    for results, gradient in actual[1:]:
+        assert same_bits(results, actual[0][0])
+        check_gradients([gradient], [actual[0][1]], 2e-5)

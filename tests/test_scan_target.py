@@ -1,4 +1,4 @@
-"""A scan and its gradient for a target that is defined outside of the package."""
+"""A scan and its gradient on a target that is defined outside of the package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flexsn_hop import eager_scan_final_state
 
 STEP = (3, 5)
 STEPS, CHUNK, SEGMENT = 11, 8, 4
-# Examples in docstrings do not match.
+# Examples in docstrings do not match this pattern.
 _TRITON = re.compile(r"^(?!\s*\.\.\.).*\btl\.\w|^@triton\.", re.MULTILINE)
 CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_scalar", "plif_channel", "izhikevich"}]
 
@@ -55,18 +55,18 @@ def ports_of(role: Role, tensors: list[Tensor]) -> dict[Port, Tensor]:
 )
 @pytest.mark.parametrize(("takes_numbers", "once"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> None:
-    given = problem(case, STEPS, STEP, dtype=torch.float64)
-    num_inputs, num_states, num_outputs = given.counts
-    examples = [*(x[0] for x in given.inputs), *given.states]
-    trace = trace_step(given.core, *given.counts, examples)
-    assert trace.lifted == tuple(given.parameters)
-    wanted = (True,) * (len(examples) + len(given.parameters))
-    vjp = trace.vjp(trace.differentiable, wanted)
-    # A parameter is one number for the step, or one number per channel: `off // 1 % C * 1`.
-    layouts = tuple(0 if p.dim() == 0 else 1 for p in given.parameters)
+def test_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> None:
+    instance = problem(case, STEPS, STEP, dtype=torch.float64)
+    num_inputs, num_states, num_outputs = instance.counts
+    examples = [*(x[0] for x in instance.inputs), *instance.states]
+    trace = trace_step(instance.core, *instance.counts, examples)
+    assert trace.lifted == tuple(instance.parameters)
+    required = (True,) * (len(examples) + len(instance.parameters))
+    vjp = trace.vjp(trace.differentiable, required)
+    # A parameter is a single number, or one number per channel: `off // 1 % C * 1`.
+    layouts = tuple(0 if p.dim() == 0 else 1 for p in instance.parameters)
     sizes = {"T": STEPS, "NCL": 15}
-    for i in range(len(given.parameters)):
+    for i in range(len(instance.parameters)):
         sizes |= {f"lifted_{i}_inner0": 1, f"lifted_{i}_size0": STEP[-1], f"lifted_{i}_stride0": 1}
     dtypes = (torch.float64,) * num_states
     numbers = ("step", "vjp") if takes_numbers else (None, None)
@@ -74,7 +74,7 @@ def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) ->
     gradient = emit_core(vjp, "vjp", prune=True, numbers=numbers[1], once=once, target=NUMPY)
     assert bool(core.numbers) == takes_numbers
     # Only functions of parameters, such as time constants, are computed once.
-    assert (core.once is not None) == (gradient.once is not None) == (once and bool(given.parameters))
+    assert (core.once is not None) == (gradient.once is not None) == (once and bool(instance.parameters))
     sizes |= core.integers | gradient.integers
     forward = forward_source(
         "forward",
@@ -93,18 +93,18 @@ def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) ->
     )
     outputs = [torch.zeros(STEPS, *STEP, dtype=torch.float64) for _ in range(num_outputs)]
     finals = [torch.zeros(STEP, dtype=torch.float64) for _ in range(num_states)]
-    kept = [torch.zeros((STEPS - 1) // SEGMENT, *STEP, dtype=torch.float64) for _ in range(num_states)]
+    saved_states = [torch.zeros((STEPS - 1) // SEGMENT, *STEP, dtype=torch.float64) for _ in range(num_states)]
     primals = {
-        **ports_of(Role.INPUT, given.inputs),
-        **ports_of(Role.STATE, given.states),
-        **ports_of(Role.LIFTED, given.parameters),
+        **ports_of(Role.INPUT, instance.inputs),
+        **ports_of(Role.STATE, instance.states),
+        **ports_of(Role.LIFTED, instance.parameters),
     }
-    checkpoints = ports_of(Role.CHECKPOINT, kept)
+    checkpoints = ports_of(Role.CHECKPOINT, saved_states)
     results = {**ports_of(Role.OUTPUT, outputs), **ports_of(Role.FINAL_STATE, finals)}
     run(forward, {**primals, **results, **checkpoints}, sizes)
-    expected = eager_scan_final_state(given.core, *given.counts, *given.inputs, *given.states)
-    for found, result in zip([*outputs, *finals], expected, strict=True):
-        torch.testing.assert_close(found, result)
+    expected = eager_scan_final_state(instance.core, *instance.counts, *instance.inputs, *instance.states)
+    for actual, result in zip([*outputs, *finals], expected, strict=True):
+        torch.testing.assert_close(actual, result)
 
     backward = backward_source(
         "backward",
@@ -122,29 +122,33 @@ def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) ->
             gradients=vjp.gradients,
             grad_inputs=(True,) * num_inputs,
             grad_states=(True,) * num_states,
-            grad_lifted=(True,) * len(given.parameters),
-            lifted_dtypes=(torch.float64,) * len(given.parameters),
+            grad_lifted=(True,) * len(instance.parameters),
+            lifted_dtypes=(torch.float64,) * len(instance.parameters),
             chunk=SEGMENT,
             summed_lifted=tuple(layout == 0 for layout in layouts),
         ),
     )
     weights = [torch.randn_like(result) for result in expected]
     gradients = {
-        **ports_of(Role.GRAD_INPUT, [torch.zeros_like(x) for x in given.inputs]),
-        **ports_of(Role.GRAD_STATE, [torch.zeros_like(v) for v in given.states]),
-        **ports_of(Role.GRAD_LIFTED, [torch.zeros(STEP if p.dim() else (1,), dtype=p.dtype) for p in given.parameters]),
+        **ports_of(Role.GRAD_INPUT, [torch.zeros_like(x) for x in instance.inputs]),
+        **ports_of(Role.GRAD_STATE, [torch.zeros_like(v) for v in instance.states]),
+        **ports_of(
+            Role.GRAD_LIFTED, [torch.zeros(STEP if p.dim() else (1,), dtype=p.dtype) for p in instance.parameters]
+        ),
     }
     cotangents = {
         **ports_of(Role.GRAD_OUTPUT, weights[:num_outputs]),
         **ports_of(Role.GRAD_FINAL_STATE, weights[num_outputs:]),
     }
     run(backward, {**primals, **checkpoints, **cotangents, **gradients}, sizes)
-    wanted_gradients = torch.autograd.grad(expected, given.leaves, weights)
-    for (port, found), result in zip(gradients.items(), wanted_gradients, strict=True):
-        torch.testing.assert_close(found.sum_to_size(result.shape) if port.role is Role.GRAD_LIFTED else found, result)
+    expected_gradients = torch.autograd.grad(expected, instance.leaves, weights)
+    for (port, actual), result in zip(gradients.items(), expected_gradients, strict=True):
+        torch.testing.assert_close(
+            actual.sum_to_size(result.shape) if port.role is Role.GRAD_LIFTED else actual, result
+        )
 
 
-def test_an_op_that_it_has_no_rule_for_is_refused_by_name() -> None:
+def test_op_without_a_rule_is_refused() -> None:
     assert torch.ops.prims.tanh.default in supported_ops()
     assert torch.ops.prims.tanh.default not in supported_ops(NUMPY)
     trace = trace_step(lambda x: (torch.tanh(x),), 1, 0, 1, (torch.zeros(3),))
@@ -153,13 +157,13 @@ def test_an_op_that_it_has_no_rule_for_is_refused_by_name() -> None:
     assert "test_scan_target.py" in str(caught.value)
 
 
-def test_a_dtype_that_it_does_not_have_is_refused_by_name() -> None:
+def test_unsupported_dtype_is_refused() -> None:
     trace = trace_step(lambda x: (x + 1.0,), 1, 0, 1, (torch.zeros(3, dtype=torch.bfloat16),))
     with pytest.raises(UnsupportedOpError, match="bfloat16, which NumPy does not have"):
         emit_core(trace.forward, "step", prune=True, target=NUMPY)
 
 
-def test_rows_that_it_does_not_walk_are_refused_by_name() -> None:
+def test_unsupported_rows_are_refused() -> None:
     trace = trace_step(lambda x, v: (x + v, x), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     vjp = trace.vjp((True, True), (True, True))
     spec = BackwardSpec(
@@ -182,7 +186,7 @@ def test_rows_that_it_does_not_walk_are_refused_by_name() -> None:
         backward_source("backward", None, emit_core(vjp, "vjp", prune=True, target=NUMPY), spec)
 
 
-def test_one_folder_alone_knows_tritons_syntax() -> None:
+def test_only_one_folder_contains_triton_syntax() -> None:
     root = Path(__file__).resolve().parents[1]
     triton = root / "packages/flexsn-codegen/src/flexsn_codegen/targets/triton"
     strangers = [

@@ -31,11 +31,11 @@ from flexsn_runtime import (
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-STEPS, BATCH, FEATURES = 5, 7, 90  # a block of 512 elements in the interpreter, and a part
+STEPS, BATCH, FEATURES = 5, 7, 90  # one block of 512 elements in the interpreter, and a partial block
 
 
 class Leaky(nn.Module):
-    """A step function with a parameter per feature."""
+    """A step function with one parameter per feature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Leaky(nn.Module):
 
 
 def neurons() -> tuple[FlexSN, FlexSN]:
-    """Returns a neuron with kernels, and its twin with the loop."""
+    """Returns a neuron that runs kernels, and its twin that runs the loop."""
     core = Leaky()
     return FlexSN(core, 1, 1, 1, backend="triton"), FlexSN(core, 1, 1, 1, backend="torch")
 
@@ -63,8 +63,8 @@ def data(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def assert_same(compiled: Callable[[], tuple[Tensor, ...]], loop: Callable[[], tuple[Tensor, ...]]) -> None:
-    for got, expected in zip(compiled(), loop(), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    for actual, expected in zip(compiled(), loop(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 # -- torch.func ----------------------------------------------------------------------------------------
@@ -114,11 +114,11 @@ def transform_forward_mode(neuron: FlexSN) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(
     "transform", [transform_grad, transform_vjp, transform_vmap, transform_jvp, transform_forward_mode]
 )
-def test_function_transforms_are_refused_and_the_way_out_works(
+def test_function_transforms_are_refused_with_a_remedy(
     transform: Callable[[FlexSN], tuple[Tensor, ...]],
 ) -> None:
     neuron = without_parameters()
-    for _ in range(2):  # the second call is already prepared
+    for _ in range(2):  # the second call finds a prepared launch
         with pytest.raises(TransformError, match=r"(?s)inside of .*torch.*backend='torch' there, or backend='hop'"):
             transform(neuron)
         neuron(data())
@@ -130,8 +130,8 @@ def test_function_transforms_are_refused_and_the_way_out_works(
     assert_same(lambda: transform(neuron), lambda: expected)
 
 
-def test_gradients_of_parameters_by_a_transform_are_refused() -> None:
-    """Tests transforms that wrap captured tensors, but no inputs."""
+def test_transforms_of_parameters_are_refused() -> None:
+    """Tests transforms that wrap captured tensors but no inputs."""
     compiled, _ = neurons()
     names = dict(compiled.named_parameters())
     with pytest.raises(TransformError, match=r"torch\.func"):
@@ -149,7 +149,7 @@ def run_stand_ins(run: Run) -> object:
         return run(mode.from_tensor(data()))
 
 
-@pytest.mark.filterwarnings("ignore")  # torch warns of pointers of stand-ins
+@pytest.mark.filterwarnings("ignore")  # torch warns about pointers of stand-ins
 @pytest.mark.parametrize(
     ("name", "trace"),
     [
@@ -159,7 +159,7 @@ def run_stand_ins(run: Run) -> object:
     ],
     ids=["real", "fake", "stand-ins"],
 )
-def test_tracers_that_would_not_see_a_launch_are_refused(name: str, trace: Callable[[Run], object]) -> None:
+def test_tracers_are_refused(name: str, trace: Callable[[Run], object]) -> None:
     neuron = without_parameters()
 
     def run(x: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def test_tracers_that_would_not_see_a_launch_are_refused(name: str, trace: Calla
         assert isinstance(output, Tensor)
         return output
 
-    for _ in range(2):  # the second call is already prepared
+    for _ in range(2):  # the second call finds a prepared launch
         with pytest.raises(TransformError, match=f"inside of {name}"):
             trace(run)
         run(data())
@@ -176,24 +176,24 @@ def test_tracers_that_would_not_see_a_launch_are_refused(name: str, trace: Calla
 
 
 class Wrapped(Tensor):
-    """A tensor without memory that stands for another one, which it holds, as in distributed packages."""
+    """A tensor without memory that wraps another tensor, as tensors of distributed packages do."""
 
-    held: Tensor
+    content: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> Wrapped:
-        made: Wrapped = Tensor._make_wrapper_subclass(cls, held.shape)
-        made.held = held
+    def __new__(cls, wrapped: Tensor) -> Wrapped:
+        made: Wrapped = Tensor._make_wrapper_subclass(cls, wrapped.shape)
+        made.content = wrapped
         return made
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return func(*tree_map_only(Wrapped, lambda wrapped: wrapped.held, args), **(kwargs or {}))
+        return func(*tree_map_only(Wrapped, lambda wrapped: wrapped.content, args), **(kwargs or {}))
 
 
-@pytest.mark.filterwarnings("ignore")  # torch warns of pointers of stand-ins
+@pytest.mark.filterwarnings("ignore")  # torch warns about pointers of stand-ins
 @pytest.mark.parametrize("stand_in", [Wrapped, FakeTensorMode().from_tensor])
 def test_tensors_without_memory_are_refused(stand_in: Callable[[Tensor], Tensor]) -> None:
     compiled, _ = neurons()
@@ -223,15 +223,15 @@ def test_checkpointing(reentrant: bool) -> None:
         parameters = (x, first.weight, neuron.get_parameter("core.decay"), second.weight)
         for p in parameters:
             p.grad = None
-        # Reentrant checkpointing supports `backward`, but not `autograd.grad`.
+        # Reentrant checkpointing supports `backward` but not `autograd.grad`.
         result.square().sum().backward()
         return result, *(p.grad for p in parameters if p.grad is not None)
 
     compiled, loop = neurons()
     checkpointed = run(compiled, recompute=True)
     assert len(checkpointed) == 5
-    for got, expected in zip(checkpointed, run(compiled, recompute=False), strict=True):
-        assert torch.equal(got, expected)
+    for actual, expected in zip(checkpointed, run(compiled, recompute=False), strict=True):
+        assert torch.equal(actual, expected)
     assert_same(lambda: checkpointed, lambda: run(loop, recompute=True))
 
 
@@ -242,7 +242,9 @@ def test_checkpointing(reentrant: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [LIF, lambda: ParametricLIF(init_tau=torch.linspace(1.5, 4.0, FEATURES))])
 def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
-    """Checks that a neuron after a layer in half precision also runs in half precision, with parameters in float32."""
+    """Checks that a neuron after a layer in half precision also runs in half precision, while its parameters are
+    float32.
+    """
     torch.manual_seed(0)
     linear = nn.Linear(FEATURES, FEATURES)
     neuron = make()
@@ -260,49 +262,51 @@ def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
         return spikes, *torch.autograd.grad((spikes * weights).sum(), parameters)
 
     spikes, *gradients = run("triton")
-    expected, *wanted = run("torch")
+    expected, *expected_gradients = run("torch")
     assert torch.equal(spikes, expected)
-    for got, other in zip(gradients, wanted, strict=True):
-        assert got.dtype == other.dtype == torch.float32
-        # The loop rounds each step's gradient of a parameter to half precision; the kernel rounds their sum alone.
+    for actual, other in zip(gradients, expected_gradients, strict=True):
+        assert actual.dtype == other.dtype == torch.float32
+        # The loop rounds the gradient of a parameter to half precision in each step. The kernel rounds only their sum.
         eps = torch.finfo(dtype).eps
-        torch.testing.assert_close(got, other, rtol=20 * eps, atol=20 * eps * float(other.abs().max()))
+        torch.testing.assert_close(actual, other, rtol=20 * eps, atol=20 * eps * float(other.abs().max()))
 
 
 # -- modes ---------------------------------------------------------------------------------------------
 
 
-def test_a_state_made_in_inference_mode_goes_on_as_its_value() -> None:
-    found = []
+def test_state_from_inference_mode_continues() -> None:
+    results = []
     for neuron, mode in zip(neurons(), (torch.inference_mode, torch.no_grad), strict=True):
         with mode():
             neuron(data())
         x = data().requires_grad_()
         out = neuron(x)
-        found.append((out.detach(), *torch.autograd.grad(out.sum(), [x, *neuron.parameters()])))
-    torch.testing.assert_close(*found)
+        results.append((out.detach(), *torch.autograd.grad(out.sum(), [x, *neuron.parameters()])))
+    torch.testing.assert_close(*results)
 
 
 # -- lifetimes -----------------------------------------------------------------------------------------
 
 
-def test_backward_after_the_module_died() -> None:
+def test_backward_after_the_module_is_deleted() -> None:
     compiled, loop = neurons()
     x, y = data().requires_grad_(), data().requires_grad_()
     spikes, decay = compiled(x), compiled.get_parameter("core.decay")
     loop(y).sum().backward()
     expected, decay.grad = decay.grad, None
-    gone = weakref.ref(compiled)
+    reference = weakref.ref(compiled)
     del compiled, loop
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     spikes.sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
     torch.testing.assert_close(decay.grad, expected)
 
 
-def test_a_dead_module_leaves_nothing_behind() -> None:
-    """Checks that a module's kernels are freed, and also tensors that are saved for a backward that is never called."""
+def test_deleted_module_is_freed() -> None:
+    """Checks that the kernels of a deleted module are freed, and also the tensors saved for a backward that never
+    runs.
+    """
     compiled, _ = neurons()
     x = data().requires_grad_()
     spikes = compiled(x)
@@ -325,7 +329,7 @@ def leaky(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def handle() -> Iterator[int]:
-    """Returns the handle of `Leaky`, for the operators."""
+    """Returns the handle of a `Leaky` core, which the operators take."""
     decay = torch.linspace(0.3, 0.7, FEATURES).requires_grad_()
     examples = (torch.zeros(BATCH, FEATURES),) * 2
     forward, backward, info = build_training_kernels(lambda x, v: leaky(x, v, decay), 1, 1, 1, examples)
@@ -341,7 +345,7 @@ def handle() -> Iterator[int]:
     release_flexsn_kernel_handle(number)
 
 
-def test_compiled_training_is_compiled_once_for_every_t_and_batch(handle: int) -> None:
+def test_compiled_training_compiles_once(handle: int) -> None:
     compilations = []
 
     def backend(module: Any, inputs: Any) -> Any:
@@ -365,7 +369,9 @@ def test_compiled_training_is_compiled_once_for_every_t_and_batch(handle: int) -
         expected = torch.stack(outputs) + state
         torch.testing.assert_close(result, expected)
         weights = torch.rand_like(result)
-        found = torch.autograd.grad(result, (x, v, decay), weights)
-        for got, wanted in zip(found, torch.autograd.grad(expected, (x, v, decay), weights), strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+        gradients = torch.autograd.grad(result, (x, v, decay), weights)
+        for actual, expected_gradient in zip(
+            gradients, torch.autograd.grad(expected, (x, v, decay), weights), strict=True
+        ):
+            torch.testing.assert_close(actual, expected_gradient, rtol=1e-4, atol=1e-5)
     assert len(compilations) == 1

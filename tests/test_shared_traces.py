@@ -1,4 +1,4 @@
-"""Traces and kernels that instances, copies and programs share if their cores have equal code."""
+"""Traces and kernels are shared by instances, copies and programs whose cores have equal code."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Records the cores that are traced."""
-    seen: list[Any] = []
+    cores: list[Any] = []
 
-    def noting(core: Any, *args: Any, **options: Any) -> Any:
-        seen.append(core)
+    def record(core: Any, *args: Any, **options: Any) -> Any:
+        cores.append(core)
         return trace_values(core, *args, **options)
 
-    monkeypatch.setattr(program, "trace_values", noting)
-    return seen
+    monkeypatch.setattr(program, "trace_values", record)
+    return cores
 
 
 def sequence(batch: int = 5) -> Tensor:
@@ -51,7 +51,7 @@ def sequence(batch: int = 5) -> Tensor:
 
 
 def trained(neuron: FlexSN, x: Tensor) -> list[Tensor]:
-    """Returns outputs, and the gradients of the input and of the parameters."""
+    """Returns the outputs, and the gradients of the input and of the parameters."""
     neuron.reset()
     x = x.clone().requires_grad_()
     out = neuron(x)
@@ -71,7 +71,7 @@ def check(neuron: FlexSN, x: Tensor) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NEURONS)
-def test_on_a_gpu_instances_share(name: str, traces: list[Any]) -> None:
+def test_instances_share_on_a_gpu(name: str, traces: list[Any]) -> None:
     check_instances(name, traces)
 
 
@@ -96,7 +96,7 @@ def check_instances(name: str, traces: list[Any]) -> None:
     assert len(traces) == count
 
 
-def test_a_gradient_that_no_other_instance_had(traces: list[Any]) -> None:
+def test_additional_gradient_of_an_instance(traces: list[Any]) -> None:
     x = sequence()
     first, second = RLIF(SIZE).to(DEVICE), RLIF(SIZE).to(DEVICE)
     for neuron in (first, second):
@@ -107,7 +107,7 @@ def test_a_gradient_that_no_other_instance_had(traces: list[Any]) -> None:
     check(first, x)
 
 
-def test_an_instance_that_changes_leaves_the_others(traces: list[Any]) -> None:
+def test_changed_instance_does_not_affect_others(traces: list[Any]) -> None:
     x = sequence()
     first, second = LIF().to(DEVICE), LIF().to(DEVICE)
     check(first, x)
@@ -132,7 +132,7 @@ class Owner(nn.Module):
         return v.clamp(-1.0, 1.0), v
 
 
-def test_a_backward_after_a_change_is_refused_or_right() -> None:
+def test_backward_after_a_change_is_refused_or_right() -> None:
     x = sequence()
     owners = [Owner(2.0).to(DEVICE) for _ in range(2)]
     first, second = (FlexSN(owner, 1, 1, 1) for owner in owners)
@@ -146,16 +146,16 @@ def test_a_backward_after_a_change_is_refused_or_right() -> None:
     torch.testing.assert_close(actual, expected)
 
 
-def test_the_first_instance_is_not_kept() -> None:
+def test_first_instance_is_freed() -> None:
     first = RLIF(SIZE).to(DEVICE)
     check(first, sequence())
     second = RLIF(SIZE).to(DEVICE)
     check(second, sequence())
-    gone = weakref.ref(first.recurrent.weight)
+    reference = weakref.ref(first.recurrent.weight)
     del first
-    for _ in range(3):  # a finalizer may delay a cycle to the next collection
+    for _ in range(3):  # a finalizer may delay the release of a cycle until the next collection
         gc.collect()
-    assert gone() is None
+    assert reference() is None
     check(second, sequence())
     check(RLIF(SIZE).to(DEVICE), sequence())
 
@@ -175,7 +175,7 @@ def test_batch_sizes_share(name: str, traces: list[Any]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NEURONS)
-def test_on_a_gpu_batch_sizes_share(name: str) -> None:
+def test_batch_sizes_share_on_a_gpu(name: str) -> None:
     neuron = NEURONS[name]().to(DEVICE)
     for batch in (5, 6, 64, 1, SIZE, 512):
         check(neuron, sequence(batch))
@@ -183,7 +183,7 @@ def test_on_a_gpu_batch_sizes_share(name: str) -> None:
 
 @pytest.mark.long(all_but=["LSTM", "Heads"])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
-def test_cells_of_any_batch_size(cell: type[Cell]) -> None:
+def test_cells_share_for_any_batch_size(cell: type[Cell]) -> None:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 0.4
 

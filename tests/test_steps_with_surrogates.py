@@ -1,7 +1,8 @@
-"""Step functions of every kind with all surrogates in four dtypes: kernels against the eager loop and its autograd.
+"""Step functions of every kind, with all surrogates, in four dtypes: kernels are compared with the eager loop and its
+autograd.
 
-These tests cover each pair of a step function and a dtype, and each pair of a surrogate and a dtype.
-`python benchmarks/steps_by_surrogate.py` runs all combinations, and keeps a table.
+These tests cover each pair of a step function and a dtype, and each pair of a surrogate and a dtype. `python
+benchmarks/steps_by_surrogate.py` runs all combinations, and writes a table.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def test_kernels_in_cpp_equal_the_loop(combination: Combination, compiler: None)
     assert check(combination, compare(*combination, on_cpu="cpp"), "cpp") == ""
 
 
-# Every second combination, with each step function and each surrogate in two or three dtypes. The table has all.
+# Every second combination. Each step function and each surrogate occurs in two or three dtypes. The table has all
+# combinations.
 @pytest.mark.gpu
 @pytest.mark.parametrize("combination", covering()[::2], ids=label)
 def test_kernels_equal_the_loop_on_the_gpu(combination: Combination) -> None:
@@ -55,10 +57,10 @@ def _with_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.long(all_but=["*-dtype1"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_numbers_beside_half_tensors_are_rounded_as_eager_mode_rounds_them(
-    dtype: torch.dtype, device: str, request: pytest.FixtureRequest
-) -> None:
-    """Tests 0.3, which is not a bfloat16 number: eager mode compares with 0.30078125, which is not above itself."""
+def test_numbers_are_rounded_to_half_dtypes(dtype: torch.dtype, device: str, request: pytest.FixtureRequest) -> None:
+    """Tests 0.3, which bfloat16 cannot represent. Eager mode compares with the rounded number 0.30078125, which is not
+    greater than itself.
+    """
     if device == "cpu":
         request.getfixturevalue("interpreted")
     x = torch.linspace(0.25, 0.35, 512, dtype=torch.float64).to(device, dtype)[None]
@@ -71,7 +73,7 @@ def test_numbers_beside_half_tensors_are_rounded_as_eager_mode_rounds_them(
         assert not torch.equal(results[0], (x.float() > 0.3).to(dtype))
 
 
-def test_the_part_covers_all_pairs_with_a_dtype() -> None:
+def test_selection_covers_all_pairs_with_a_dtype() -> None:
     part = covering()
     assert len(STEP_FUNCTIONS) >= len(surrogates()) >= 22  # otherwise, the selection would lack a surrogate
     assert len(combinations()) == len(STEP_FUNCTIONS) * len(surrogates()) * len(DTYPES)
@@ -81,7 +83,7 @@ def test_the_part_covers_all_pairs_with_a_dtype() -> None:
     assert len({(step.name, spike) for step, spike, _ in part}) == len(part)
 
 
-def test_a_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests a loop whose surrogate has a slightly different shape."""
     step = STEP_FUNCTIONS[1]
     core = step.make(ATan(3.0))
@@ -91,8 +93,8 @@ def test_a_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.Monkey
         assert check(combination, compare(*combination), "cpu").startswith("gradient: off by"), dtype
 
 
-def test_a_wrong_result_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a loop whose results are larger by an eps or two."""
+def test_wrong_result_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests a loop whose results are one or two eps larger."""
 
     def off(*arguments: Any) -> tuple[Tensor, ...]:
         results = eager_scan(*arguments)

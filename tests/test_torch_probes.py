@@ -1,4 +1,6 @@
-"""Private names of torch and Triton: missing ones are reported once, at import; modules without probes use none."""
+"""Private names of torch and Triton: a missing name is reported once, at import. Modules without probes use no private
+names.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SOURCES = sorted(path for path in ROOT.glob("packages/*/src/**/*.py") if "_priva
 
 
 def ended(code: str, *options: str) -> tuple[str, str]:
-    """Returns output and warnings of a process that runs `code`, without earlier imports."""
+    """Returns the output and the warnings of a new process that runs `code`."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *options, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -29,7 +31,7 @@ def ended(code: str, *options: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_the_readme_shows_the_table_of_versions() -> None:
+def test_readme_shows_the_table_of_versions() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = readme.split("<!-- what release/torch_versions.py wrote -->\n")[1].split("<!-- until here -->")[0]
     table = (ROOT / "benchmarks" / "results" / "torch_versions.md").read_text(encoding="utf-8")
@@ -37,56 +39,57 @@ def test_the_readme_shows_the_table_of_versions() -> None:
     assert len(shown.splitlines()) > 2
 
 
-def test_the_declared_bounds_are_the_oldest_that_were_tested() -> None:
-    found = {}
+def test_declared_bounds_are_the_oldest_tested_versions() -> None:
+    bounds = {}
     for path in ROOT.glob("packages/*/pyproject.toml"):
         for line in tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]:
             requirement = Requirement(line)
             if requirement.name in TESTED:
-                found[path.parent.name, requirement.name] = str(requirement.specifier)
-    assert found == {key: f">={TESTED[key[1]][0]}" for key in found}
-    assert len(found) >= 7
+                bounds[path.parent.name, requirement.name] = str(requirement.specifier)
+    assert bounds == {key: f">={TESTED[key[1]][0]}" for key in bounds}
+    assert len(bounds) >= 7
 
 
-def test_the_environment_has_the_newest_that_was_tested() -> None:
+def test_environment_has_the_newest_tested_versions() -> None:
     lines = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]["default"]["dependencies"]
     pins = {Requirement(line).name: str(Requirement(line).specifier) for line in lines}
-    assert {name: pins[name] for name in TESTED} == {name: f"=={known[-1]}.*" for name, known in TESTED.items()}
+    assert {name: pins[name] for name in TESTED} == {name: f"=={versions[-1]}.*" for name, versions in TESTED.items()}
 
 
-def test_the_copies_are_equal() -> None:
+def test_copies_are_equal() -> None:
     for paths in COPIES.values():
         assert len(paths) >= 2
         assert len({path.read_text(encoding="utf-8") for path in paths}) == 1
 
 
 def private_uses(source: str) -> list[str]:
-    """Returns names of torch and Triton that begin with an underscore, and undocumented modules of Triton."""
-    found = set()
+    """Returns the names of torch and Triton that begin with an underscore, and undocumented modules of Triton."""
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Attribute):
-            found.add(ast.unparse(node))
+            names.add(ast.unparse(node))
     inner = re.compile(r"torch\.(?!ops\.)(?:\w+\.)*_(?!_)\w+|triton\.(?:runtime|compiler|backends)\b")
-    return sorted(name for name in found if inner.match(name))
+    return sorted(name for name in names if inner.match(name))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_private_names_stand_in_the_quarantine_files(path: Path) -> None:
+def test_private_names_are_only_in_quarantine_files(path: Path) -> None:
     assert private_uses(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(
     "source", ["import torch._dynamo", "torch._C.x()", "from torch.fx import _pytree", "from triton.compiler import X"]
 )
-def test_a_private_use_is_found(source: str) -> None:
+def test_private_use_is_found(source: str) -> None:
     assert private_uses(source) != []
 
 
-# The name to delete before the import (torch itself works without it), words of the warning, the outcome of a call.
+# Each case: a name that is deleted before the import (torch itself works without it), words of the warning, and the
+# outcome of a call.
 CALL = "LIF(backend='triton')(torch.ones(4, 3))"
 COMPILED = "torch.compile(LIF(backend='hop'), backend='eager')(torch.ones(4, 3))"
 VJP = "flexsn_graph.generate_forward_and_backward_graph(lambda x: x * 2, (torch.ones(3, requires_grad=True),))"
@@ -104,9 +107,7 @@ LACKS = [
 
 @pytest.mark.long(all_but=["CompiledKernel"])
 @pytest.mark.parametrize(("module", "name", "consequence", "call", "outcome"), LACKS, ids=[lack[1] for lack in LACKS])
-def test_what_a_version_lacks_is_said_and_raised(
-    module: str, name: str, consequence: str, call: str, outcome: str
-) -> None:
+def test_missing_name_is_reported_and_raised(module: str, name: str, consequence: str, call: str, outcome: str) -> None:
     code = f"""
 import importlib, torch
 delattr(importlib.import_module({module!r}), {name!r})
@@ -121,18 +122,21 @@ except Exception as error:
 """
     printed, warned = ended(code)
     library = module.partition(".")[0]
-    said = re.findall(rf"UnsupportedVersionWarning: ({library} [\w.+]+ has no {re.escape(module)}\.{name}: .*)", warned)
-    said = [line for line in said if consequence in line]  # two places may need one name, each with a consequence
-    assert len(said) == 1, warned
-    assert TESTED[library][-1] in said[0]
+    messages = re.findall(
+        rf"UnsupportedVersionWarning: ({library} [\w.+]+ has no {re.escape(module)}\.{name}: .*)", warned
+    )
+    # two modules may need one name, each with its own consequence
+    messages = [line for line in messages if consequence in line]
+    assert len(messages) == 1, warned
+    assert TESTED[library][-1] in messages[0]
     assert printed.startswith(outcome), printed
     if outcome != "ran":
-        assert said[0] in printed
+        assert messages[0] in printed
 
 
 @pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("library", sorted(TESTED))
-def test_a_newer_version_is_used_and_said_once(library: str) -> None:
+def test_newer_version_is_used_with_one_warning(library: str) -> None:
     code = f"""
 import importlib.metadata, torch
 version = importlib.metadata.version
@@ -148,7 +152,7 @@ print(tuple(LIF(backend="triton")(torch.ones(4, 3)).shape))
     assert warned.count(f"FlexSN was tested with {library} {first} to {last}; this is 99.1.0") == 1, warned
 
 
-def test_this_version_lacks_nothing_and_names_are_found_without_an_import() -> None:
+def test_current_version_has_all_names() -> None:
     names = ["reenter_make_fx", "unique_graph_id.prefix", "torch", "unwritten_name"]
     assert lacking("torch._higher_order_ops.utils", names) == ["unwritten_name"]
     code = """
@@ -163,7 +167,7 @@ import flexsn_nn
     assert "UnsupportedVersionWarning" not in warned
 
 
-def test_a_probe_without_what_it_looks_for() -> None:
+def test_probe_for_a_missing_name() -> None:
     with pytest.warns(UserWarning, match=r"has no torch\.nn\.Foo: nothing works"):
         stand_in = private("torch", "nn.Foo", "nothing works")
     assert not isinstance(3, stand_in)

@@ -1,4 +1,4 @@
-"""`benchmarks/trace_time.py`: the work from a step to its source is proportional to the step's size."""
+"""`benchmarks/trace_time.py`: the work from a step to its source is proportional to the size of the step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trace_time
 
 
 def calls(nodes: int) -> int:
-    """Counts the function calls from step to source, in Python and in C."""
+    """Counts the function calls from the step to its source, in Python and in C."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -34,11 +34,11 @@ def calls(nodes: int) -> int:
 
 @pytest.mark.long
 def test_work_is_close_to_linear_in_the_number_of_ops() -> None:
-    """Compares the numbers of calls for two steps, one four times the size of the other.
+    """Compares the numbers of calls for two steps. One step is four times as large as the other.
 
-    Quadratic work would need 16 times the calls.
+    If the work were quadratic, it would need 16 times the calls.
     """
-    trace_time.source_times(trace_time.chain(20))  # fills torch's own caches
+    trace_time.source_times(trace_time.chain(20))  # fills torch's caches before the count
     assert calls(200) < 5 * calls(50)
 
 

@@ -29,21 +29,21 @@ assert a == 1
 """
 
 
-# Each build of the site runs all of them.
+# Each build of the site runs all tutorials.
 @pytest.mark.long(all_but=["own_neuron"])
 @one_thread()
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tutorial_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(tmp_path)
     text = path.read_text(encoding="utf-8")
     assert text.count("\nassert ") >= 2, "what a tutorial claims, it checks"
-    found = runpy.run_path(str(path))
-    assert found["losses"][-1] < 0.5 * found["losses"][0]
-    found["pyplot"].close("all")
+    namespace = runpy.run_path(str(path))
+    assert namespace["losses"][-1] < 0.5 * namespace["losses"][0]
+    namespace["pyplot"].close("all")
 
 
-def test_there_are_three() -> None:
+def test_there_are_three_tutorials() -> None:
     assert [path.stem for path in TUTORIALS] == ["own_neuron", "recurrent_audio", "sew_network"]
 
 
@@ -54,7 +54,7 @@ def made(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_a_page_and_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_becomes_page_and_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")
     path = made(tmp_path, SCRIPT)
     page = path.with_suffix(".md").read_text()
@@ -69,18 +69,18 @@ def test_a_page_and_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert base64.b64decode(notebook["cells"][2]["outputs"][0]["data"]["image/png"]) == picture
 
 
-def test_an_error_names_the_line_of_the_script(tmp_path: Path) -> None:
+def test_error_names_the_line_of_the_script(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as caught:
         made(tmp_path, SCRIPT.replace("a == 1", "a == 2"))
     assert (Path(str(caught.traceback[-1].path)).name, caught.traceback[-1].lineno + 1) == ("a.py", 14)
 
 
-def test_code_in_front_of_the_cells_is_refused(tmp_path: Path) -> None:
+def test_code_before_the_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="# %%"):
         made(tmp_path, "a = 1\n" + SCRIPT)
 
 
-def test_the_site_makes_the_environment_that_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_makes_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure = load("docs/site/environment.py").ensure
     hatch = tmp_path / "bin" / "hatch"
     hatch.parent.mkdir()

@@ -1,4 +1,6 @@
-"""`benchmarks/ulp_sweep.py`: it covers every rule, and finds wrong results; its kept numbers come from a GPU."""
+"""`benchmarks/ulp_sweep.py`: it covers every rule and finds wrong results, and its stored numbers were measured on a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,23 @@ from flexsn_codegen import pointwise, supported_ops
 Function = Callable[..., Any]
 
 CPU = torch.device("cpu")
-# The rules at import, before other tests add their own.
+# The rules at import time, before other tests add rules.
 RULES = supported_ops()
-FOUND, UNCOVERED = ulp_cases.cases()
+CASES, UNCOVERED = ulp_cases.cases()
 
 
-def test_every_rule_is_in_a_kernel_of_the_sweep() -> None:
-    # test_random_numbers.py compares the bits of random numbers; test_codegen_random.py tests views as another dtype.
+def test_sweep_covers_every_rule() -> None:
+    # test_random_numbers.py compares the bits of random numbers. test_codegen_random.py tests views as another dtype.
     elsewhere = ("flexsn_graph", "aten.view.dtype")
     assert all("polynomial" in op or op.startswith(elsewhere) for op in UNCOVERED), UNCOVERED
     alike: dict[tuple[torch.dtype, int], list[Function]] = {}
-    for case in FOUND:
+    for case in CASES:
         dtype = torch.float32 if torch.float32 in case.dtypes else torch.int32
         alike.setdefault((dtype, case.arity), []).append(case.function)
     used = set()
     for (dtype, arity), functions in alike.items():
         arguments = [torch.empty(3, dtype=dtype, device="meta")] * arity
-        for begin in range(0, len(functions), 8):  # a trace of eight functions takes about as long as a trace of one
+        for begin in range(0, len(functions), 8):  # tracing eight functions at once takes about as long as tracing one
             step = pointwise(together(functions[begin : begin + 8])).traced(*arguments).step
             used |= {str(node.target) for node in step.graph.nodes}
     # The remaining op leaves no trace in a graph of real numbers.
@@ -46,15 +48,15 @@ def test_every_rule_is_in_a_kernel_of_the_sweep() -> None:
 
 
 def together(functions: Sequence[Function]) -> Callable[..., tuple[Tensor, ...]]:
-    def all_of_them(*given: Tensor) -> tuple[Tensor, ...]:
-        found = [function(*given) for function in functions]
-        return tuple(t for result in found for t in ((result,) if isinstance(result, Tensor) else result))
+    def all_of_them(*arguments: Tensor) -> tuple[Tensor, ...]:
+        results = [function(*arguments) for function in functions]
+        return tuple(t for result in results for t in ((result,) if isinstance(result, Tensor) else result))
 
     return all_of_them
 
 
-def test_all_half_numbers_and_the_edges_of_float32_are_swept() -> None:
-    (case,) = (c for c in FOUND if c.name == "exp")
+def test_sweep_covers_half_numbers_and_float32_edges() -> None:
+    (case,) = (c for c in CASES if c.name == "exp")
 
     def swept(dtype: torch.dtype) -> Tensor:
         return torch.cat([x for (x,) in ulp_cases.chunks(case, dtype, ulp_cases.QUICK, CPU)])
@@ -94,13 +96,13 @@ def test_errors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.nan + row.zero < row.differ < row.values
 
 
-def test_equal_is_equal(interpreted: None) -> None:
+def test_equal_results_have_no_error(interpreted: None) -> None:
     row = ulp_sweep.measure("mul", torch.float32, ulp_cases.QUICK, CPU)
     assert row.values > 5000
     assert (row.differ, row.ulp, row.over) == (0, 0, False)
 
 
-def test_the_page_says_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_lists_exceeded_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     row = ulp_sweep.Row("exp", "float32", limit=2, values=10, differ=1, ulp=5, worst="1: 2, eager 3")
     equal = ulp_sweep.Row("mul", "float32", limit=0, values=10)
     text = ulp_sweep.page([row, equal], {"prims.new.default": "why"}, "", 1.0)
@@ -116,7 +118,7 @@ def test_the_page_says_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "**" not in text
 
 
-def test_an_exception_for_eager_modes_errors_holds_as_long_as_ours_are_small() -> None:
+def test_exception_needs_small_errors_of_kernels() -> None:
     row = ulp_sweep.Row("erfcx", "float32", limit=2, values=10, differ=1, ulp=65, off=(2, 65))
     assert row.over
     assert row.reason == ulp_sweep.EXCEPTIONS["erfcx"]
@@ -124,7 +126,7 @@ def test_an_exception_for_eager_modes_errors_holds_as_long_as_ours_are_small() -
     assert row.reason == ""
 
 
-def test_every_exception_is_of_a_case() -> None:
-    names = {case.name for case in FOUND}
+def test_every_exception_names_a_case() -> None:
+    names = {case.name for case in CASES}
     assert {name.removesuffix(" float32").removesuffix(" float64") for name in ulp_sweep.EXCEPTIONS} <= names
     assert names >= ulp_sweep._ACCURATE

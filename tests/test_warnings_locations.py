@@ -1,4 +1,4 @@
-"""Warnings name the user's line: in eager mode, through modules, in threads, and in compiled code."""
+"""Warnings name the line of the user's code: in eager mode, through modules, in threads, and in compiled code."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flexsn_graph.callers import warn
 from flexsn_nn import FlexSN
 
 ROOT = Path(__file__).resolve().parents[1]
-# Files of warnings about the installation, at import.
+# Files that warn about the installation at import.
 OF_IMPORTS = {"versions.py", "_triton_private.py", "callers.py"}
 
 
 def files(call: Callable[[], object]) -> list[str]:
-    """Returns the files of this project's warnings in a call."""
+    """Returns the files to which the warnings of this project during a call point."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -73,17 +73,17 @@ def as_it_is(call: Callable[[], object]) -> Callable[[], object]:
 
 @pytest.mark.parametrize("around", [as_it_is, in_a_module, in_a_thread])
 @pytest.mark.parametrize("source", [too_many_numbers, unregistered])
-def test_the_users_file(source: Callable[[], Any], around: Callable[[Any], Callable[[], object]]) -> None:
-    found = files(around(source()))
-    assert found
-    assert set(found) == {__file__}
+def test_warning_names_the_users_file(source: Callable[[], Any], around: Callable[[Any], Callable[[], object]]) -> None:
+    locations = files(around(source()))
+    assert locations
+    assert set(locations) == {__file__}
 
 
-def test_where_no_user_is_on_the_stack() -> None:
+def test_warning_without_user_code_on_the_stack() -> None:
     fused = pointwise(lambda x, n: x * int(n))
     for n in range(32):
         fused(torch.ones(3), float(n))
-    # The first frame of the thread is that of the kernel, so the warning names the line of the function.
+    # The first frame of the thread belongs to the kernel, so the warning names the line of the function.
     assert files(in_a_thread_of_its_own(fused)) == [__file__]
 
 
@@ -96,7 +96,7 @@ def in_a_thread_of_its_own(fused: Any) -> Callable[[], object]:
     return run
 
 
-def test_while_a_graph_is_compiled() -> None:
+def test_warning_during_compilation() -> None:
     def backend(graph: Any, inputs: Any) -> Any:
         namespace = {"__name__": "torch.somewhere", "warn": warn}
         exec(compile("def lower():\n    warn('a warning')\n", "<eval_with_key>.7", "exec"), namespace)
@@ -108,11 +108,11 @@ def test_while_a_graph_is_compiled() -> None:
     assert files(lambda: compiled(torch.ones(3))) == [__file__]
 
 
-def test_no_other_way_to_warn() -> None:
-    found = []
+def test_all_warnings_use_the_helper() -> None:
+    uses = []
     for path in sorted(ROOT.glob("packages/*/src/**/*.py")):
         if path.name not in OF_IMPORTS:
             nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
-            found += [(path.name, call) for call in calls if call.startswith("warnings.warn")]
-    assert not found
+            uses += [(path.name, call) for call in calls if call.startswith("warnings.warn")]
+    assert not uses

@@ -1,11 +1,11 @@
-"""The site: Sphinx reads the pages in their places, and the reference from the docstrings.
+"""Configuration of the site. Sphinx reads the pages from their folders, and the reference from the docstrings.
 
-    hatch run site:build        into build/site; a warning is an error
+    hatch run site:build        builds into build/site; warnings are errors
     hatch run site:check        checks the built site, in a browser if there is one
 
-The pages are the repository's own Markdown files, so that a link between two of them works both on the site and in the
-repository. The build adds the parts that only a site needs: the order of the pages, a page of reference for each public
-module, and the tutorials, which are scripts that run.
+The pages are the Markdown files of the repository, so that a link between two pages works both on the site and in the
+repository. The build adds what only a site needs: the order of the pages, a reference page for each public module, and
+the tutorials, which are made by running scripts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), *(str(path) for path in sorted(ROOT.glob("packages/*/src")))]
 if find_spec("torch") is None:
-    # Docstrings come from the imported packages, which import torch: the default environment already has it.
+    # Docstrings are read from the imported packages, which import torch. The default environment already contains
+    # torch.
     for folder in sorted(ROOT.glob(f".venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages")):
         site.addsitedir(str(folder))
     if find_spec("torch") is None:
@@ -40,7 +41,7 @@ import flexsn_nn  # noqa: E402
 project = "FlexSN"
 html_title = f"FlexSN {flexsn_nn.__version__}"
 language = "en"
-# Two classes have attributes of one name: a short word in a docstring may mean either, and links to neither.
+# Two classes have attributes with the same name. A short name in a docstring could mean either, so it links to neither.
 suppress_warnings = ["ref.python"]
 extensions = [
     "myst_parser",
@@ -64,11 +65,13 @@ include_patterns = [
 exclude_patterns = ["build", ".venv", "**/tests"]
 
 myst_heading_anchors = 4
-# Without a language, a fence is a terminal's output or pseudocode.
+# A code fence without a language contains terminal output or pseudocode.
 highlight_language = "none"
-smartquotes_action = "D"  # dashes, between a parameter and its meaning; quotation marks stay as typed
+# only dashes, such as that between a parameter and its description; quotation marks stay as typed
+smartquotes_action = "D"
 
-# In docstrings, as in Markdown, single backticks are code; if they name a public object, they also link to it.
+# In docstrings, as in Markdown, single backticks mean code. If the code names a public object, it also links to this
+# object.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -87,13 +90,14 @@ html_show_copyright = False
 html_show_sphinx = False
 html_theme_options: dict[str, object] = {"navigation_with_keys": True}
 repository = tomllib.loads((ROOT / "release" / "identity.toml").read_text(encoding="utf-8"))["urls"]["Repository"]
-if repository != "UNDECIDED":  # links "edit this page"; without a repository, only "view this page"
+if repository != "UNDECIDED":  # shows the link "edit this page"; without a repository, only "view this page"
     html_theme_options |= {"source_repository": repository, "source_branch": "main", "source_directory": ""}
-# A prompt is not part of the copied text.
+# The prompt is not copied with the text.
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
-# Joins names that share a description while docstrings are parsed: "x, y" would be a type and a name.
+# Joins names that share a description while docstrings are parsed. Otherwise, "x, y" would be read as a type and a
+# name.
 JOINED = "\N{ZERO WIDTH SPACE}"
 FIELDS = re.compile(r"(\s*)(?:Args|Attributes):")
 NAMES = re.compile(r"\s*\w+(?:, \w+)+(?=: )")
@@ -101,12 +105,14 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)\)")
 
 
 def toctree(entries: list[str], *options: str) -> str:
-    """Returns a list of pages for the sidebar, which the page itself does not show."""
+    """Returns a list of pages for the sidebar. The page itself does not show this list."""
     return "\n".join(["", "```{toctree}", ":hidden:", *options, "", *entries, "```", ""])
 
 
 def guides() -> dict[str, list[str]]:
-    """Returns the pages by the headings of the index, in its order; a tutorial's page has the name of its script."""
+    """Returns the pages by the headings of the index, in the order of the index. The page of a tutorial has the name of
+    its script.
+    """
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     _, *parts = re.split(r"^## (.*)$", index, flags=re.MULTILINE)
     found = {
@@ -138,9 +144,10 @@ def what_follows(page: str) -> str:
 
 
 def link_to_a_page(page: str, text: str, target: str) -> str:
-    """Returns a link for the site: a link to a folder leads to its page, and is plain text if there is none.
+    """Returns a link for the site. A link to a folder becomes a link to the page of the folder, or plain text if it has
+    no page.
 
-    A link to the script of a tutorial leads to its page, except from that page.
+    A link to the script of a tutorial becomes a link to the tutorial's page, except on that page itself.
     """
     folder = ROOT / Path(page).parent / target
     if folder.suffix == ".py" and folder.parent.name == "tutorials" and not page.startswith("docs/tutorials/"):
@@ -151,23 +158,28 @@ def link_to_a_page(page: str, text: str, target: str) -> str:
 
 
 def prepare_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Adapts a file to the needs of a site."""
+    """Adapts a Markdown file to the site."""
     if page == root_doc:
-        app.env.note_dependency(ROOT / "docs" / "README.md")  # sets the order: a change of it needs this page again
+        # the index sets the order, so this page must be read again when the index changes
+        app.env.note_dependency(ROOT / "docs" / "README.md")
     if not page.startswith("docs/site/"):
         source[0] = LINK.sub(lambda match: link_to_a_page(page, *match.groups()), source[0]) + what_follows(page)
 
 
 def plurals(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
-    """Separates plurals: "`nn.Parameter`s" is fine in Markdown, but reStructuredText needs a mark after the code."""
+    """Separates plural endings from code: "`nn.Parameter`s" works in Markdown, but reStructuredText needs a mark after
+    the code.
+    """
     lines[:] = [re.sub(r"(?<=\w`)(?=s\b)", r"\\ ", line) for line in lines]
 
 
 def names_of_one_description(
     app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
 ) -> None:
-    """Joins names that share a description: "`mean, scale, shift: of one shape`" describes three."""
-    within: int | None = None  # the indentation of a heading, "Args:"
+    """Joins names that share a description. For example, "`mean, scale, shift: of one shape`" describes three
+    arguments.
+    """
+    within: int | None = None  # the indentation of a heading such as "Args:"
     for number, line in enumerate(lines):
         if within is not None and line.strip() and len(line) - len(line.lstrip()) <= within:
             within = None
@@ -178,7 +190,9 @@ def names_of_one_description(
 
 
 def words_of_fields(app: Sphinx, doctree: nodes.document) -> None:
-    """Writes joined names with a comma and a space, and calls attributes of a class so, not variables."""
+    """Writes a comma and a space between joined names, and calls the attributes of a class attributes instead of
+    variables.
+    """
     for text in list(doctree.findall(nodes.Text)):
         if JOINED in text:
             text.parent.replace(text, nodes.Text(text.replace(JOINED, ", ")))
@@ -189,7 +203,7 @@ def words_of_fields(app: Sphinx, doctree: nodes.document) -> None:
 def readable_signature(
     app: Sphinx, what: str, name: str, value: object, options: object, signature: str | None, returns: str | None
 ) -> tuple[str, str | None] | None:
-    """Removes `<factory>` of dataclasses, `<class 'a.B'>` and `~typing.~P`, which make signatures unreadable."""
+    """Removes `<factory>` of dataclasses, `<class 'a.B'>` and `~typing.~P`, which make signatures hard to read."""
     if signature is None:
         return None
     signature = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", signature)
@@ -197,12 +211,16 @@ def readable_signature(
 
 
 def skip_fields(app: Sphinx, what: str, name: str, value: object, skip: bool, options: object) -> bool | None:
-    """Skips fields of a named tuple, whose docstring describes them; each one is an "Alias for field number 0"."""
+    """Skips the fields of a named tuple, because its docstring describes them and their own text is only "Alias for
+    field number 0".
+    """
     return True if (getattr(value, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
 def name_errors_in_full(app: Sphinx, doctree: nodes.document) -> None:
-    """Links names of errors to the docstring's own package, because two packages have errors of one name."""
+    """Links the names of errors to the package of the docstring, because two packages have errors with the same
+    name.
+    """
     for reference in doctree.findall(pending_xref):
         package = str(reference.get("py:module", "")).partition(".")[0]
         if package in sys.modules and reference["reftarget"] in errors_of(sys.modules[package]):
@@ -221,7 +239,9 @@ LISTED = re.compile(r'<li><a href="([^"#:]+)">[^<]*</a></li>')
 
 
 def drop_dead_links_back(app: Sphinx, exception: Exception | None) -> None:
-    """Removes links from sources back to names that no page describes, and modules without a source from their list."""
+    """Removes links from source pages to names that no page describes, and removes modules without a source page from
+    the list.
+    """
     if exception is not None or app.builder.format != "html":
         return
     places: dict[Path, set[str]] = {}
@@ -244,13 +264,14 @@ def drop_dead_links_back(app: Sphinx, exception: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Connects the functions above; Sphinx calls this before it looks for pages."""
+    """Connects the functions above. Sphinx calls this before it looks for pages."""
     os.environ.setdefault("MPLBACKEND", "Agg")
     write_reference(Path(app.confdir) / "reference")
     write_tutorials(ROOT / "docs" / "tutorials")
     app.connect("source-read", prepare_page)
     app.connect("autodoc-process-docstring", plurals)
-    app.connect("autodoc-process-docstring", names_of_one_description, priority=400)  # before napoleon, whose is 500
+    # must run before napoleon, which has priority 500
+    app.connect("autodoc-process-docstring", names_of_one_description, priority=400)
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("autodoc-process-signature", readable_signature)
     app.connect("doctree-read", words_of_fields)

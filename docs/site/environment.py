@@ -1,4 +1,6 @@
-"""Makes the default environment, whose torch the site uses, if a clone has none: the first step of `site:build`."""
+"""Makes the default environment, whose torch the site uses, if the clone does not have one. This is the first step of
+`site:build`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def ensure(root: Path) -> bool:
-    """Returns True if it made an environment; one that has torch is left alone.
+    """Returns True if it made an environment. An existing environment with torch is not changed.
 
     Raises:
         RuntimeError: hatch is not on the path.
@@ -23,7 +25,7 @@ def ensure(root: Path) -> bool:
     hatch = shutil.which("hatch")
     if hatch is None:
         raise RuntimeError("the site uses the torch of the default environment: run `hatch env create` first")
-    # Variables of the running environment would lead hatch to it.
+    # Variables of the running environment would make hatch use that environment.
     own = {name: value for name, value in os.environ.items() if name not in ("HATCH_ENV", "HATCH_ENV_ACTIVE")}
     subprocess.run([hatch, "env", "create"], cwd=root, env=own, check=True)
     return True

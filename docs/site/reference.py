@@ -1,4 +1,4 @@
-"""A page of reference for each public module: its exports and its errors."""
+"""A reference page for each public module: its exports and its errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ["flexsn_nn", "flexsn_hop", "flexsn_runtime", "flexsn_codegen", "flex
 
 
 def public_modules(name: str) -> list[str]:
-    """Returns a package, and the modules that it exports."""
+    """Returns the name of a package, and the names of the modules that it exports."""
     package = importlib.import_module(name)
     return [name, *(f"{name}.{export}" for export in package.__all__ if inspect.ismodule(getattr(package, export)))]
 
@@ -26,7 +26,7 @@ MODULES = [module for package in PACKAGES for module in public_modules(package)]
 def home(value: object, name: str, module: ModuleType) -> str:
     """Returns the module on whose page an export of `module` is described.
 
-    It is a module below `module` that exports the object, too, if there is one; for an error of another package, it is
+    If a submodule of `module` also exports the object, it is that submodule. For an error of another package, it is
     that package.
     """
     below = [importlib.import_module(other) for other in MODULES if other.startswith(f"{module.__name__}.")]
@@ -38,17 +38,19 @@ def home(value: object, name: str, module: ModuleType) -> str:
 
 
 def heading(text: str, line: str) -> list[str]:
-    """Returns a heading with a line below it."""
+    """Returns a heading, underlined with a line."""
     return [text, line * len(text), ""]
 
 
 def is_class(value: object) -> bool:
-    """Returns whether it is a class of this project, not another name for a type, as in `StepLayout = int`."""
+    """Returns True for a class of this project, but not for another name of a type, as in `StepLayout = int`."""
     return inspect.isclass(value) and value.__module__ != "builtins"
 
 
 def is_function(value: object) -> bool:
-    """Returns whether users call it: a function or an operator, but no annotation such as `Callable[..., Any]`."""
+    """Returns True for objects that users call: functions and operators, but not annotations such as `Callable[...,
+    Any]`.
+    """
     return callable(value) and not inspect.isclass(value) and get_origin(value) is None
 
 
@@ -65,7 +67,9 @@ def described(place: str, name: str, value: object) -> list[str]:
 
 
 def errors_of(module: ModuleType) -> dict[str, type[BaseException]]:
-    """Returns the exceptions that a package raises, from its `errors.py`; siblings describe their own."""
+    """Returns the exceptions in a package's `errors.py`. Errors of sibling packages are described on their own
+    pages.
+    """
     try:
         errors = importlib.import_module(f"{module.__name__}.errors")
     except ModuleNotFoundError:
@@ -78,7 +82,7 @@ def errors_of(module: ModuleType) -> dict[str, type[BaseException]]:
 
 
 def neurons() -> list[str]:
-    """Returns a table of the ready-made neurons: names, and the first sentences of their docstrings."""
+    """Returns a table of the ready-made neurons, with their names and the first sentences of their docstrings."""
     module = importlib.import_module("flexsn_nn.neuron")
     ready = importlib.import_module("flexsn_nn").__all__  # without the base classes
     lines = [*heading("Ready-made neurons", "-"), ".. list-table::", "   :widths: 1 3", ""]
@@ -93,7 +97,7 @@ def neurons() -> list[str]:
 
 
 def page(name: str) -> str:
-    """Returns the reference of one module, in reStructuredText."""
+    """Returns the reference page of one module, in reStructuredText."""
     module = importlib.import_module(name)
     exports = {
         export: getattr(module, export)
@@ -125,7 +129,7 @@ def page(name: str) -> str:
 
 
 def write_reference(folder: Path) -> None:
-    """Writes the pages into `folder`; an unchanged file keeps its time, and is not read again."""
+    """Writes the pages into `folder`. Unchanged files keep their time, so that Sphinx does not read them again."""
     folder.mkdir(exist_ok=True)
     for name in MODULES:
         path, text = folder / f"{name}.rst", page(name)

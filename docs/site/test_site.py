@@ -1,4 +1,4 @@
-"""The built site: it contains every public name, every link leads somewhere, and a browser shows it.
+"""The built site: it describes every public name, all links work, and a browser displays it.
 
     hatch run site:build && hatch run site:check
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "site"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NO_BROWSER = "there is no browser: none of chromium, chromium-browser and google-chrome is on the path"
-# The page that a reader sees first, and a page of each kind.
+# The first page that a reader sees, and one page of each kind.
 MAIN_PAGES = {
     "index.html": "FlexSN",
     "docs/installing.html": "Installing",
@@ -43,7 +43,7 @@ MAIN_PAGES = {
 
 
 class Page(HTMLParser):
-    """The links of a page, and its targets of links."""
+    """The links of a page, and its link targets."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Notes the tag's link and its name."""
+        """Records the link and the name of a tag."""
         values = dict(attrs)
         self.links += [value for name in ("href", "src") if (value := values.get(name))]
         self.places |= {value for name in ("id", "name") if (value := values.get(name))}
@@ -70,7 +70,7 @@ def broken_links(page: Page, pages: dict[Path, Page]) -> list[str]:
     broken = []
     for link in page.links:
         if re.match(r"[a-z]+:|//", link):
-            continue  # another site, which a test cannot check
+            continue  # a link to another site, which a test cannot check
         target, _, anchor = unquote(link.partition("?")[0]).partition("#")
         path = (page.path.parent / target).resolve() if target else page.path.resolve()
         if not path.is_file() or (anchor and path in pages and anchor not in pages[path].places):
@@ -109,7 +109,9 @@ def public(module: str, names: dict[str, Any]) -> Iterator[str]:
 
 @pytest.mark.parametrize("snapshot", sorted(ROOT.glob("tests/api/*.json")), ids=lambda path: path.stem)
 def test_every_public_name_is_described(snapshot: Path) -> None:
-    """Looks in the module that exports a name, and in the description of its origin: `LIF` under `flexsn_nn.neuron`."""
+    """Looks for a name in the module that exports it, and in the module that defines it, such as `flexsn_nn.neuron` for
+    `LIF`.
+    """
     found = described()
     names = list(public(snapshot.stem, json.loads(snapshot.read_text(encoding="utf-8"))))
     assert names
@@ -119,7 +121,9 @@ def test_every_public_name_is_described(snapshot: Path) -> None:
 
 
 def test_the_reference_shows_what_docstrings_and_signatures_mean() -> None:
-    """Checks, for example, that "`Args: x, y: what they are`" describes two arguments, not a `y` of the type `x,`."""
+    """Checks, for example, that "`Args: x, y: what they are`" describes two arguments, and not a `y` of the type
+    `x,`.
+    """
     texts = [path.read_text(encoding="utf-8") for path in SITE.glob("docs/site/reference/*.html")]
     assert any(re.search(r"<strong>\w+(, \w+)+</strong>", text) for text in texts)
     misread = ("<em>,</em>)", "Alias for field number", "&lt;factory&gt;", "Variables<span", "~flexsn_", "~torch.")
@@ -128,7 +132,7 @@ def test_the_reference_shows_what_docstrings_and_signatures_mean() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Yields the site's address on a local server; a page from a file could not be searched."""
+    """Yields the address of the site on a local server. On a page opened from a file, the search would not work."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
@@ -143,10 +147,10 @@ def server() -> Iterator[str]:
 
 
 def browse(url: str, profile: Path, *options: str) -> tuple[str, list[str]]:
-    """Returns the browser's output, and the errors of the page's own scripts and files."""
+    """Returns the output of the browser, and the errors in the scripts and files of the page."""
     assert BROWSER is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
-    # A newly installed browser looks for news, and waits without an internet connection.
+    # A newly installed browser looks for updates, and waits for them without an internet connection.
     flags += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
     # With virtual time, the browser does not wait for scripts, and the page is complete.
     command = [BROWSER, *flags, f"--user-data-dir={profile}", "--virtual-time-budget=20000", *options, url]

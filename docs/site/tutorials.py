@@ -1,6 +1,7 @@
-"""Tutorials are scripts with cells: each is run, and becomes a page with its output and figures, and a notebook.
+"""Conversion of tutorials, which are scripts with cells. Each script runs, and becomes a page with its output and
+figures, and a notebook.
 
-A cell begins with `# %%`, or with `# %% [markdown]` if its comments are text. Cells of code share a namespace.
+A cell begins with `# %%`, or with `# %% [markdown]` if its comments are text. All code cells share one namespace.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ MARK = re.compile(r"^# %%(?P<markdown> \[markdown\])?[ ]*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Text or code.
+    """A cell of text or code.
 
     Attributes:
         source: Markdown, or Python.
-        is_markdown: whether the source is Markdown.
-        line: line of the script where the source begins.
+        is_markdown: True if the source is Markdown.
+        line: line of the script at which the source begins.
     """
 
     source: str
@@ -41,7 +42,7 @@ class Results:
 
     Attributes:
         printed: standard output.
-        figures: pictures as PNG.
+        figures: figures as PNG.
     """
 
     printed: str = ""
@@ -68,11 +69,11 @@ def cells_of(text: str) -> list[Cell]:
 
 
 def run(path: Path, cells: Sequence[Cell]) -> list[Results]:
-    """Runs the code of the cells in order, in a separate module; tracebacks show lines of the script."""
+    """Runs the code of the cells in order, in a separate module. Tracebacks show lines of the script."""
     from matplotlib import pyplot
 
     module = ModuleType(f"tutorial_{path.stem}")
-    sys.modules[module.__name__] = module  # classes of the script may be looked up by name
+    sys.modules[module.__name__] = module  # so that classes of the script can be found by name
     results = []
     try:
         for cell in cells:
@@ -95,7 +96,7 @@ def run(path: Path, cells: Sequence[Cell]) -> list[Results]:
 
 
 def as_page(path: Path, cells: Sequence[Cell], results: Sequence[Results]) -> str:
-    """Returns a page in Markdown; pictures are files beside it, with the names in `pictures`."""
+    """Returns a page in Markdown. Figures are files next to the page, with the names in `pictures`."""
     parts = []
     names = iter(pictures(path, results))
     for cell, result in zip(cells, results, strict=True):
@@ -109,13 +110,13 @@ def as_page(path: Path, cells: Sequence[Cell], results: Sequence[Results]) -> st
 
 
 def pictures(path: Path, results: Sequence[Results]) -> dict[str, bytes]:
-    """Returns pictures by the names of their files."""
+    """Returns the figures by the names of their files."""
     every = [picture for result in results for picture in result.figures]
     return {f"{path.stem}_{number}.png": picture for number, picture in enumerate(every)}
 
 
 def as_notebook(cells: Sequence[Cell], results: Sequence[Results]) -> str:
-    """Returns a notebook of Jupyter, with its outputs."""
+    """Returns a Jupyter notebook with outputs."""
     made = []
     for number, (cell, result) in enumerate(zip(cells, results, strict=True)):
         made.append(_notebook_cell(number, cell, result))
@@ -138,7 +139,7 @@ def _notebook_cell(number: int, cell: Cell, result: Results) -> dict[str, Any]:
 
 
 def write_tutorials(folder: Path) -> None:
-    """Runs the scripts in a folder, and writes a page, pictures and a notebook beside each."""
+    """Runs the scripts in a folder, and writes a page, figures and a notebook next to each script."""
     for path in sorted(folder.glob("*.py")):
         cells = cells_of(path.read_text(encoding="utf-8"))
         results = run(path, cells)

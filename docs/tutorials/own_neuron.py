@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A neuron of your own, trained
 #
-# A neuron is one time step, written in PyTorch. This page writes one with two states and two learned parameters,
+# A neuron is one time step, written in PyTorch. This page writes a neuron with two states and two learned parameters,
 # shows its responses, and trains a network of such neurons to distinguish frequencies that differ by a third.
 
 # %%
@@ -15,14 +15,14 @@ from torch.nn import functional as F
 from flexsn_nn import LI, FlexSN, functional, plot, surrogate
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # layers are small: threads would wait for one another
+torch.set_num_threads(1)  # the layers are small, so threads would wait for each other
 
 # %% [markdown]
 # ## One step
 #
-# A resonator is a pair of states that turn in a circle and fade. It answers to inputs of its own frequency. The
-# step takes an input and the states, and returns a spike and the new states. Frequency and fading are numbers for
-# each channel, which learn.
+# A resonator is a pair of states that rotate and decay. It responds to inputs of its own frequency. The step takes an
+# input and the states, and returns a spike and the new states. The frequency and the decay are learned numbers for each
+# channel.
 
 # %%
 spike = surrogate.ATan()
@@ -31,7 +31,7 @@ spike = surrogate.ATan()
 class Resonator(nn.Module):
     def __init__(self, channels):
         super().__init__()
-        self.angle = nn.Parameter(torch.linspace(0.1, 0.9, channels))  # radians a step
+        self.angle = nn.Parameter(torch.linspace(0.1, 0.9, channels))  # radians per step
         self.fading = nn.Parameter(torch.full((channels,), 3.0))
 
     def forward(self, x, u, v):
@@ -43,8 +43,8 @@ class Resonator(nn.Module):
 
 
 # %% [markdown]
-# `FlexSN` makes a layer of it: sequences go in, `[T, batch, channels]`, and spikes come out. Kernels are compiled
-# at the first call.
+# `FlexSN` turns the step into a layer, which maps sequences `[T, batch, channels]` to spikes. Kernels are compiled at
+# the first call.
 
 # %%
 neuron = FlexSN(Resonator(5), num_inputs=1, num_states=2, num_outputs=1, store_state_seqs=True)
@@ -65,7 +65,7 @@ for axis, channel in zip(axes, (0, 2), strict=True):
 # %% [markdown]
 # ## Is it what I wrote?
 #
-# The loop over time in Python is the definition. Compiled kernels return equal spikes.
+# The loop over time in Python is the definition. Compiled kernels return the same spikes.
 
 # %%
 compiled = neuron.explain().splitlines()[0]
@@ -78,8 +78,8 @@ neuron.backend = "auto"
 # %% [markdown]
 # ## Training
 #
-# Two classes of noisy waves, of 0.3 and 0.4 radians a step, begin at any point of their period. The angles start
-# between 0.1 and 0.9, and have a separate learning rate.
+# The two classes are noisy waves of 0.3 and 0.4 radians per step, which begin at any point of their period. The angles
+# start between 0.1 and 0.9, and have a separate learning rate.
 
 
 # %%
@@ -127,5 +127,5 @@ axis.set(xlabel="step of training", ylabel="loss")
 # %% [markdown]
 # ## From here
 #
-# [What a step may contain](../writing-a-neuron.md), [the ready-made neurons](../neurons.md), and, if nothing is
-# learned, [where to look](../my-network-does-not-learn.md).
+# Read more about [what a step may contain](../writing-a-neuron.md), [the ready-made neurons](../neurons.md) and, if a
+# network learns nothing, [where to look](../my-network-does-not-learn.md).

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Recurrent layers on audio of different lengths
 #
-# Words differ in length. This page makes batches of them, runs recurrent layers on each word until its end, and
-# shows the signs of a network that does not learn. The words are synthetic, in the form of the Spiking Heidelberg
-# Digits; [examples/datasets/audio.py](../data-audio.md) reads the real files.
+# Words differ in length. This page makes batches of them, runs recurrent layers on each word until its end, and shows
+# how to recognise a network that does not learn. The words are synthetic, in the form of the Spiking Heidelberg Digits.
+# [examples/datasets/audio.py](../data-audio.md) reads the real files.
 
 # %%
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from flexsn_nn import LI, RLIF, data, functional, monitor, plot
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # layers are small: threads would wait for one another
+torch.set_num_threads(1)  # the layers are small, so threads would wait for each other
 CHANNELS, WORDS = 40, 4
 
 # %% [markdown]
 # ## Words
 #
-# In a word, two tones rise or fall over the channels of a cochlea: words 0 and 1 have the same channels in another
-# order of time, and so have 2 and 3. A word lasts from 20 to 40 steps.
+# In a word, two tones rise or fall over the channels of a cochlea. Words 0 and 1 use the same channels in a different
+# order of time, and so do words 2 and 3. A word lasts from 20 to 40 steps.
 
 
 # %%
@@ -47,7 +47,7 @@ for label, axis in enumerate(axes):
     axis.set_title(f"word {label}")
 
 # %% [markdown]
-# `pad_sequences` makes a batch: zeros after the shorter words, and a tensor with the lengths.
+# `pad_sequences` makes a batch: it pads the shorter words with zeros, and returns a tensor with the lengths.
 
 # %%
 x, lengths, labels = data.pad_sequences(words(6))
@@ -57,9 +57,9 @@ assert x.shape == (max(lengths), 6, CHANNELS)
 # %% [markdown]
 # ## A network
 #
-# Two layers with recurrent weights, and a readout that does not spike. `functional.run` passes the lengths to every
-# layer with a state: after the end of a word, the layer returns zeros and keeps its state. `readout` takes the mean
-# over each word.
+# The network has two layers with recurrent weights, and a readout that does not spike. `functional.run` passes the
+# lengths to every layer with a state. After the end of a word, such a layer returns zeros and keeps its state.
+# `readout` takes the mean over each word.
 
 # %%
 net = nn.Sequential(
@@ -77,11 +77,11 @@ def scores(x, lengths):
     return data.readout(functional.run(net, x, lengths=lengths), lengths)
 
 
-longer = torch.cat([x, torch.ones(5, *x.shape[1:])])  # input after the end
+longer = torch.cat([x, torch.ones(5, *x.shape[1:])])  # input after the end of the words
 assert torch.allclose(scores(longer, lengths), scores(x, lengths), atol=1e-6)
 
 # %% [markdown]
-# Before training: does every layer fire? 0.01 to 0.3 spikes per neuron and step are usual.
+# Before training, check that every layer fires. 0.01 to 0.3 spikes per neuron and step are common.
 
 # %%
 with monitor.RateMonitor(net) as rates, torch.no_grad():
@@ -117,5 +117,6 @@ axis.set(xlabel="step of training", ylabel="loss")
 # %% [markdown]
 # ## From here
 #
-# [Recurrent networks](../recurrent.md): weights, delays, GRUs, what runs on a GPU. [Transforms](../transforms.md):
-# lengths and resets in detail. [A network that does not learn](../my-network-does-not-learn.md).
+# [Recurrent networks](../recurrent.md) describes weights, delays, GRUs, and what runs on a GPU.
+# [Transforms](../transforms.md) describes lengths and resets in detail. See also [a network that does not
+# learn](../my-network-does-not-learn.md).

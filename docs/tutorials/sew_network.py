@@ -1,9 +1,9 @@
 # %% [markdown]
-# # A SEW network, on a GPU where there is one
+# # A SEW network, on a GPU if there is one
 #
-# Spike-element-wise residual blocks (Fang et al., 2021) let deep spiking networks train. This page builds one of
-# ready-made blocks, trains it on scikit-learn's handwritten digits, moves the batch norms into the neurons after
-# them, and shows the time of each part.
+# Spike-element-wise residual blocks (Fang et al., 2021) make deep spiking networks trainable. This page builds a
+# network of ready-made blocks, trains it on scikit-learn's handwritten digits, moves the batch norms into the neurons
+# after them, and shows the time of each part.
 
 # %%
 from __future__ import annotations
@@ -20,13 +20,13 @@ from flexsn_nn.layer import SEWBlock
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 if device == "cpu":
-    torch.set_num_threads(1)  # layers are small: threads would wait for one another
+    torch.set_num_threads(1)  # the layers are small, so threads would wait for each other
 print("on", device)
 
 # %% [markdown]
 # ## Images as currents
 #
-# A pixel is a current at all four steps, `[T, batch, 1, 8, 8]`. The first layer turns it into spikes.
+# A pixel is a current in all four steps, `[T, batch, 1, 8, 8]`. The first layer turns it into spikes.
 
 # %%
 digits = load_digits()
@@ -43,7 +43,7 @@ def sequence(chosen):
 # %% [markdown]
 # ## The network
 #
-# `OverTime` makes one batch of all steps, for layers without a state. The argument of a block is a function that
+# `OverTime` runs layers without a state on all steps at once, as one batch. The argument of a block is a function that
 # makes its neurons.
 
 
@@ -68,7 +68,7 @@ def scores(x):
 
 
 # %% [markdown]
-# Neurons may compute the norms before them, in their own kernels. The numbers do not change, and fewer bytes move
+# Neurons can compute the norms before them in their own kernels. The results do not change, and fewer bytes move
 # through memory.
 
 # %%
@@ -108,7 +108,7 @@ plot.firing_rates(rates.rates(), ax=axes[1])
 # %% [markdown]
 # ## Where the time goes
 #
-# The first line has the answer; rows for all layers follow.
+# The first line has the answer. Rows for all layers follow.
 
 # %%
 x, _ = sequence(training[:64])
@@ -118,5 +118,5 @@ print(report)
 # %% [markdown]
 # ## From here
 #
-# [Norms and memory](../norms-and-memory.md), [captured steps](../captured-steps.md) for small networks on a GPU,
-# [performance](../performance.md) for what was measured.
+# [Norms and memory](../norms-and-memory.md) describes the fusion of norms, and [captured steps](../captured-steps.md)
+# helps small networks on a GPU. [Performance](../performance.md) shows what was measured.

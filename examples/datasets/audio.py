@@ -1,14 +1,17 @@
-"""Audio as spikes: from the files of the Spiking Heidelberg Digits to accuracy, through tonic.
+"""Classification of audio that is encoded as spikes: from the files of the Spiking Heidelberg Digits to an accuracy,
+with tonic.
 
     python examples/datasets/audio.py [--recurrent] [--data DIR] [--epochs 20] [--checkpoint DIR] [--out audio.png]
 
-With `--data DIR`, tonic finds the spikes in DIR, or downloads them to DIR: spoken digits in English and German, 8156
-for training, 2264 held out. Without it, the script writes synthetic words in files of the same format and reads them:
-in each word, three tones rise or fall. Accuracy on them shows that the pipeline works, and nothing about speech.
+With `--data DIR`, tonic reads the data from DIR, or downloads them to DIR: spoken digits in English and German, 8156
+for training and 2264 held out. Without `--data`, the script writes synthetic words to files of the same format, and
+reads these. In each word, three tones rise or fall. The accuracy on these words shows that the pipeline works, but says
+nothing about speech.
 
-`--paper` is for the real files: adaptive recurrent layers with norms, after Bittar and Garner ("A surrogate gradient
-spiking baseline for speech command recognition", 2022). They report 94.62% on the Spiking Heidelberg Digits and 77.4%
-on the Spiking Speech Commands (`--set ssc`). This has not been run here, since the files are absent:
+`--paper` is for the real files. It uses adaptive recurrent layers with norms, after Bittar and Garner ("A surrogate
+gradient spiking baseline for speech command recognition", 2022). They report 94.62% on the Spiking Heidelberg Digits
+and 77.4% on the Spiking Speech Commands (`--set ssc`). These commands have not been run for this repository, because
+the files were not available:
 
     python examples/datasets/audio.py --data DIR --paper --lr 0.01 --batch 128 --epochs 30 --device cuda
     python examples/datasets/audio.py --data DIR --set ssc --paper --lr 0.01 --batch 128 --epochs 30 --device cuda
@@ -42,14 +45,14 @@ COMMANDS = 35  # words of the Spiking Speech Commands
 
 
 class Network(nn.Module):
-    """Classifies spike counts `[T, B, 1, 140]` with their lengths `[B]`; returns scores `[B, 20]`."""
+    """Classifies spike counts `[T, B, 1, 140]` with their lengths `[B]`. Returns scores `[B, 20]`."""
 
     def __init__(self, backend: str, recurrent: bool = False) -> None:
         super().__init__()
 
         def neurons() -> nn.Module:
             neuron = LIF(tau=10.0, decay_input=False, surrogate_function=ATan(), backend=backend)
-            # Weights are small at first, so that recurrent spikes do not drown the incoming ones.
+            # The weights are small at first, so that recurrent spikes do not drown out the input.
             return Recurrent(neuron, 128, init=partial(nn.init.orthogonal_, gain=0.2)) if recurrent else neuron
 
         self.layers = nn.Sequential(
@@ -67,7 +70,7 @@ class Network(nn.Module):
 
 
 class PaperNetwork(nn.Module):
-    """Two adaptive recurrent layers with norms and dropout: `[T, B, 1, 140]` to `[B, classes]`."""
+    """Two adaptive recurrent layers with norms and dropout, from `[T, B, 1, 140]` to `[B, classes]`."""
 
     def __init__(self, backend: str, classes: int, width: int = 1024) -> None:
         super().__init__()
@@ -85,7 +88,9 @@ class PaperNetwork(nn.Module):
 
 
 def frames() -> Compose:
-    """Returns a transform from spikes to counts `[T, 1, 140]`, of five channels and 10 ms each; T differs by word."""
+    """Returns a transform from spikes to counts `[T, 1, 140]`, each over five channels and 10 ms. T differs from word
+    to word.
+    """
     return Compose(
         [
             Downsample(spatial_factor=CHANNELS / 700),
@@ -95,8 +100,8 @@ def frames() -> Compose:
 
 
 def synthetic_word(word: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Returns sorted times in seconds, and channels, of a word's spikes. Each word has its own three tones."""
-    tones = np.random.default_rng(1000 + word)  # equal tones for all speakers of a word
+    """Returns the sorted times in seconds and the channels of a word's spikes. Each word has its own three tones."""
+    tones = np.random.default_rng(1000 + word)  # all speakers of a word use the same tones
     begin, end = tones.uniform(50, 650, (2, 3))
     seconds = random.uniform(0.4, 0.9)  # the duration of the word
     count = int(1200 * seconds)
@@ -109,7 +114,7 @@ def synthetic_word(word: int, random: np.random.Generator) -> tuple[np.ndarray, 
 
 
 def write_words(folder: Path, seed: int, counts: tuple[int, int] = (400, 200)) -> None:
-    """Writes two HDF5 files and their archives, as tonic leaves them.
+    """Writes two HDF5 files and their archives, as tonic stores them after a download.
 
     Args:
         folder: folder to write to.
@@ -136,21 +141,21 @@ def write_words(folder: Path, seed: int, counts: tuple[int, int] = (400, 200)) -
 def main(arguments: list[str]) -> int:
     says = "Trains a spiking network on spoken words."
     options = parser("audio", says, "tonic.datasets.SHD", 20, 32)
-    options.add_argument("--recurrent", action="store_true", help="two recurrent layers")
-    options.add_argument("--paper", action="store_true", help="the network of the paper that is named above")
-    options.add_argument("--width", type=positive, default=1024, help="neurons of a layer of --paper")
-    options.add_argument("--set", choices=["shd", "ssc"], default="shd", help="which words DIR has")
+    options.add_argument("--recurrent", action="store_true", help="use two recurrent layers")
+    options.add_argument("--paper", action="store_true", help="use the network of Bittar and Garner")
+    options.add_argument("--width", type=positive, default=1024, help="neurons per layer for --paper")
+    options.add_argument("--set", choices=["shd", "ssc"], default="shd", help="the data set in DIR")
     chosen = options.parse_args(arguments)
     if chosen.data is None and chosen.set == "ssc":
         options.error("--set ssc needs --data DIR: only files like the digits' are made here")
     torch.manual_seed(chosen.seed)
     with tempfile.TemporaryDirectory() as made:
         if chosen.data is None:
-            torch.set_num_threads(1)  # layers are small: threads would wait for one another
+            torch.set_num_threads(1)  # the layers are small, so threads would wait for each other
             write_words(Path(made), chosen.seed)
             print("no --data: synthetic words in the Spiking Heidelberg Digits' files, not speech")
         root = str(chosen.data or made)
-        # The spikes are read and counted once; the counts stay in memory.
+        # The spikes are read and counted once, and the counts stay in memory.
         training, held_out = (
             MemoryCachedDataset(
                 SHD(root, train=split == "train", transform=frames())

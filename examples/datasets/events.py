@@ -1,14 +1,16 @@
-"""Event cameras: from the files of the DVS128 gesture data set to accuracy, through tonic.
+"""Classification of recordings of an event camera: from the files of the DVS128 gesture data set to an accuracy, with
+tonic.
 
     python examples/datasets/events.py [--data DIR] [--epochs 20] [--checkpoint DIR] [--out events.png]
 
-With `--data DIR`, tonic finds the recordings in DIR, or downloads them to DIR: 1077 gestures for training, 264 held
-out. Without it, the script writes synthetic recordings in files of the same format and reads them: a blob that moves
-over the sensor in one of eleven ways. Accuracy on them shows that the pipeline works, and nothing about gestures.
+With `--data DIR`, tonic reads the recordings from DIR, or downloads them to DIR: 1077 gestures for training and 264
+held out. Without `--data`, the script writes synthetic recordings to files of the same format, and reads these. In each
+recording, a blob moves over the sensor in one of eleven ways. The accuracy on them shows that the pipeline works, but
+says nothing about gestures.
 
-`--paper` is for the real recordings: 20 frames at the sensor's resolution, and five convolutions with learned time
-constants, after Fang et al. ("Incorporating learnable membrane time constant", 2021). They report 97.57%. This has not
-been run here, since the files are absent:
+`--paper` is for the real recordings. It uses 20 frames at the resolution of the sensor, and five convolutions with
+learned time constants, after Fang et al. ("Incorporating learnable membrane time constant", 2021). They report 97.57%.
+This command has not been run for this repository, because the files were not available:
 
     python examples/datasets/events.py --data DIR --paper --lr 0.001 --batch 16 --epochs 200 --device cuda
 """
@@ -33,18 +35,18 @@ from flexsn_nn.data import pad_sequences, readout
 from flexsn_nn.layer import SharedDropout
 from flexsn_nn.surrogate import ATan
 
-SIDE = 32  # pixels of a frame; the sensor has 128
+SIDE = 32  # side length of a frame in pixels; that of the sensor is 128
 WINDOW = 100_000  # duration of a frame in microseconds
 CLASSES = len(DVSGesture.classes)
 
 
 class Network(nn.Module):
-    """Classifies frames `[T, B, 2, 32, 32]` with their lengths `[B]`; returns scores `[B, 11]`."""
+    """Classifies frames `[T, B, 2, 32, 32]` with their lengths `[B]`. Returns scores `[B, 11]`."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            # Each norm covers one frame, because statistics of a batch would include its padding.
+            # Each norm covers a single frame, because batch statistics would include the padding.
             OverTime(nn.Conv2d(2, 16, 5, stride=2, padding=2), nn.GroupNorm(4, 16)),
             LIF(surrogate_function=ATan(), backend=backend),
             OverTime(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GroupNorm(4, 32)),
@@ -55,7 +57,7 @@ class Network(nn.Module):
         )
 
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        # A pixel may have many events: the logarithm of their number is a current that neurons can use.
+        # A pixel may have many events. The logarithm of their number is in a range that neurons can use as a current.
         return readout(self.layers(frames.log1p()), lengths)
 
 
@@ -94,7 +96,9 @@ def frames_of_paper() -> ToFrame:
 
 
 def frames() -> Compose:
-    """Returns a transform from events to frames `[T, 2, 32, 32]` of event counts; T differs by recording."""
+    """Returns a transform from events to frames `[T, 2, 32, 32]` of event counts. T differs from recording to
+    recording.
+    """
     return Compose(
         [
             Downsample(spatial_factor=SIDE / 128),
@@ -104,10 +108,10 @@ def frames() -> Compose:
 
 
 def moving_blob(gesture: int, random: np.random.Generator) -> np.ndarray:
-    """Returns `[N, 4]` events of x, y, polarity and milliseconds, sorted in time, as in a gesture's file.
+    """Returns `[N, 4]` events of x, y, polarity and milliseconds, sorted by time, as in the file of a gesture.
 
-    Gestures 0 to 7 move in a straight line, each in another direction; 8 and 9 turn in circles, in opposite directions;
-    10 stays in its place.
+    Gestures 0 to 7 move in a straight line, each in a different direction. Gestures 8 and 9 move in circles, in
+    opposite directions. Gesture 10 does not move.
     """
     milliseconds = int(random.integers(800, 1600))
     count = 4 * milliseconds
@@ -123,7 +127,8 @@ def moving_blob(gesture: int, random: np.random.Generator) -> np.ndarray:
     else:
         centre, angle = np.broadcast_to(begin, (count, 2)), random.uniform(0, 2 * np.pi, count)
     offset = random.normal(0, 8, (count, 2))
-    # Pixels ahead of a bright blob become brighter, and those after it darker; a fifth of the events is noise.
+    # Pixels in front of a bright blob become brighter, and pixels behind it become darker. A fifth of the events is
+    # noise.
     polarity = (offset * np.stack([np.cos(angle), np.sin(angle)], 1)).sum(1) > 0
     place = np.floor(centre + offset) % 128
     noise = random.random(count) < 0.2
@@ -133,12 +138,13 @@ def moving_blob(gesture: int, random: np.random.Generator) -> np.ndarray:
 
 
 def write_recordings(folder: Path, seed: int, users: tuple[int, int] = (20, 10)) -> None:
-    """Writes two archives and their folders, as tonic leaves them: a folder per user and light, a file per gesture.
+    """Writes two archives and their folders, as tonic stores them after a download: one folder per user and light
+    condition, one file per gesture.
 
     Args:
         folder: folder to write to.
         seed: seed of the recordings.
-        users: numbers of users for training and held out, with 11 recordings each. tonic needs at least 100.
+        users: numbers of users for training and held out, with 11 recordings each. tonic needs at least 100 recordings.
     """
     random = np.random.default_rng(seed)
     for part, count in zip(("Train", "Test"), users, strict=True):
@@ -155,17 +161,17 @@ def write_recordings(folder: Path, seed: int, users: tuple[int, int] = (20, 10))
 def main(arguments: list[str]) -> int:
     says = "Trains a spiking network on an event camera's recordings."
     options = parser("events", says, "tonic.datasets.DVSGesture", 20, 16)
-    options.add_argument("--paper", action="store_true", help="the network of the paper that is named above")
-    options.add_argument("--width", type=positive, default=128, help="channels of --paper")
+    options.add_argument("--paper", action="store_true", help="use the network of Fang et al.")
+    options.add_argument("--width", type=positive, default=128, help="channels for --paper")
     chosen = options.parse_args(arguments)
     torch.manual_seed(chosen.seed)
     with tempfile.TemporaryDirectory() as made:
         if chosen.data is None:
-            torch.set_num_threads(1)  # frames are small: threads would wait for one another
+            torch.set_num_threads(1)  # the frames are small, so threads would wait for each other
             write_recordings(Path(made), chosen.seed)
             print("no --data: synthetic recordings in the gesture data set's files, not gestures")
         root = str(chosen.data or made)
-        # The events are read and made into frames once; the frames stay in memory.
+        # The events are read and converted to frames once, and the frames stay in memory.
         made_frames = frames_of_paper() if chosen.paper else frames()
         training, held_out = (
             MemoryCachedDataset(DVSGesture(root, train=train, transform=made_frames)) for train in (True, False)

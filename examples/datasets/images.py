@@ -1,10 +1,11 @@
-"""Images: from MNIST's files to accuracy, through torchvision.
+"""Classification of images: from the files of MNIST to an accuracy, with torchvision.
 
     python examples/datasets/images.py [--data DIR] [--epochs 10] [--checkpoint DIR] [--out images.png]
 
-With `--data DIR`, torchvision finds MNIST in DIR, or downloads it to DIR. Without it, the script writes scikit-learn's
-bundled digits, which are handwritten too, as files of MNIST's format and reads them: 1797 images of 8 x 8 pixels,
-enlarged, of which a fifth is held out. The accuracy is then that of these digits, not MNIST's.
+With `--data DIR`, torchvision reads MNIST from DIR, or downloads it to DIR. Without `--data`, the script uses
+scikit-learn's bundled digits, which are also handwritten. It writes them to files in the format of MNIST, and reads
+these. They are 1797 enlarged images of 8 x 8 pixels, of which a fifth is held out. The accuracy is then that of these
+digits, and not that of MNIST.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STEPS = 6
 
 
 class Network(nn.Module):
-    """Maps `[B, 1, 28, 28]` pixels to scores `[B, 10]`: the image is a constant current over all steps."""
+    """Maps pixels `[B, 1, 28, 28]` to scores `[B, 10]`. The image is a constant current over all steps."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -45,19 +46,21 @@ class Network(nn.Module):
         self.readout = nn.Linear(32 * 7 * 7, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        current = encoding.direct(self.code(images), STEPS)  # computed once; the steps are a view
+        current = encoding.direct(self.code(images), STEPS)  # computed once and expanded to all steps as a view
         scores: Tensor = self.readout(self.spiking(current).mean(0))
         return scores
 
 
 def write_idx(path: Path, values: Tensor) -> None:
-    """Writes a file in MNIST's format: two zeros, 8 for bytes, the number of dimensions, their sizes, and the bytes."""
+    """Writes a file in the format of MNIST: two zeros, 8 for bytes, the number of dimensions, their sizes, and the
+    bytes.
+    """
     head = struct.pack(f">4B{values.dim()}I", 0, 0, 8, values.dim(), *values.shape)
     path.write_bytes(head + values.to(torch.uint8).numpy().tobytes())
 
 
 def write_digits(folder: Path, seed: int) -> None:
-    """Writes scikit-learn's digits as the four files of MNIST: 20 x 20 pixels in the middle of 28 x 28."""
+    """Writes scikit-learn's digits as the four files of MNIST: 20 x 20 pixels in the middle of 28 x 28 pixels."""
     pixels, labels = load_digits(return_X_y=True)
     small = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     images = pad(interpolate(small, size=(20, 20), mode="bilinear"), (4, 4, 4, 4)).squeeze(1).mul(255).round()
@@ -75,7 +78,7 @@ def main(arguments: list[str]) -> int:
     torch.manual_seed(chosen.seed)
     with tempfile.TemporaryDirectory() as made:
         if chosen.data is None:
-            torch.set_num_threads(1)  # images are small: threads would wait for one another
+            torch.set_num_threads(1)  # the images are small, so threads would wait for each other
             write_digits(Path(made), chosen.seed)
             print("no --data: scikit-learn's digits in MNIST's files, not MNIST")
         root = chosen.data or Path(made)

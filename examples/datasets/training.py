@@ -1,6 +1,6 @@
-"""Shared parts of the examples on data sets: the training loop, checkpoints, and the picture at the end.
+"""Shared parts of the examples on data sets: the training loop, checkpoints, and the final figure.
 
-A run that resumes from a checkpoint equals an uninterrupted one to the bit. A batch is `(*inputs, targets)`; the
+A run that resumes from a checkpoint is bitwise equal to an uninterrupted run. A batch is `(*inputs, targets)`. The
 network maps the inputs to scores `[B, C]`.
 """
 
@@ -36,11 +36,21 @@ class History:
 def parser(name: str, says: str, reader: str, epochs: int, batch: int) -> argparse.ArgumentParser:
     """Returns a parser with the arguments that the examples share."""
     made = argparse.ArgumentParser(prog=name, description=says)
-    made.add_argument("--data", type=Path, metavar="DIR", help=f"where {reader} finds its files, or downloads them to")
-    made.add_argument("--checkpoint", type=Path, metavar="DIR", help="written after each epoch, resumed from if there")
-    made.add_argument("--out", type=Path, default=Path(f"{name}.png"), help="the picture to write")
-    made.add_argument("--epochs", type=positive, default=epochs, help="with those of a checkpoint that is resumed from")
-    made.add_argument("--batch", type=positive, default=batch, help="samples a step")
+    made.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help=f"folder from which {reader} reads its files, or to which it downloads them",
+    )
+    made.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="folder for checkpoints after each epoch; an existing one is resumed",
+    )
+    made.add_argument("--out", type=Path, default=Path(f"{name}.png"), help="file for the figure")
+    made.add_argument("--epochs", type=positive, default=epochs, help="including the epochs of a resumed checkpoint")
+    made.add_argument("--batch", type=positive, default=batch, help="samples per step")
     made.add_argument("--lr", type=float, default=2e-3, help="learning rate of Adam")
     made.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
     made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
@@ -56,13 +66,13 @@ def positive(text: str) -> int:
 
 
 def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Namespace, collate: Any = None) -> History:
-    """Trains up to `chosen.epochs` epochs in all, including those of a checkpoint.
+    """Trains until `chosen.epochs` epochs are done, including those of a checkpoint.
 
     Args:
-        network: network from a batch's inputs to scores `[B, C]`, on `chosen.device`.
+        network: network from the inputs of a batch to scores `[B, C]`, on `chosen.device`.
         training, held_out: data sets of samples for `collate`.
         chosen: arguments of `parser`.
-        collate: function that makes a batch of samples; `None` for PyTorch's own.
+        collate: function that makes a batch from samples; `None` for PyTorch's default.
     """
     optimizer = torch.optim.Adam(network.parameters(), lr=chosen.lr)
     history = History()
@@ -70,7 +80,7 @@ def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Names
     if done:
         print(f"resumed after {done} epochs, held-out accuracy {history.accuracies[-1]:.2%}")
     for epoch in range(done, chosen.epochs):
-        # The order depends on the seed and the epoch alone, so that a resumed run has an equal order.
+        # The order depends only on the seed and the epoch, so that a resumed run has the same order.
         order = torch.Generator().manual_seed(1000 * chosen.seed + epoch)
         loader = DataLoader(training, chosen.batch, shuffle=True, generator=order, collate_fn=collate)
         total = torch.zeros((), device=chosen.device)
@@ -119,7 +129,7 @@ def keep(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def resume(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optimizer, history: History) -> int:
-    """Returns the number of epochs of the checkpoint, or 0 without one."""
+    """Returns the number of epochs in the checkpoint, or 0 without a checkpoint."""
     if folder is None or not (folder / "last.pt").exists():
         return 0
     content = torch.load(folder / "last.pt", map_location="cpu", weights_only=True)
@@ -131,7 +141,8 @@ def resume(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optim
 
 @torch.no_grad()
 def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: argparse.Namespace) -> None:
-    """Draws the accuracy, the first neuron layer's spikes for the batch's first sample, and rates of spiking layers.
+    """Draws the accuracy, the spikes of the first neuron layer for one sample, and the firing rates of the spiking
+    layers.
 
     Args:
         batch: `(sequences, lengths, targets)` from `pad_sequences`, or `(images, targets)`.
@@ -142,7 +153,8 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     with monitor.SpikeMonitor(network) as seen:
         network(*to(chosen.device, inputs))
     outputs = {name: seen.sequence(name).cpu() for name in seen.layers}
-    spikes = {name: s for name, s in outputs.items() if ((s == 0) | (s == 1)).all()}  # not a readout's membranes
+    # excludes membrane potentials of a readout
+    spikes = {name: s for name, s in outputs.items() if ((s == 0) | (s == 1)).all()}
     steps, count = next(iter(spikes.values())).shape[:2]
     lengths = inputs[1] if len(inputs) > 1 else torch.full((count,), steps)
 
@@ -153,7 +165,7 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     curve.set(xlabel="epoch", ylabel="held-out accuracy", ylim=(0, 1), title="accuracy")
     first, sequence = next(iter(spikes.items()))
     plot.raster(sequence[: int(lengths[0]), 0], ax=raster).set(title=f"spikes of layer {first}, one sample")
-    # Steps of padding are silent, and would lower the rates.
+    # Padded steps are silent, and would lower the rates.
     means = {name: float(data.readout(s, lengths).mean()) for name, s in spikes.items()}
     plot.firing_rates(means, ax=rates).set(title="rates", xlabel="layer")
     figure.savefig(chosen.out, dpi=110)

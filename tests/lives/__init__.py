@@ -1,1 +1,3 @@
-"""Random lives: a network lives twice, as a loop and compiled, and everything visible is compared after each act."""
+"""Randomised tests of whole networks ("lives"): random acts are performed on a network with the loop and on its
+compiled twin, and everything visible is compared after each act.
+"""

@@ -1,4 +1,6 @@
-"""Register of acts: actions of a user on a network, with strategies for the arguments."""
+"""Register of acts. An act is something that a user does with a network. Strategies of Hypothesis draw its
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +54,15 @@ def act(
     return register
 
 
-# Arguments of many acts.
+# Arguments that many acts have.
 which = st.integers(0, 7)
 seed = st.integers(0, 5)
 yes_or_no = st.booleans()
 
 
 def perform(name: str, life: Life, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Performs an act of the register. The loop runs without the wrapper, which changes no results."""
-    found = ACTS[name]
-    if found.alone is not None and not life.compiled:
-        arguments = {**arguments, found.alone: None}
-    return found.perform(life, **arguments)
+    """Performs an act of the register. In the loop, the wrapper is left out, because it changes no results."""
+    entry = ACTS[name]
+    if entry.alone is not None and not life.compiled:
+        arguments = {**arguments, entry.alone: None}
+    return entry.perform(life, **arguments)

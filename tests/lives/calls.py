@@ -1,4 +1,4 @@
-"""Acts that call the network or one of its neurons."""
+"""Acts that call the network, or one of its neurons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _GRAPHS = 2
 def forward(
     life: Life, steps: int, seed: int, layout: str, batch: int | None, fresh: bool, learned: bool
 ) -> dict[str, Any]:
-    """Calls the network, after a reset if `fresh`, with an input that requires a gradient if `learned`."""
+    """Calls the network, after a reset if `fresh`. The input requires a gradient if `learned`."""
     _begin(life, batch, fresh)
     x = life.sequence(steps, seed, layout).requires_grad_(learned)
     life.inputs = x
@@ -57,7 +57,7 @@ def forward_again(life: Life) -> dict[str, Any]:
     fresh=yes_or_no,
 )
 def forward_in_mode(life: Life, mode: str, steps: int, seed: int, fresh: bool) -> dict[str, Any]:
-    """Calls the network in one of torch's modes."""
+    """Calls the network under one of torch's gradient modes."""
     _begin(life, None, fresh)
     with torch.no_grad() if mode == "no_grad" else torch.inference_mode():
         return _called(life, life.net, life.sequence(steps, seed))
@@ -81,7 +81,7 @@ def forward_in_autocast(life: Life, steps: int, seed: int, fresh: bool) -> dict[
     fresh=yes_or_no,
 )
 def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: bool) -> dict[str, Any]:
-    """Calls the network in a wrapper that changes no results. The loop runs without the wrapper."""
+    """Calls the network inside a wrapper that does not change results. The loop runs without the wrapper."""
     _begin(life, None, fresh)
     return _called(life, _wrapped(life.net, how), life.sequence(steps, seed).requires_grad_())
 
@@ -94,12 +94,12 @@ def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: b
     seed=seed,
 )
 def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, seed: int) -> dict[str, Any]:
-    """Trains the network from its initial states under activation checkpointing. The loop runs without it.
+    """Trains the network from its initial states with activation checkpointing. The loop runs without checkpointing.
 
-    If `inside`, the checkpointed function resets the states. Otherwise, it runs the network alone, which neurons
-    refuse.
+    If `inside`, the checkpointed function resets the states before it calls the network. Otherwise it only calls the
+    network, and neurons refuse this.
 
-    The states are not compared, because the first run in a reentrant checkpoint is without gradients.
+    The states are not compared, because a reentrant checkpoint runs the function without gradients first.
     """
 
     def run(x: Tensor) -> Tensor:
@@ -112,7 +112,8 @@ def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, 
     x = life.sequence(steps, seed).requires_grad_()
     norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in life.net.modules())
     call: Callable[[Tensor], Tensor] = run
-    if how is not None and not (norms or life.monitors or _has_hooks(life.net)):  # a second run changes all of these
+    # a second run of the function changes all of these
+    if how is not None and not (norms or life.monitors or _has_hooks(life.net)):
         call = lambda x: checkpoint(run, x, use_reentrant=how == "reentrant")  # noqa: E731
     y = call(x) if life.step_mode == "m" else call(x[0])
     if y.requires_grad:
@@ -142,7 +143,7 @@ def _wrapped(net: nn.Module, how: str | None) -> Callable[[Tensor], Tensor]:
 
 @act(steps=st.sampled_from([8, 1]), seed=seed, factor=st.sampled_from([0.5, 2.0]), fresh=yes_or_no)
 def forward_with_other_parameters(life: Life, steps: int, seed: int, factor: float, fresh: bool) -> dict[str, Any]:
-    """Calls the network with other values of its parameters, through `functional_call`."""
+    """Calls the network with other values for its parameters, through `functional_call`."""
     _begin(life, None, fresh)
     values = {name: (p * factor) for name, p in life.net.named_parameters()}
     x = life.sequence(steps, seed).requires_grad_()
@@ -160,9 +161,9 @@ def forward_interrupted(life: Life, steps: int, seed: int, at: int) -> dict[str,
         handle.remove()
 
 
-@act(weight=2, which=which, steps=lengths, seed=seed, given=st.sampled_from(["none", "own", "new", "learned"]))
-def step(life: Life, which: int, steps: int, seed: int, given: str) -> dict[str, Any]:
-    """Calls `step` of a neuron with the initial states, its own states, or other states."""
+@act(weight=2, which=which, steps=lengths, seed=seed, initial=st.sampled_from(["none", "own", "new", "learned"]))
+def step(life: Life, which: int, steps: int, seed: int, initial: str) -> dict[str, Any]:
+    """Calls `step` of a neuron with its initial states, with its current states, or with other states."""
     neuron = life.neuron(which)
     if neuron is None:
         return {}
@@ -170,29 +171,29 @@ def step(life: Life, which: int, steps: int, seed: int, given: str) -> dict[str,
     if life.step_mode == "s":
         x = life.sequence(1, seed)[0].requires_grad_()
     states: list[Tensor] | None = None
-    if given == "own":
+    if initial == "own":
         states = list(neuron.states)
-    elif given in ("new", "learned"):
+    elif initial in ("new", "learned"):
         made = neuron.init_states(neuron.num_states, life.step_mode, *_inputs_of(neuron, x))
-        states = [(s.detach() + 0.25).requires_grad_(given == "learned") for s in made]
+        states = [(s.detach() + 0.25).requires_grad_(initial == "learned") for s in made]
     outputs, after = neuron.step(x, states)
     results = dict(zip(("y", "z"), [outputs] if isinstance(outputs, Tensor) else outputs, strict=False))
     results.update({f"new {i}": s for i, s in enumerate(after)})
-    _keep(life, Graph(results, [x, *(states if states and given == "learned" else [])]))
+    _keep(life, Graph(results, [x, *(states if states and initial == "learned" else [])]))
     return dict(results)
 
 
 @act(weight=2, which=which, steps=lengths, seed=seed)
 def call_neuron(life: Life, which: int, steps: int, seed: int) -> dict[str, Any]:
-    """Calls one neuron alone."""
+    """Calls one neuron without the rest of the network."""
     neuron = life.neuron(which)
     if neuron is None:
         return {}
     x = life.sequence(steps, seed).requires_grad_()
     if life.step_mode == "s":
         x = life.sequence(1, seed)[0].requires_grad_()
-    found = neuron(x)
-    results = dict(zip(("y", "z"), [found] if isinstance(found, Tensor) else found, strict=False))
+    output = neuron(x)
+    results = dict(zip(("y", "z"), [output] if isinstance(output, Tensor) else output, strict=False))
     results.update(_seen_on(neuron, ""))
     _keep(life, Graph(results, [x]))
     return dict(results)
@@ -213,8 +214,8 @@ def call_neuron_on_sequences(life: Life, which: int, steps: int, seed: int, ends
         options["lengths"] = torch.randint(steps + 1, batch[1:], generator=generator).to(x.device)
     if begins:
         options["resets"] = (torch.rand(batch, generator=generator) < 0.3).to(x.device)
-    found = neuron(x, **options)
-    results = dict(zip(("y", "z"), [found] if isinstance(found, Tensor) else found, strict=False))
+    output = neuron(x, **options)
+    results = dict(zip(("y", "z"), [output] if isinstance(output, Tensor) else output, strict=False))
     results.update(_seen_on(neuron, ""))
     _keep(life, Graph(results, [x]))
     return dict(results)
@@ -232,7 +233,7 @@ def _begin(life: Life, batch: int | None, fresh: bool) -> None:
 
 
 def _called(life: Life, call: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, Any]:
-    """Returns the outputs of a call, or, in step mode `"s"`, of a call for each step, at most 9."""
+    """Returns the outputs of a call. In step mode `"s"`, calls once for each step, for at most 9 steps."""
     before, version = x.detach().clone(), None if x.is_inference() else x._version
     steps = {f"y{t}": x[t] for t in range(min(len(x), 9))}
     results = {name: call(part) for name, part in ({"y": x} if life.step_mode == "m" else steps).items()}
@@ -245,15 +246,15 @@ def _called(life: Life, call: Callable[[Tensor], Tensor], x: Tensor) -> dict[str
 
 
 def _seen_on(neuron: FlexSN, prefix: str) -> dict[str, Tensor]:
-    found = {f"{prefix}state {i}": s for i, s in enumerate(neuron.states)}
-    found.update({f"{prefix}sequence {i}": s for i, s in enumerate(neuron.state_seqs)})
+    values = {f"{prefix}state {i}": s for i, s in enumerate(neuron.states)}
+    values.update({f"{prefix}sequence {i}": s for i, s in enumerate(neuron.state_seqs)})
     if neuron.spike_counts is not None:
-        found[f"{prefix}counts"] = neuron.spike_counts
-    return found
+        values[f"{prefix}counts"] = neuron.spike_counts
+    return values
 
 
 def _keep(life: Life, graph: Graph) -> None:
-    """Keeps the graph of a call, as one of the last few graphs."""
+    """Keeps the graph of a call. Only the graphs of the last few calls are kept."""
     if torch.is_grad_enabled():
         life.graphs.append(graph)
         del life.graphs[:-_GRAPHS]

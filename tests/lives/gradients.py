@@ -1,4 +1,4 @@
-"""Acts that differentiate graphs of earlier calls, and that train."""
+"""Acts that differentiate the graphs of earlier calls, and acts that train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lives.hooks import negate
 from lives.life import LAYOUTS, Graph, Life
 from lives.networks import to_grid
 
-# The bits select the results in the loss.
+# Bit mask that selects the results that the loss uses.
 some = st.integers(1, 63)
 
 
@@ -28,13 +28,13 @@ some = st.integers(1, 63)
 )
 def forward_and_backward(life: Life, steps: int, seed: int, layout: str, fresh: bool, some: int) -> dict[str, Any]:
     """Calls the network and differentiates it, as a training loop does."""
-    seen = forward(life, steps, seed, layout, None, fresh, True)
-    return {**seen, **(backward(life, -1, some, seed, False) if torch.is_grad_enabled() else {})}
+    results = forward(life, steps, seed, layout, None, fresh, True)
+    return {**results, **(backward(life, -1, some, seed, False) if torch.is_grad_enabled() else {})}
 
 
 @act(weight=8, when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
 def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[str, Any]:
-    """Runs the backward of a loss of some results of a kept graph. If `keep`, the graph stays for another one."""
+    """Runs the backward of a loss over some results of a kept graph. If `keep`, the graph can be used again."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None:
@@ -49,18 +49,18 @@ def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[s
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
 def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
-    """Calls `torch.autograd.grad` for the inputs alone, and keeps the graph."""
+    """Calls `torch.autograd.grad` for only the inputs, and keeps the graph."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None or not graph.leaves:
         return {}
-    found = torch.autograd.grad(loss, graph.leaves, retain_graph=True, allow_unused=True)
-    return {"gradients": list(found)}
+    input_gradients = torch.autograd.grad(loss, graph.leaves, retain_graph=True, allow_unused=True)
+    return {"gradients": list(input_gradients)}
 
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
 def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
-    """Computes the gradient of a gradient's square."""
+    """Computes the gradient of the square of a gradient."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None or not graph.leaves:
@@ -68,27 +68,28 @@ def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[st
     (first,) = torch.autograd.grad(loss, graph.leaves[:1], create_graph=True, allow_unused=True)
     if first is None or not first.requires_grad:
         return {"gradient": None if first is None else first.detach()}
-    wanted = [*graph.leaves, *(p for p in life.net.parameters() if p.requires_grad)]
-    second = torch.autograd.grad(first.square().sum(), wanted, retain_graph=True, allow_unused=True)
+    leaves = [*graph.leaves, *(p for p in life.net.parameters() if p.requires_grad)]
+    second = torch.autograd.grad(first.square().sum(), leaves, retain_graph=True, allow_unused=True)
     return {"gradient": first.detach(), "second gradients": list(second)}
 
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), result=which)
 def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
-    """Adds a hook that negates the gradient of a result, if its backward has not run yet."""
+    """Adds a hook that negates the gradient of a result. Does nothing if the backward of the graph has already run."""
     graph = _graph(life, which)
     if graph is not None:
-        found = [value for value in graph.results.values() if value.requires_grad]
-        if found:
-            found[result % len(found)].register_hook(negate)
+        candidates = [value for value in graph.results.values() if value.requires_grad]
+        if candidates:
+            candidates[result % len(candidates)].register_hook(negate)
     return {}
 
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1))
 def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
-    """Calls `retain_grad` on all results of a graph, except on outputs of neurons that count them.
+    """Calls `retain_grad` on all results of a graph, except on the outputs of neurons that count their spikes.
 
-    In the loop, counts are sums of outputs, so outputs get a part of the counts' gradient. Kernels count separately.
+    In the loop, counts are sums of outputs, so the gradient of the counts also flows through the outputs. Kernels count
+    separately.
     """
     graph = _graph(life, which)
     if graph is not None:
@@ -115,13 +116,13 @@ def zero_grad(life: Life, to_none: bool) -> dict[str, Any]:
 
 @act(kind=st.sampled_from(["sgd", "adam"]), weight=3)
 def train(life: Life, kind: str) -> dict[str, Any]:
-    """Runs one step of an optimizer, which the first call makes. Weights stay on their grid."""
+    """Makes one step of an optimizer, which the first call creates. Weights are rounded to their grid afterwards."""
     parameters = list(life.net.parameters())
     if not parameters:
         return {}
     ids = set(map(id, parameters))
-    known = life.optimizer
-    if known is None or {id(p) for group in known.param_groups for p in group["params"]} != ids:
+    existing = life.optimizer
+    if existing is None or {id(p) for group in existing.param_groups for p in group["params"]} != ids:
         life.optimizer = (
             torch.optim.SGD(parameters, lr=0.25, momentum=0.5)
             if kind == "sgd"
@@ -138,7 +139,9 @@ def _graph(life: Life, which: int) -> Graph | None:
 
 
 def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
-    """Makes a weighted sum of some of the results, or of all results if none of these has a gradient."""
+    """Makes a weighted sum of some of the results. If none of these has a gradient, makes a weighted sum of all
+    results.
+    """
     able = [value for value in graph.results.values() if value.requires_grad]
     chosen = [value for i, value in enumerate(able) if some >> (i % 6) & 1] or able
     if not chosen:
@@ -153,5 +156,5 @@ def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
 
 
 def _leaves(graph: Graph) -> dict[str, Any]:
-    kept = {name: value.grad for name, value in graph.results.items() if value.requires_grad and value.retains_grad}
-    return {"gradients": [leaf.grad for leaf in graph.leaves], "gradients of results": kept}
+    retained = {name: value.grad for name, value in graph.results.items() if value.requires_grad and value.retains_grad}
+    return {"gradients": [leaf.grad for leaf in graph.leaves], "gradients of results": retained}

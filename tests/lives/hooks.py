@@ -1,4 +1,4 @@
-"""Hooks that users add: they record, change values, or raise. They can be copied and pickled."""
+"""Hooks that users add. They record values, change values, or raise errors. All of them can be copied and pickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Recording:
-    """Base of hooks that write a log.
+    """Base of hooks that write to a log.
 
     Attributes:
         log: recorded values.
@@ -28,7 +28,7 @@ class Look(Recording):
 
 
 class Scale:
-    """A forward hook that halves a tensor that a layer returns."""
+    """A forward hook that halves the tensor that a layer returns."""
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         return output / 2 if isinstance(output, Tensor) else None
@@ -42,14 +42,14 @@ class ScaleInput:
 
 
 class SetAttribute:
-    """A forward pre-hook that sets an attribute, as weight norms do."""
+    """A forward pre-hook that sets an attribute, as weight norm does."""
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         module.seen_by_hook = getattr(module, "seen_by_hook", 0) + 1  # type: ignore[assignment]
 
 
 class HalveGradient:
-    """A full backward hook that halves the gradients of a layer's inputs."""
+    """A full backward hook that halves the gradients of the inputs of a layer."""
 
     def __call__(self, module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
         return tuple(None if g is None else g / 2 for g in grad_input)
@@ -67,5 +67,7 @@ class Interrupt:
 
 
 def negate(gradient: Tensor | None) -> Tensor | None:
-    """Negates a gradient; a tensor hook. For functions with several results, torch passes `None` for unused ones."""
+    """Negates a gradient; a tensor hook. For functions with several results, torch passes `None` as the gradient of an
+    unused result.
+    """
     return None if gradient is None else torch.neg(gradient)

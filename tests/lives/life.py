@@ -1,4 +1,4 @@
-"""One life of a network: the network, and everything that its user keeps."""
+"""One life of a network: the network, and everything that its user has kept."""
 
 from __future__ import annotations
 
@@ -58,11 +58,13 @@ class Life:
 
     @property
     def backend(self) -> str:
-        """Backend of this twin's neurons."""
+        """Backend of the neurons of this twin."""
         return self.plan.backend if self.compiled else "torch"
 
     def set_backends(self, net: nn.Module) -> None:
-        """Gives neurons the backend of this life, but `"auto"` in step mode `"s"`, where `"triton"` is refused."""
+        """Sets the backend of all neurons to that of this life. In step mode `"s"`, sets `"auto"`, because neurons
+        refuse `"triton"` there.
+        """
         for module in net.modules():
             if isinstance(module, FlexSN):
                 refused = self.backend == "triton" and module.step_mode == "s"
@@ -70,25 +72,27 @@ class Life:
 
     @property
     def neurons(self) -> list[FlexSN]:
-        """All neurons, except those inside of another neuron's step."""
+        """All neurons, except neurons inside the step of another neuron."""
         from flexsn_nn.functional import neurons
 
         return [neuron for _, neuron in neurons(self.net)]
 
     def neuron(self, which: int) -> FlexSN | None:
-        """Returns one of the neurons; `None` in a network without neurons."""
-        found = self.neurons
-        return found[which % len(found)] if found else None
+        """Returns one of the neurons, or `None` if the network has no neurons."""
+        candidates = self.neurons
+        return candidates[which % len(candidates)] if candidates else None
 
     def parameter(self, which: int) -> tuple[nn.Module, str, nn.Parameter] | None:
-        """Returns the module, the name and the value of a parameter."""
-        found = [(m, n, p) for m in self.net.modules() for n, p in m._parameters.items() if p is not None]
-        return found[which % len(found)] if found else None
+        """Returns the module, the name and the value of one of the parameters."""
+        candidates = [(m, n, p) for m in self.net.modules() for n, p in m._parameters.items() if p is not None]
+        return candidates[which % len(candidates)] if candidates else None
 
     def matrix(self, which: int) -> nn.Module | None:
         """Returns a module with a matrix `weight`, for pruning and parametrisations."""
-        found = [m for m in self.net.modules() if isinstance(m, nn.Linear | nn.Conv2d) and isinstance(m.weight, Tensor)]
-        return found[which % len(found)] if found else None
+        candidates = [
+            m for m in self.net.modules() if isinstance(m, nn.Linear | nn.Conv2d) and isinstance(m.weight, Tensor)
+        ]
+        return candidates[which % len(candidates)] if candidates else None
 
     def sequence(self, steps: int, seed: int, layout: str = "contiguous", batch: int | None = None) -> Tensor:
         """Makes an input `[steps, batch, *]` with values on a grid, in one of several memory layouts."""

@@ -1,8 +1,8 @@
-"""State machine of Hypothesis for random lives, and its runs."""
+"""A Hypothesis state machine for random lives, and functions that run it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import hypothesis
@@ -16,8 +16,17 @@ from lives.shrinking import shortest
 from lives.twins import DifferenceError, Twins
 
 Backends = tuple[tuple[str, str], ...]
-# Layers and acts of a short run: each kind of state and captured tensor, with few kernels to compile.
-FEW_LAYERS = ("lif learned", "two outputs", "delays", "sliding", "dropout", "linear", "norm", "conv norm")
+# Networks, losses and acts of short lives: each kind of state and of captured tensor, and few enough that a hundred
+# lives share traces and kernels. Each subset of the results in a loss has a backward of its own: these are all results,
+# the first, and all but the first.
+FEW_PLANS = (
+    ("vector", ("lif learned", "linear", "dropout")),
+    ("vector", ("+two outputs", "delays")),
+    ("vector", ("norm", "sliding", "+lif learned")),
+    ("vector", ("linear", "rlif")),
+    ("image", ("conv norm", "lif learned")),
+)
+FEW_SUBSETS = {"some": st.sampled_from([63, 1, 62])}
 LONG_ACTS = ("dtype", "forward_in_autocast")
 
 
@@ -31,9 +40,9 @@ def plans(draw: st.DrawFn, backends: Backends, device: str, names: Collection[st
     """
     able = [family for family in FAMILIES if {*layers_for(family)} & {*names} & {*WITH_STATE}]
     family = draw(st.sampled_from(able))
-    known = [name for name in layers_for(family) if name in names]
-    known_with_state = [name for name in known if name in WITH_STATE]
-    layers = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2))
+    supported = [name for name in layers_for(family) if name in names]
+    known_with_state = [name for name in supported if name in WITH_STATE]
+    layers = draw(st.lists(st.sampled_from(supported), min_size=1, max_size=2))
     layers.insert(draw(st.integers(0, len(layers))), draw(st.sampled_from(known_with_state)))
     if draw(st.booleans()):
         i = draw(st.integers(0, len(layers) - 1))
@@ -42,11 +51,19 @@ def plans(draw: st.DrawFn, backends: Backends, device: str, names: Collection[st
     return Plan(family, tuple(layers), backend, launcher, device)
 
 
+@st.composite
+def few_plans(draw: st.DrawFn, backends: Backends, device: str) -> Plan:
+    """Draws one of `FEW_PLANS`, with one of `backends`."""
+    family, layers = draw(st.sampled_from(FEW_PLANS))
+    return Plan(family, layers, *draw(st.sampled_from(backends)), device)
+
+
 def machine(
     backends: Backends = (("auto", "auto"),),
     device: str = "cpu",
     layers: Collection[str] = tuple(LAYERS),
     without: Collection[str] = (),
+    few: bool = False,
 ) -> type[RuleBasedStateMachine]:
     """Makes a state machine whose rules are the acts.
 
@@ -54,12 +71,14 @@ def machine(
         backends: backends of the compiled twins, each with a value of `FLEXSN_LAUNCHER`.
         layers: names of the layers that networks are made of.
         without: names of acts that are left out.
+        few: True for networks of `FEW_PLANS`, and losses of `FEW_SUBSETS`; `layers` has no effect.
     """
+    any_plan = few_plans(backends, device) if few else plans(backends, device, layers)
 
     class RandomLives(RuleBasedStateMachine):
         twins: Twins
 
-        @initialize(plan=plans(backends, device, layers))
+        @initialize(plan=any_plan)
         def born(self, plan: Plan) -> None:
             self.twins = Twins(plan)
 
@@ -68,16 +87,16 @@ def machine(
 
     for found in (found for name, found in ACTS.items() if name not in without):
         for i in range(found.weight):
-            setattr(RandomLives, f"{found.name}_{i}", _rule(found, i))
+            setattr(RandomLives, f"{found.name}_{i}", _rule(found, i, FEW_SUBSETS if few else {}))
     return RandomLives
 
 
-def _rule(found: Act, number: int) -> Callable[..., Any]:
+def _rule(found: Act, number: int, instead: Mapping[str, st.SearchStrategy[Any]]) -> Callable[..., Any]:
     def method(self: Any, **arguments: Any) -> None:
         self.twins.act(found.name, **arguments)
 
     method.__name__ = f"{found.name}_{number}"
-    strategies: dict[str, Any] = found.arguments
+    strategies: dict[str, Any] = {name: instead.get(name, how) for name, how in found.arguments.items()}
     decorate: Callable[[Any], Any] = rule(**strategies)
     made = decorate(method)
     when: Callable[[Any], Callable[..., Any]] = precondition(lambda self: found.when(self.twins.loop))
@@ -85,7 +104,7 @@ def _rule(found: Act, number: int) -> Callable[..., Any]:
 
 
 def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | None = None) -> None:
-    """Runs lives of at most `rules` acts.
+    """Runs random lives of at most `rules` acts each.
 
     Args:
         seed: seed of the lives; `None` if lives are equal in each run.
@@ -111,7 +130,7 @@ def _run(lives: type[RuleBasedStateMachine], runs: int, rules: int, *, derandomi
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],  # not Phase.shrink: `shortest` shrinks programs in bounded time
+            phases=[Phase.generate],  # without Phase.shrink, since `shortest` shrinks programs in bounded time
             report_multiple_bugs=False,
             print_blob=False,
         ),

@@ -1,4 +1,4 @@
-"""Acts on modules: hooks, copies, pickles."""
+"""Acts on modules: hooks, copies, and pickles."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PRE: dict[str, type[Any]] = {"scale input": ScaleInput, "set attribute": SetAtt
     inside=yes_or_no,
 )
 def hook(life: Life, kind: str, which: int, inside: bool) -> dict[str, Any]:
-    """Registers a hook on a layer, or on a module inside of it."""
+    """Registers a hook on a layer, or on a module inside a layer."""
     modules = [m for m in life.net.modules() if m is not life.net] if inside else list(life.net.children())
     module = modules[which % len(modules)]
     if kind not in ("scale", "scale input") and any(module in _inside(neuron) for neuron in life.neurons):
-        return {}  # a trace calls it once, the loop at each step
+        return {}  # a trace calls the hook once, but the loop calls it at each step
     if kind in _FORWARD:
         handle = module.register_forward_hook(_FORWARD[kind]())
     elif kind in _PRE:
@@ -40,7 +40,7 @@ def hook(life: Life, kind: str, which: int, inside: bool) -> dict[str, Any]:
 
 
 def _inside(neuron: nn.Module) -> set[nn.Module]:
-    """Returns the modules of a neuron's step."""
+    """Returns the modules inside the step of a neuron."""
     return set(neuron.modules()) - {neuron}
 
 
@@ -54,7 +54,7 @@ def unhook(life: Life, which: int) -> dict[str, Any]:
 
 @act(how=st.sampled_from(["deepcopy", "pickle"]))
 def copy(life: Life, how: str) -> dict[str, Any]:
-    """Continues with a copy of the network."""
+    """Replaces the network by a copy."""
     while life.monitors:
         life.monitors.pop().remove()
     net: nn.Module

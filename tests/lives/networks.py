@@ -1,4 +1,4 @@
-"""Small random networks that are built from a plan. Two new networks from one plan are bitwise equal."""
+"""Small random networks built from a plan. Two networks built from the same plan are bitwise equal."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from flexsn_nn.layer import Delay, SharedDropout
 from flexsn_nn.surrogate import ATan, Sigmoid
 
 CHANNELS = 4
-# Shape of a step, after the batch.
+# Shape of a step without its batch dimension.
 FAMILIES: dict[str, tuple[int, ...]] = {"vector": (CHANNELS,), "image": (CHANNELS, 2, 3)}
-# Weights are multiples of this step. Sums of a few of them are exact in any order and in every dtype used here.
+# Weights are multiples of this number. Sums of a few of them are exact in any order and in every dtype used here.
 GRID = 1 / 8
 
 
@@ -70,7 +70,7 @@ class Gained(nn.Module):
 
 
 class TwoOutputs(nn.Module):
-    """A step with two outputs, one of which has no gradient, and two states."""
+    """A step with two states and two outputs, one of which has no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class TwoOutputs(nn.Module):
 
 
 class Sum(nn.Module):
-    """The sum of the outputs of a neuron that has several."""
+    """The sum of all outputs of a neuron with several outputs."""
 
     def __init__(self, neuron: FlexSN) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def _delays(family: str) -> Tensor:
 
 
 def _gated(family: str) -> FlexSN:
-    """Makes a neuron whose step is a function with a closure of a parameter and a tensor."""
+    """Makes a neuron whose step is a function with a closure over a parameter and a tensor."""
     decay, bias = nn.Parameter(torch.full((1,), 0.5)), torch.full((1,), 0.125)
     spike = Sigmoid()
 
@@ -131,11 +131,11 @@ def _gated(family: str) -> FlexSN:
     return neuron
 
 
-# Epsilon of norms. Constant sequences have no variance, and a small epsilon multiplies the noise of their gradients by
-# thousands.
+# Epsilon of norms. The variance of constant sequences is zero, and a small epsilon would multiply the rounding errors
+# of their gradients by thousands.
 EPS = 0.125
 
-# By name, functions that make a layer for a family. Input and output are `[T, B, *FAMILIES[family]]`.
+# Functions that make a layer for a family, by name. The input and the output are `[T, B, *FAMILIES[family]]`.
 LAYERS: dict[str, Callable[[str], nn.Module]] = {
     "lif": lambda family: LIF(),
     "lif soft": lambda family: LIF(v_reset=None, detach_reset=True),
@@ -197,9 +197,9 @@ def _layer(name: str, family: str) -> nn.Module:
 def to_grid(net: nn.Module) -> None:
     """Rounds all parameters, in place, to multiples of `GRID` of moderate size.
 
-    If a neuron takes the sigmoid of a `w`, this `w` becomes a multiple of 1/2 from -1.5 to 1.5. For some other values,
-    such as -1.75 and 0.3125, PyTorch's sigmoids of one number and of a tensor differ in the last bit, and kernels may
-    compute either.
+    If a neuron takes the sigmoid of a parameter `w`, this `w` becomes a multiple of 1/2 between -1.5 and 1.5. For some
+    other values, such as -1.75 and 0.3125, PyTorch's sigmoid of a single number and its sigmoid of a tensor differ in
+    the last bit, and kernels may compute either.
     """
     logits = {id(module.w) for module in net.modules() if isinstance(module, PLIF)}
     for parameter in net.parameters():

@@ -1,4 +1,4 @@
-"""Everything visible of a life, as plain values, and the difference between two lives."""
+"""Everything visible of a life, as plain values, and the comparison of two lives."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from lives.hooks import Recording
 from lives.life import Life
 
 Seen = dict[str, Any]
-# Attributes in which a loop and kernels may differ: programs, choices, and their traces.
+# Attributes in which the loop and the kernels may differ, such as programs, choices, and their traces.
 _OWN = {"_programs", "_choices", "_refusals", "_repeats", "_bits", "_ready_made", "_backend", "_shapes_for"}
-# Largest effects of the order of a sum, relative to the largest number of a gradient.
+# Largest errors from the order of a sum, relative to the largest number of a gradient.
 _NOISE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
-# A gradient below this part of the largest one, such as that of a bias before a norm, may be noise alone.
+# A gradient smaller than this fraction of the largest gradient, such as the gradient of a bias before a norm, may
+# consist of rounding errors only.
 _CANCELLED = 0.1
-# The gradient of one parameter is a sum of hundreds of numbers around 1, which may cancel. So its noise is at least the
-# noise of such a sum. In half dtypes, the loop rounds each of these numbers.
+# The gradient of a single number is a sum of hundreds of numbers around 1, which may cancel. So its noise is at least
+# the noise of such a sum. In half dtypes, the loop rounds each of these numbers.
 _SUMMED, _SUMMED_IN_HALF = 0.1, 1.0
-# Largest difference relative to the largest count. If outputs are not whole numbers, the order of their sum matters.
+# Largest difference relative to the largest count. If outputs are not whole numbers, their sum depends on the order.
 _COUNTED = 1e-6
 
 
@@ -33,8 +34,8 @@ class Noise(NamedTuple):
     """Largest allowed difference between gradients of equal lives.
 
     Attributes:
-        scale: largest number in all gradients. A gradient that cancels to 0 has noise of this scale.
-        rounded: True if autocast has rounded values, so that a gradient is a sum of bfloat16 numbers.
+        scale: largest number in all gradients. The noise of a gradient that cancels to 0 is relative to this scale.
+        rounded: True if autocast rounds values, so that a gradient is a sum of bfloat16 numbers.
     """
 
     scale: float
@@ -49,36 +50,36 @@ class Noise(NamedTuple):
 
 def observe(life: Life) -> Seen:
     """Collects modules, parameters, gradients, states, records and attributes of a life."""
-    seen: Seen = {}
+    values: Seen = {}
     for name, module in life.net.named_modules():
-        seen[f"{name}.type"] = type(module).__name__
-        seen[f"{name}.attributes"] = sorted(vars(module))
-        seen[f"{name}.training"] = module.training
-        for kind, found in (("parameters", module._parameters), ("buffers", module._buffers)):
-            seen[f"{name}.{kind}"] = list(found)
-            for key, value in found.items():
-                seen[f"{name}.{key}"] = value
+        values[f"{name}.type"] = type(module).__name__
+        values[f"{name}.attributes"] = sorted(vars(module))
+        values[f"{name}.training"] = module.training
+        for kind, tensors in (("parameters", module._parameters), ("buffers", module._buffers)):
+            values[f"{name}.{kind}"] = list(tensors)
+            for key, value in tensors.items():
+                values[f"{name}.{key}"] = value
                 if isinstance(value, Tensor):
-                    seen[f"gradient of {name}.{key}"] = value.grad
-                    seen[f"version of {name}.{key}"] = None if value.is_inference() else value._version
+                    values[f"gradient of {name}.{key}"] = value.grad
+                    values[f"version of {name}.{key}"] = None if value.is_inference() else value._version
         if isinstance(module, FlexSN):
-            seen[f"{name}.state_seqs"] = list(module.state_seqs)
-            seen[f"{name}.spike_counts"] = module.spike_counts
-            seen[f"{name}.settings"] = module.step_mode, module.store_state_seqs, module.count_spikes
+            values[f"{name}.state_seqs"] = list(module.state_seqs)
+            values[f"{name}.spike_counts"] = module.spike_counts
+            values[f"{name}.settings"] = module.step_mode, module.store_state_seqs, module.count_spikes
         for value in module._forward_hooks.values():
             if isinstance(value, Recording):
-                seen[f"{name}.hook"] = list(value.log)
+                values[f"{name}.hook"] = list(value.log)
         attributes = ((key, value) for key, value in vars(module).items() if key not in _OWN)
-        seen[f"{name}: left behind by traces"] = [at for key, value in attributes for at in traces_in(value, key)]
-    seen["states"] = {name: list(states) for name, states in get_states(life.net).items()}
-    seen["keys"] = list(life.net.state_dict())
+        values[f"{name}: left behind by traces"] = [at for key, value in attributes for at in traces_in(value, key)]
+    values["states"] = {name: list(states) for name, states in get_states(life.net).items()}
+    values["keys"] = list(life.net.state_dict())
     for i, monitor in enumerate(life.monitors):
-        seen[f"monitor {i}"] = {name: list(kept) for name, kept in monitor._kept.items()}
-    return seen
+        values[f"monitor {i}"] = {name: list(records) for name, records in monitor._kept.items()}
+    return values
 
 
 def traces_in(value: object, place: str, depth: int = 5) -> Iterator[str]:
-    """Yields the places in a value where a trace has left tensors without data, or symbols."""
+    """Yields the places in a value where a trace has left symbols, or tensors without data."""
     if isinstance(value, FakeTensor | torch.fx.Proxy | torch.SymInt | torch.SymFloat | torch.SymBool):
         yield place
     elif isinstance(value, Tensor):
@@ -109,13 +110,13 @@ def difference(
 ) -> str | None:
     """Describes the first difference between two observations; `None` if they are equal.
 
-    Tensors are equal if they are bitwise equal, in dtype, shape and strides, and if both or neither have a graph.
-    Gradients and counts, which are recognised by name, may differ by the order of sums.
+    Tensors are equal if their bits, dtypes, shapes and strides are equal, and if both or neither have a graph.
+    Gradients and counts are recognised by name; they may differ as far as the order of sums explains.
 
     Args:
-        place: place of the values, in words.
-        noise: noise of all gradients; `None` if it is computed from the values.
-        rounded: as in `Noise`.
+        place: description of the place of the values.
+        noise: noise of all gradients; `None` to compute it from the values.
+        rounded: attribute `rounded` of `Noise`.
     """
     if noise is None:
         noise = Noise(max(_gradients_in(loop, place), default=0.0), rounded)
@@ -136,23 +137,23 @@ def difference(
     return f"{place}: the loop has {_short(loop)}, the compiled one {_short(compiled)}"
 
 
-def _gradients_in(seen: Any, place: str) -> Iterator[float]:
+def _gradients_in(values: Any, place: str) -> Iterator[float]:
     """Yields the largest number of each gradient."""
-    if isinstance(seen, Mapping):
-        for key, value in seen.items():
+    if isinstance(values, Mapping):
+        for key, value in values.items():
             yield from _gradients_in(value, f"{place} {key}")
-    elif "gradient" in place and isinstance(seen, list | tuple):
-        for value in seen:
+    elif "gradient" in place and isinstance(values, list | tuple):
+        for value in values:
             yield from _gradients_in(value, place)
-    elif "gradient" in place and isinstance(seen, Tensor) and seen.numel():
-        yield float(seen.detach().abs().nan_to_num().max())
+    elif "gradient" in place and isinstance(values, Tensor) and values.numel():
+        yield float(values.detach().abs().nan_to_num().max())
 
 
 def _first(parts: Iterator[tuple[Any, Any, str]], noise: Noise) -> str | None:
     for a, b, place in parts:
-        found = difference(a, b, place, noise)
-        if found is not None:
-            return found
+        text = difference(a, b, place, noise)
+        if text is not None:
+            return text
     return None
 
 
@@ -174,7 +175,7 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, noise: Noise) ->
     apart = 0.0
     if "gradient" in place:
         apart = noise.of(one)
-        # A sum that overflows is infinite or NaN, depending on its order.
+        # A sum that overflows is infinite or NaN, depending on the order of its terms.
         finite = one.isfinite() | other.isfinite()
         one, other = one.where(finite, 0), other.where(finite, 0)
     elif place.endswith("counts"):
@@ -185,7 +186,7 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, noise: Noise) ->
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...] | None:
-    """Returns the strides of dimensions with several elements; `None` for a tensor without elements."""
+    """Returns the strides of the dimensions with several elements, or `None` for a tensor without elements."""
     if not tensor.numel():
         return None
     return tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)

@@ -19,19 +19,21 @@ factor = st.sampled_from([0.5, 2.0])
 @act(which=which, on=yes_or_no)
 def requires_grad(life: Life, which: int, on: bool) -> dict[str, Any]:
     """Freezes a parameter, or unfreezes it."""
-    found = life.parameter(which)
-    if found is not None:
-        found[2].requires_grad_(on)
+    place = life.parameter(which)
+    if place is not None:
+        place[2].requires_grad_(on)
     return {}
 
 
 @act(which=which, factor=factor, new_shape=yes_or_no)
 def replace(life: Life, which: int, factor: float, new_shape: bool) -> dict[str, Any]:
-    """Assigns a new parameter. If `new_shape`, a single number gets another shape that broadcasts equally."""
-    found = life.parameter(which)
-    if found is None:
+    """Assigns a new parameter. If `new_shape`, a parameter with one element gets another shape that broadcasts in the
+    same way.
+    """
+    place = life.parameter(which)
+    if place is None:
         return {}
-    module, name, parameter = found
+    module, name, parameter = place
     value = parameter.detach() * factor
     if new_shape and value.dim() == 1 and value.numel() == 1:
         value = value[0].clone()
@@ -44,10 +46,10 @@ def replace(life: Life, which: int, factor: float, new_shape: bool) -> dict[str,
 @act(which=which, factor=factor, how=st.sampled_from(["mul_", "data", "copy_", "set data"]))
 def change_in_place(life: Life, which: int, factor: float, how: str) -> dict[str, Any]:
     """Changes the values of a parameter, in one of several ways."""
-    found = life.parameter(which)
-    if found is None:
+    place = life.parameter(which)
+    if place is None:
         return {}
-    parameter = found[2]
+    parameter = place[2]
     with torch.no_grad():
         if how == "mul_":
             parameter.mul_(factor)
@@ -58,8 +60,8 @@ def change_in_place(life: Life, which: int, factor: float, how: str) -> dict[str
         else:
             parameter.data = parameter.data * factor
     if "data" in how:
-        # Autograd does not see this change, so the values that a graph saves decide whether a gradient uses the old
-        # one.
+        # Autograd does not see this change. Whether a gradient uses the old or the new value would depend on the values
+        # that a graph saves.
         life.drop_graphs()
         detach_net(life.net)
     return {}
@@ -78,13 +80,13 @@ def load(life: Life, assign: bool, strict: bool) -> dict[str, Any]:
     if life.saved is None:
         return {}
     saved = {name: value.clone() for name, value in life.saved.items()}
-    found = life.net.load_state_dict(saved, strict=strict, assign=assign)
-    return {"missing": list(found.missing_keys), "unexpected": list(found.unexpected_keys)}
+    keys = life.net.load_state_dict(saved, strict=strict, assign=assign)
+    return {"missing": list(keys.missing_keys), "unexpected": list(keys.unexpected_keys)}
 
 
 @act(when=lambda life: life.matrix(0) is not None, which=which, how=st.sampled_from(["prune", "remove"]))
 def prune_weights(life: Life, which: int, how: str) -> dict[str, Any]:
-    """Prunes half of a matrix, which may be pruned already, or makes the pruning permanent."""
+    """Prunes half of a matrix, which may already be pruned, or makes the pruning permanent."""
     module = life.matrix(which)
     if module is None or parametrize.is_parametrized(module):
         return {}

@@ -1,4 +1,4 @@
-"""Acts on states, modes and options."""
+"""Acts on states, modes, and options."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def save_states(life: Life) -> dict[str, Any]:
 
 @act(when=lambda life: life.saved_states is not None, learned=yes_or_no)
 def restore_states(life: Life, learned: bool) -> dict[str, Any]:
-    """Sets the stored states, as they are or, if `learned`, as leaves that require a gradient."""
+    """Assigns the stored states. If `learned`, they are assigned as leaves that require a gradient."""
     if life.saved_states is None or list(life.saved_states) != list(get_states(life.net)):
         return {}
     states = life.saved_states
@@ -94,7 +94,7 @@ def count_spikes(life: Life, which: int, on: bool) -> dict[str, Any]:
 
 @act(state=yes_or_no)
 def monitor(life: Life, state: bool) -> dict[str, Any]:
-    """Begins or ends a recording of spikes or states."""
+    """Starts or stops a recording of spikes or states."""
     if life.monitors:
         life.monitors.pop().remove()
     elif life.neurons and not any(neuron.num_outputs > 1 for neuron in life.neurons):
@@ -114,7 +114,7 @@ def train_or_eval(life: Life, training: bool) -> dict[str, Any]:
 
 @act(when=lambda life: any(isinstance(m, OverTime) for m in life.net.modules()), fuse=yes_or_no)
 def norms(life: Life, fuse: bool) -> dict[str, Any]:
-    """Fuses the norms with the neurons, or undoes it."""
+    """Fuses the norms with the neurons, or reverts the fusion."""
     if not fuse:
         unfuse_norms(life.net)
         return {}
@@ -123,7 +123,7 @@ def norms(life: Life, fuse: bool) -> dict[str, Any]:
 
 @act(dtype=st.sampled_from(["float32", "float32", "float64", "bfloat16"]), fresh=yes_or_no)
 def dtype(life: Life, dtype: str, fresh: bool) -> dict[str, Any]:
-    """Converts the network to another dtype, after a reset or with its states."""
+    """Converts the network to another dtype, either after a reset or with its current states."""
     life.dtype = getattr(torch, dtype)
     if fresh:
         reset_net(life.net)
@@ -139,10 +139,10 @@ def dtype(life: Life, dtype: str, fresh: bool) -> dict[str, Any]:
     number=st.sampled_from([2.0, 3.0]),
 )
 def number(life: Life, which: int, number: float) -> dict[str, Any]:
-    """Assigns a number that is a constant of a kernel."""
-    found = [m for m in life.neurons if isinstance(m, LIF) and isinstance(m.tau, float)]
-    if found:
-        found[which % len(found)].tau = number
+    """Assigns a new value to a number that is a constant in kernels."""
+    candidates = [m for m in life.neurons if isinstance(m, LIF) and isinstance(m.tau, float)]
+    if candidates:
+        candidates[which % len(candidates)].tau = number
     return {}
 
 

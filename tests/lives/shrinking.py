@@ -1,4 +1,4 @@
-"""Shorter programs with a difference, found by a limited number of attempts."""
+"""Search for a shorter program that still has a difference, with a limited number of attempts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _MOST_TRIES = 200
 def shortest(error: DifferenceError) -> DifferenceError:
     """Leaves out acts and layers, and returns the difference of the shortest program that still has one.
 
-    Any difference of a shorter program counts, since it is a fault, too. The search ends after `_MOST_TRIES` programs.
+    Any difference of a shorter program counts, because it is a fault as well. The search ends after `_MOST_TRIES`
+    programs.
     """
     tries = 0
-    found = True
-    while found:
-        found = False
+    improved = True
+    while improved:
+        improved = False
         for plan, program in _shorter(error.plan, error.program):
             tries += 1
             if tries > _MOST_TRIES:
@@ -27,13 +28,15 @@ def shortest(error: DifferenceError) -> DifferenceError:
             try:
                 live(plan, program)
             except DifferenceError as other:
-                error, found = other, True
+                error, improved = other, True
                 break
     return error
 
 
 def _shorter(plan: Plan, program: Program) -> Iterator[tuple[Plan, Program]]:
-    """Yields programs without some of the acts, large parts first, then programs with fewer or simpler layers."""
+    """Yields shorter programs: first programs without some of the acts, beginning with large parts, then programs with
+    fewer or simpler layers.
+    """
     size = len(program) // 2
     while size:
         for start in range(0, len(program), size):

@@ -1,4 +1,4 @@
-"""Two lives of one plan: both perform the acts, and everything visible is compared."""
+"""Two lives of one plan. Both perform the same acts, and everything visible is compared."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from lives.networks import Plan
 from lives.observations import Seen, difference, observe
 
 Program = list[tuple[str, dict[str, Any]]]
-# Errors of kernels in acts that differentiate, each about an operation that the loop supports. They name it.
+# Errors of kernels in acts that differentiate. Each error names an operation that only the loop supports.
 REFUSALS = (CapturedTensorError, DoubleBackwardError, TransformError)
-# Error of layers with a state under a checkpoint.
+# Part of the error that layers with a state raise under a checkpoint.
 _CHECKPOINT = "activation checkpointing"
-# Autograd's errors about saved tensors. Kernels save all arguments; the loop saves what its operations need.
+# Parts of autograd's errors about saved tensors. Kernels save all arguments, but the loop saves only what its
+# operations need.
 _OF_AUTOGRAD = (
     "modified by an inplace operation",
     "changed in place since the forward",
@@ -49,7 +50,7 @@ class DifferenceError(AssertionError):
 
     Attributes:
         text: the difference.
-        plan, program: the plan and the acts before the difference; the message shows them as Python code.
+        plan, program: the plan, and the acts up to the difference. The message shows both as Python code.
     """
 
     def __init__(self, text: str, plan: Plan, program: Program) -> None:
@@ -58,7 +59,7 @@ class DifferenceError(AssertionError):
 
 
 class Twins:
-    """A network as a loop, and compiled.
+    """A network that runs as a loop, and its compiled twin.
 
     Attributes:
         counts: numbers of acts that were performed, refused, or raised an error in both twins, over all lives.
@@ -87,7 +88,7 @@ class Twins:
         if all(failed):
             self.counts[f"{name}: raised"] += 1
             # A backward that stops midway leaves different gradients and graphs in the twins. A call in a reentrant
-            # checkpoint leaves states outside of any graph, while the loop runs without a checkpoint.
+            # checkpoint leaves states without a graph, but the loop runs without a checkpoint.
             in_the_middle = _is_refusal(compiled) or name == "forward_checkpointed"
             if (in_the_middle or isinstance(loop, ExampleError)) and self._are_apart():
                 self._heal()
@@ -120,9 +121,9 @@ class Twins:
             return error
 
     def _compare(self, when: str, loop: Seen, compiled: Seen) -> None:
-        found = self._apart(loop, compiled) or self._apart(observe(self.loop), observe(self.compiled))
-        if found is not None:
-            raise self._difference(f"{when}: {found}")
+        text = self._apart(loop, compiled) or self._apart(observe(self.loop), observe(self.compiled))
+        if text is not None:
+            raise self._difference(f"{when}: {text}")
 
     def _apart(self, loop: Seen, compiled: Seen) -> str | None:
         return difference(loop, compiled, rounded=self.loop.rounded)
@@ -141,22 +142,24 @@ class Twins:
 
     @torch.no_grad()
     def _share_gradients(self) -> None:
-        """Copies the loop's gradients to the compiled twin, whose gradients may differ by the order of sums."""
+        """Copies the gradients of the loop to the compiled twin, because these may differ by the order of sums."""
         for a, b in zip(self.loop.net.parameters(), self.compiled.net.parameters(), strict=True):
             if a.grad is not None and b.grad is not None and not torch.equal(a.grad, b.grad):
                 b.grad.copy_(a.grad)
 
     def _heal(self) -> None:
-        """Continues after a refusal: both twins become copies of the loop, without graphs and records.
+        """Continues after a refusal: replaces both twins by copies of the loop, without graphs and records.
 
-        If torch cannot copy the network (a pruned one after a call, or a parametrised one), both begin again.
+        torch cannot copy some networks: pruned networks after a call, and parametrised networks. Then both twins start
+        again from the plan.
         """
         while self.loop.monitors:
             self.loop.monitors.pop().remove()
         reset_net(self.loop.net)
         before, twins = self.loop, (Life(self.plan, compiled=False), Life(self.plan, compiled=True))
         try:
-            # Copies of a parametrised module share its class; removing one parametrisation changes it for all copies.
+            # Copies of a parametrised module share its class. So the removal of one parametrisation changes the class
+            # of all copies.
             shared = any(map(parametrize.is_parametrized, before.net.modules()))
             nets = [] if shared else [deepcopy(before.net) for _ in twins]
         except RuntimeError:
@@ -203,7 +206,9 @@ def _said(outcome: object) -> str:
 
 @contextmanager
 def _stated_norms() -> Iterator[None]:
-    """Computes fused norms as `(x - mean) scale + shift`, as `NormNeuron` documents; norms of PyTorch differ."""
+    """Computes fused norms as `(x - mean) scale + shift`, as `NormNeuron` documents. PyTorch's norms compute this
+    differently.
+    """
 
     def of(self: Normalisation, x: Tensor) -> Tensor:
         x, affine = self.absorbed(x)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flexsn_codegen import Statement, emit_core
 from flexsn_codegen.targets.cpp import Cpp, _compiler
+from flexsn_codegen.targets.cpp._kernel import more_headers
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_graph import ArgumentType, trace_pointwise
 
@@ -128,8 +129,7 @@ class Library:
     @property
     def source(self) -> str:
         body = "\n".join(loop.source for loop in self._loops.values())
-        special = '#include "special.h"\n' if "dev::special::" in body else ""
-        return f'#include "device.h"\n{special}{_PRELUDE}\n{body}'
+        return f'{more_headers(body)}#include "device.h"\n{_PRELUDE}\n{body}'
 
     def compile(self, folder: Path) -> str:
         """Returns the output of the compiler."""

@@ -82,3 +82,9 @@ def test_chains_of_float16_have_the_bits_of_eager_mode(other: torch.dtype) -> No
         for found, expected in zip(kernel(x, y, 0.3), rounded_often(x, y, 0.3), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     assert "dev::load_floats(" in kernel.source(every, shuffled, 0.3, target=CPP).source
+
+
+def test_values_of_a_half_dtype_are_rounded_once() -> None:
+    # Rounded are `mul` by an operation and the sum by its store; `relu` returns its operand's values or 0.
+    source = pointwise(lambda x: torch.relu(x * 3) + 1).source(torch.ones(5, dtype=torch.float16), target=CPP).source
+    assert source.count("dev::round_float16(") == 1

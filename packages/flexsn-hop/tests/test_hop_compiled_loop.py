@@ -275,3 +275,42 @@ def test_gradients_that_are_written_into_zeros(name: str) -> None:
     assert_equal_to_loop(
         lambda h, x: (torch.tanh(h), part(x) + 0.0), torch.rand(2).double(), torch.rand(4, 3, 3).double()
     )
+
+
+def _masked_after_index(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    v = torch.zeros(3, 2, dtype=x.dtype)
+    v[INDEX] = x
+    v[v > 0.1] = 0.3
+    return 0.5 * carry + torch.tanh(v), v.sum(0)
+
+
+def _rows_masked_after_index(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    v = carry.index_put((INDEX,), x, accumulate=True)
+    v[v[:, 0] > 0.1] = 0.3
+    return torch.sin(v), v.cumsum(0)
+
+
+def _added_by_mask(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    v = carry.index_put((INDEX,), x)
+    v = v.index_put((v > 0.1,), torch.tensor([0.3], dtype=x.dtype), accumulate=True)
+    return torch.sin(v), v * x
+
+
+INDEX = torch.tensor([2, 0, 1])
+
+
+@pytest.mark.long(all_but=["_masked_after_index"])
+@pytest.mark.parametrize("step", [_masked_after_index, _rows_masked_after_index, _added_by_mask])
+def test_masks_after_index_tensors(step: Step) -> None:
+    # Inductor of torch 2.11 and 2.13 has wrong results for such an assignment by a mask.
+    x = torch.randn(5, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    init = torch.full((3, 2), 0.2, dtype=torch.float64, requires_grad=True)
+
+    def run(init: Tensor, x: Tensor) -> list[Tensor]:
+        return tree_leaves(scan(step, init, x))
+
+    for _ in range(2):
+        found, expected = torch.compile(run, fullgraph=True)(init, x), run(init, x)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(loss(results), [init, x]) for results in (found, expected)]
+        torch.testing.assert_close(*gradients)

@@ -82,6 +82,8 @@ class WrittenViewError(MutationError):
 class NonPointwiseError(UnsupportedCoreError):
     """An op that mixes elements of the step, such as a reduction, a matrix product or a gather."""
 
+    _in_any_step = False  # True if the op cannot be computed before the loop, because it reads a value of the step
+
 
 class ComplexDtypeError(UnsupportedCoreError):
     """A complex tensor: kernels compute with real numbers."""

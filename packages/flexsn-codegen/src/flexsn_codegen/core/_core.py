@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen.core._once import computed_once, needed_for
+from flexsn_codegen.core._representable import needs_rounding
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
 from flexsn_codegen.source._dtypes import register_dtype
 from flexsn_codegen.source._numbers import LITERAL_OPS, Number, may_be_argument
@@ -195,7 +196,9 @@ class _StepWriter:
         loose = Approximate.DIVISION if node in self._loose else Approximate.NOTHING
         approximate = Approximate.EVERYTHING if self._numerics.fast_math else loose
         try:
-            rounded = self._numerics.precision == "eager"
+            rounded = self._numerics.precision == "eager" and needs_rounding(
+                node, number_arguments=self._prefix is not None
+            )
             text = self._target.expression(call, rounded=rounded, approximate=approximate)
         except UnsupportedOpError as error:
             raise UnsupportedOpError(f"{error}{location_text(node)}", error.op) from None

@@ -511,37 +511,59 @@ def _side_by_side(
 
 
 def exact_values(staged: StagedStep) -> frozenset[Port]:
-    """The values whose numbers bfloat16 always represents exactly. These are integers of a few bits."""
-    found: dict[Port, bool] = {}
+    """The values of which bfloat16 can represent every number that the step writes: whole numbers of a few bits.
+
+    A step may write the value of the step before again, as it does where a sequence has ended. The first one is 0: a
+    value that begins with other numbers is not exact for these.
+    """
+    first = _bounds(staged, {})
+    again = _bounds(staged, first)
+    return frozenset(port for port, bound in first.items() if bound <= _MOST_EXACT and again.get(port) == bound)
+
+
+def _bounds(staged: StagedStep, before: Mapping[Port, float]) -> dict[Port, float]:
+    """The largest absolute values of values that only have integers.
+
+    Args:
+        before: those of the step before; 0 if absent.
+    """
+    found: dict[Port, float | None] = {}
     for part in staged.parts:
-        if isinstance(part, Stage):
-            for node, view in zip(part.graph.entries, part.writes, strict=True):
-                bound = _integer_bound(node)
-                exact = bound is not None and bound <= _MOST_EXACT
-                found[view.source] = found.get(view.source, True) and exact
-        else:
-            found[part.result.source] = False
-    return frozenset(port for port, exact in found.items() if exact)
+        if not isinstance(part, Stage):
+            found[part.result.source] = None
+            continue
+        for node, view in zip(part.graph.entries, part.writes, strict=True):
+            own = [
+                port for port, read in zip(part.graph.arguments, part.reads, strict=True) if read.source == view.source
+            ]
+            known = {part.graph.placeholders[port]: before.get(view.source, 0.0) for port in own}
+            bound, other = _integer_bound(node, known), found.get(view.source, 0.0)
+            found[view.source] = None if bound is None or other is None else max(bound, other)
+    return {port: bound for port, bound in found.items() if bound is not None}
 
 
-def _integer_bound(node: Any) -> float | None:
-    """The largest absolute value of a node that contains only integers. `None` if it may contain other numbers."""
+def _integer_bound(node: Any, known: Mapping[fx.Node, float]) -> float | None:
+    """The largest absolute value of a node that only has integers; `None` if it may have other numbers.
+
+    Args:
+        known: largest absolute values of some arguments.
+    """
     if isinstance(node, bool | int | float):
         return abs(node) if float(node).is_integer() else None
     if not isinstance(node, fx.Node) or node.op != "call_function":
-        return None
+        return known.get(node)
     value = node.meta.get("val")
     if getattr(value, "dtype", None) == torch.bool:
         return 1
     target = node.target
     if target is _prims.convert_element_type.default or target is _prims.neg.default:
-        return _integer_bound(node.args[0])
+        return _integer_bound(node.args[0], known)
     if target in (_prims.add.default, _prims.sub.default, _prims.mul.default):
-        left, right = (_integer_bound(a) for a in node.args[:2])
+        left, right = (_integer_bound(a, known) for a in node.args[:2])
         if left is None or right is None:
             return None
         return left * right if target is _prims.mul.default else left + right
     if target is _prims.where.default:
-        left, right = (_integer_bound(a) for a in node.args[1:3])
+        left, right = (_integer_bound(a, known) for a in node.args[1:3])
         return None if left is None or right is None else max(left, right)
     return None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from flexsn_codegen.recurrent._gather import Gather
 from flexsn_codegen.recurrent._loop import Loop, StageCall
 from flexsn_codegen.source._source import CoreSource
-from flexsn_graph import Role, View
+from flexsn_graph import Port, Role, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,12 @@ class LoopSpec:
         matrix_strides: strides of the matrices, by number.
         backwards: True if the loop runs from the last step to the first.
         from_zero: True if carried values that products read are zero before the first step.
-        ends: True if each row has a number of steps after which outputs are zeros, states stay and no gradient flows.
-            The kernel receives these numbers. A program computes steps up to the largest number of its rows.
-        parts: the number of 16-bit numbers into which products split a float32 number. Three represent all of it, two
-            represent its first 16 bits, and one represents 8 bits.
+        ends: each row has a number of steps after which outputs are zeros, states stay and no gradient flows; the
+            kernel receives these numbers, and a program computes steps up to the largest number of its rows.
+        counts: the input with each row's number of remaining steps, which decreases by 1 in each step; `None` if there
+            is none. A kernel may load it once.
+        parts: the number of 16-bit numbers into which products split a float32 number: three represent all of it, two
+            its first 16 bits, and one 8 bits.
     """
 
     loop: Loop
@@ -56,6 +58,7 @@ class LoopSpec:
     from_zero: bool
     ends: bool = False
     parts: int = 3
+    counts: Port | None = None
 
 
 def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:

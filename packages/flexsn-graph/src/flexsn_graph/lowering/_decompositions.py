@@ -212,6 +212,17 @@ def _polynomial(polynomial: Callable[..., Any], x: Any, degree: Any) -> Any:
     return polynomial(*tensors)
 
 
+def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    """Takes one comparison for each limit: NaN is not beyond a limit. Torch's table looks for NaN in a second one."""
+    limits = [limit for limit in (low, high) if limit is not None]
+    if not x.is_floating_point() or not all(type(limit) in (int, float) and limit == limit for limit in limits):
+        clamped: Tensor = decomposition_table[_aten.clamp.default](x, low, high)
+        return clamped
+    if low is not None:
+        x = torch.where(x < low, low, x)
+    return x if high is None else torch.where(x > high, high, x)
+
+
 def _widened(x: Tensor) -> Tensor:
     return x.to(torch.float32) if x.dtype in _HALF_DTYPES else x
 
@@ -272,6 +283,7 @@ TO_PRIMS: Table = {
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantize_per_channel,
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+    _aten.clamp.default: _clamp,
     _aten.glu.default: _glu,
     _aten.glu_backward.default: _glu_backward,
     _aten.hardshrink_backward.default: _shrink_backward,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, fx
 
 from flexsn_graph.ir._ops import FILL_OPS
+from flexsn_graph.ir._ports import Port
 from flexsn_graph.ir._step_graph import StepGraph
 
 _prims, _aten = torch.ops.prims, torch.ops.aten
@@ -21,16 +24,17 @@ _FROM: dict[object, tuple[int, ...]] = {
 }
 
 
-def not_zero_one(step: StepGraph, result: int) -> fx.Node | None:
-    """Finds a node on which a result depends and that may be neither 0 nor 1. `None` if there is none.
+def not_zero_one(step: StepGraph, result: int, given: Collection[Port] = ()) -> fx.Node | None:
+    """Finds a node behind a result that may be neither 0 nor 1; `None` if no node may.
 
     This is derived from the operations. Comparisons are 0 or 1, and so are products, selections, maxima and minima of
     such values, and 1 minus such a value.
 
     Args:
         result: index among the step's results.
+        given: arguments that are known to be zeros and ones.
     """
-    seen: set[fx.Node] = set()
+    seen = {step.placeholders[port] for port in given}
     waiting: list[object] = [step.entries[result]]
     while waiting:
         value = waiting.pop()

@@ -472,6 +472,8 @@ def _make(make: Callable[..., StepTrace]) -> StepTrace:
     except WrittenViewError:
         raise
     except NonPointwiseError as error:
+        if error._in_any_step:
+            raise
         with suppress(UnsupportedCoreError, CoreReturnError):
             return make(Hoists.EVERYTHING)
         raise error from None

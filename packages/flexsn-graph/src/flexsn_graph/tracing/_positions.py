@@ -160,7 +160,9 @@ class _Check:
         if is_pointwise(target):
             return self._pointwise(node)
         refuse_without_rule(node)
-        raise self._refusal(node, f"{called_op(node)} does not work element by element")
+        operands = [self._values[operand] for operand in node.all_input_nodes]
+        in_step = any(isinstance(value, _Value) and _STEP in value.reads for value in operands)
+        raise self._refusal(node, f"{called_op(node)} does not work element by element", in_any_step=in_step)
 
     def _view(self, node: fx.Node) -> _Values:
         value = self._value(node.all_input_nodes[0])
@@ -308,12 +310,14 @@ class _Check:
 
     # Errors.
 
-    def _refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
-        return NonPointwiseError(
+    def _refusal(self, node: fx.Node, what: str, *, in_any_step: bool = False) -> NonPointwiseError:
+        error = NonPointwiseError(
             f"{what}: a step function must work on each element of the step by itself. Do this outside of the core.",
             called_op(node),
             location_of(node),
         )
+        error._in_any_step = in_any_step
+        return error
 
     def _moved_refusal(self, node: fx.Node) -> NonPointwiseError:
         blamed = self._moved or node

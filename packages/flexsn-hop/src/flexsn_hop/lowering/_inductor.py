@@ -26,6 +26,7 @@ from flexsn_hop.lowering._lowering import (
     reasons,
     requested_lowering,
 )
+from flexsn_hop.lowering._masks import masks_as_conditions
 from flexsn_hop.lowering._opaque import encode_program, run_scan
 from flexsn_hop.lowering._padding import without_padding
 
@@ -37,8 +38,8 @@ _logger = logging.getLogger("flexsn_hop")
 def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
-    """Lowers one call of an operator. ``name`` is the requested lowering."""
-    call = replace(call, graphs=tuple(without_padding(without_writes(graph)) for graph in call.graphs))
+    """Lower one call of an operator; ``name`` is the requested lowering."""
+    call = replace(call, graphs=tuple(without_padding(masks_as_conditions(without_writes(g))) for g in call.graphs))
     result = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
     refused = dict(result.refused)
     for lowering in result.lowerings:

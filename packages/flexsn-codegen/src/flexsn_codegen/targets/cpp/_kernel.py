@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 import weakref
 from collections.abc import Sequence
@@ -76,9 +77,21 @@ class CppKernel:
         tensors = [f"reinterpret_cast<{name}*>(arguments[{i}])" for i, name in enumerate(names)]
         numbers = [f"arguments[{len(names) + i}]" for i in range(len(source.sizes) + 1)]
         call = f"{source.name}<{', '.join([str(block), *names])}>(\n        {', '.join([*tensors, *numbers])});"
-        # A separate header, because it takes seconds to compile.
-        special = '#include "special.h"\n' if "dev::special::" in source.source else ""
-        return f"{special}{source.source}\nDEV_ENTRY({len(tensors) + len(numbers)}) {{\n    {call}\n}}\n"
+        text = f"{source.source}\nDEV_ENTRY({len(tensors) + len(numbers)}) {{\n    {call}\n}}\n"
+        return more_headers(text) + text
+
+
+# Headers that take long to compile, so that only sources with such calls include them.
+_MORE_HEADERS = {
+    "special.h": re.compile(r"\bdev::special::"),
+    "device/tiles.h": re.compile(r"\bdev::transpose\("),
+    "device/trigonometric.h": re.compile(r"\bdev::(?:sin|cos|tan)\("),
+}
+
+
+def more_headers(source: str) -> str:
+    """The lines that include the headers that a source needs in addition to those that every source includes."""
+    return "".join(f'#include "{name}"\n' for name, calls in _MORE_HEADERS.items() if calls.search(source))
 
 
 def program(text: str) -> Program:

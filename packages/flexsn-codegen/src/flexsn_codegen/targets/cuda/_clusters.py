@@ -238,7 +238,11 @@ class _ClusterWriter:
             for i, columns in enumerate(part.writes):
                 if columns is not None and columns.port == exchange.port:
                     found = True
-                    if not_zero_one(part.stage.graph, i) is not None:
+                    graph = part.stage.graph
+                    reads = zip(graph.arguments, part.reads, strict=True)
+                    # Of the step before: zeros at first, and then by this rule.
+                    own = [port for port, read in reads if isinstance(read, Columns) and read.port == exchange.port]
+                    if not_zero_one(graph, i, own if exchange.carried else ()) is not None:
                         return False
         return found
 
@@ -319,7 +323,7 @@ class _ClusterWriter:
         for i in range(len(self._spec.loads)):
             self._place(Role.INPUT, i, self._spec.loads[i][1].row)
             self._param(Role.INPUT, i)
-        for i in self._loaded_ahead():
+        for i in (*self._counts(), *self._loaded_ahead()):
             self._line(f"{Port(Role.INPUT, i).name}_t load_{i}[own_tiles][4];")
         for i, (_, place) in enumerate(self._spec.stores):
             self._place(Role.OUTPUT, i, place.row)
@@ -329,6 +333,7 @@ class _ClusterWriter:
                 self._line(f"{cpp_name(register_dtype(write.dtype))} {write.source.name}[own_tiles][4];")
         first, step = ("T - 1", "-1") if self._spec.backwards else ("0", "1")
         with self._block("if (split < row_tiles)"):
+            self._loads("0", self._counts())
             self._loads(first, self._loaded_ahead())
             for part in self._early():
                 if part.early != 0:
@@ -727,8 +732,13 @@ class _ClusterWriter:
                 self._next_store += 1
 
     def _loaded_ahead(self) -> list[int]:
-        """The loads that are issued one step earlier. Loads of values that were written some steps ago are excluded."""
-        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
+        """The loads that are issued a step earlier: all but counts and values that were written some steps ago."""
+        others = {*self._loop.shifted, self._spec.counts}
+        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in others]
+
+    def _counts(self) -> list[int]:
+        """The loads that are issued once, of steps that are left."""
+        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source == self._spec.counts]
 
     def _compute_early(self, part: StageCall, step: str) -> None:
         """Computes a stage that reads values of earlier steps, at `step`."""
@@ -760,7 +770,8 @@ class _ClusterWriter:
             if read.source in self._loop.shifted:
                 exists, kind = self._exists(part.width), f"{Port(Role.INPUT, number).name}_t"
                 return f"dev::load({exists}[n][j] ? {self._address(Role.INPUT, number, step)} : {kind}{{}})"
-            return f"dev::load(load_{number}[n][j])"
+            left = f" - int({step})" if read.source == self._spec.counts else ""
+            return f"dev::load(load_{number}[n][j]){left}"
         if read.port.role is Role.AHEAD:
             return f"{read.port.name}[n][j]"
         return (self._carried.get(read.port) or self._values[read]) + "[n][j]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +13,37 @@ import torch
 from flexsn_codegen.targets._entry import Entry
 
 _HERE: AbstractContextManager[object] = nullcontext()
+_PREPARING = threading.Lock()
+
+
+def prepare_driver() -> None:
+    """Loads what each launch needs. If Triton's cache is empty, another program compiles it, in half a second."""
+    with _PREPARING:
+        _load_driver()
+
+
+def prepare_compiler() -> None:
+    """Does what the first compilation of a process does besides compiling the kernel.
+
+    Threads that call it at the same time wait for the first one. Otherwise, each of them would do all of the work.
+    """
+    with _PREPARING:
+        _load_driver()
+        _read_compiler()
+
+
+@functools.cache
+def _load_driver() -> None:
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which may not be installed
+
+    _triton_private.load_driver()
+
+
+@functools.cache
+def _read_compiler() -> None:
+    from flexsn_codegen.targets.triton import _triton_private
+
+    _triton_private.read_compiler()
 
 
 def launcher(

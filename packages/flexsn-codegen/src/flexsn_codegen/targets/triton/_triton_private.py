@@ -48,7 +48,10 @@ expect(_DRIVER, ["driver"], _NO_LAUNCH)
 expect("triton", ["knobs"], _NO_LAUNCH)
 expect(_COMPILER, _LAUNCHER, "calls of compiled kernels take longer")
 _short = not lacking(_COMPILER, _LAUNCHER)
-# Launch attributes other than the grid, threads and shared memory, with their defaults.
+_digest_of_triton: Callable[[], object] = private(
+    "triton.runtime.cache", "triton_key", "the first compilations of a process take longer", default=lambda: None
+)
+# Launch attributes other than a grid, threads and shared memory, with their defaults.
 _USUAL = {"launch_pdl": False, "num_ctas": 1}
 # After its own arguments, each kernel takes pointers to memory that Triton allocates. Our kernels do not need any.
 _SCRATCH = {"global_scratch_size": 0, "profile_scratch_size": 0}
@@ -81,6 +84,16 @@ def launches_on_nvidia() -> bool:
     """True if kernels are launched on an NVIDIA GPU."""
     driver = needed("triton.runtime.driver", "driver", "compiled graphs cannot have kernels")
     return bool(driver.active.get_current_target().backend == "cuda")
+
+
+def load_driver() -> None:
+    """Loads Triton's driver, which compiles C code if Triton's cache is empty."""
+    _ = needed(_DRIVER, "driver", _NO_LAUNCH).active
+
+
+def read_compiler() -> None:
+    """Reads all of Triton, whose digest is part of the key of each kernel. Triton keeps the digest."""
+    _digest_of_triton()
 
 
 def launcher(
