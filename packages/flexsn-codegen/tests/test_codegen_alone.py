@@ -119,7 +119,7 @@ def test_a_file_in_cpp_has_all_that_it_needs(module: Path, capsys: pytest.Captur
 def test_a_file_in_triton_imports_nothing_of_ours(module: Path) -> None:
     file = printed(module, "codegen_alone:limited", *LIMITED)
     assert "show --standalone codegen_alone:limited --arguments float32:4x24" in file.read_text()
-    found = alone(
+    actual = alone(
         file,
         """
 print(alone._forward_words(0.25)[0] == alone._forward_words(0.25)[0] != alone._forward_words(0.5)[0])
@@ -134,7 +134,7 @@ source = triton.compiler.ASTSource(kernel, signature, {(names.index("BLOCK"),): 
 print("ld.global" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
 """,
     )
-    assert found.split() == ["True", "[(1,", "24,", "1)]", "limited", "True"]
+    assert actual.split() == ["True", "[(1,", "24,", "1)]", "limited", "True"]
 
 
 def test_modules_and_functions_that_cut_are_shown(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_a_target_that_does_not_exist_leaves_no_file(module: Path, capsys: pytes
 @pytest.mark.gpu
 def test_files_in_triton_compute_and_differentiate(module: Path) -> None:
     file = printed(module, "codegen_alone:limited", *LIMITED)
-    found = alone(
+    actual = alone(
         file,
         """
 x, gate = torch.randn(301, 40, device="cuda", requires_grad=True), torch.randn(40, device="cuda", requires_grad=True)
@@ -168,9 +168,9 @@ for a, limit in ((x, 0.5), (x.t().contiguous().t(), 0.25), (x[:, :40], 1.0)):
 print("done")
 """,
     )
-    assert found.strip() == "done"
+    assert actual.strip() == "done"
     file = printed(module, "codegen_alone:swiglu", "--arguments", "float32:3x16", "--gradient")
-    found = alone(
+    actual = alone(
         file,
         """
 x = torch.randn(1001, 16, device="cuda", requires_grad=True)
@@ -182,4 +182,4 @@ torch.testing.assert_close(*(torch.autograd.grad(y, x, given)[0] for y in (ours,
 print("done")
 """,
     )
-    assert found.strip() == "done"
+    assert actual.strip() == "done"

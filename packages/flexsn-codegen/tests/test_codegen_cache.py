@@ -193,20 +193,20 @@ def test_read_only_home_falls_back_to_the_temporary_folder(tmp_path: Path, monke
 
 
 def test_threads_racing_get_one_kernel(folder: Path) -> None:
-    found: list[Any] = []
+    actual: list[Any] = []
     barrier = threading.Barrier(8)
 
     def work() -> None:
         barrier.wait()
-        found.append(compile_triton_code_str(source(number=8), "kernel"))
+        actual.append(compile_triton_code_str(source(number=8), "kernel"))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    assert len({id(kernel) for kernel in found}) == 1
+    assert len(actual) == 8
+    assert len({id(kernel) for kernel in actual}) == 1
 
 
 FORK = multiprocessing.get_context("fork")

@@ -309,7 +309,7 @@ def test_rules_have_the_bits_of_eager_mode(library: Library, name: str, dtype: t
     function = EXPECTED.get(name, function)
     # For single elements, eager mode calls the C++ library's fmod, which is exact.
     expected = _one_by_one(function, given) if name in _WRONG_IN_EAGER else function(*given)
-    # Either of 0 and -0 may be the larger one. In eager mode too, this depends on their positions in a vector.
+    # Either of 0 and -0 may be the larger one. In eager mode, too, this depends on their positions in a vector.
     zeros = name not in {"maximum", "minimum", "fmax", "fmin"}
     for actual, wanted in zip(library.call(f"{name} {dtype}", *given), _tuple(expected), strict=True):
         assert_same(actual, wanted, zeros=zeros)

@@ -164,14 +164,14 @@ def test_small_tables_and_their_gradients(dtype: torch.dtype) -> None:
     expected, actual = (f(index, table, scale) for f in (looked_up, pointwise(looked_up, autograd=True)))
     torch.testing.assert_close(actual, expected)
     weight = tensor(5, 7, dtype=dtype)
-    given, wanted = (torch.autograd.grad(r, [table, scale], weight) for r in (actual, expected))
-    for one, other in zip(given, wanted, strict=True):
+    pairs = zip(*(torch.autograd.grad(r, [table, scale], weight) for r in (actual, expected)), strict=True)
+    for one, other in pairs:
         torch.testing.assert_close(one, other)
 
 
 def test_an_index_out_of_range_gives_no_number() -> None:
-    found = pointwise(lambda i, table: table[i])(torch.tensor([[1, 2, -3]], device=DEVICE), tensor(2))
-    assert found.isnan().tolist() == [[False, True, True]]
+    actual = pointwise(lambda i, table: table[i])(torch.tensor([[1, 2, -3]], device=DEVICE), tensor(2))
+    assert actual.isnan().tolist() == [[False, True, True]]
 
 
 @pytest.mark.parametrize("right", [False, True])
@@ -252,9 +252,9 @@ def test_functions_that_mix_elements_are_refused(function: Function, shape: tupl
 
 
 def test_errors_speak_of_the_callers_shapes() -> None:
-    with pytest.raises(ArgumentError, match=r"\[5, 12\], \[5, 7\] do not broadcast") as found:
+    with pytest.raises(ArgumentError, match=r"\[5, 12\], \[5, 7\] do not broadcast") as raised:
         pointwise(lambda x, y: x.chunk(2, -1)[0] * y)(tensor(5, 12), tensor(5, 7))
-    assert "a dimension of length" in str(found.value.__cause__) or "size of tensor" in str(found.value.__cause__)
+    assert "a dimension of length" in str(raised.value.__cause__) or "size of tensor" in str(raised.value.__cause__)
     with pytest.raises(ValueError, match=r"dimension 1 is size 7(.|\n)*test_codegen_cut"):
         pointwise(lambda x: functional.glu(x))(tensor(3, 7))
     with pytest.raises(ArgumentError, match=r"\[3\], \[4\] do not broadcast"):
@@ -330,8 +330,8 @@ def test_compiled_and_transformed() -> None:
 
     xs, rows_of = tensor(3, 5, 14), torch.func.vmap
     torch.testing.assert_close(rows_of(fused)(xs), rows_of(limited)(xs))
-    found, expected = torch.func.grad(lambda x: fused(x).sum()), torch.func.grad(lambda x: limited(x).sum())
-    torch.testing.assert_close(rows_of(found)(xs), rows_of(expected)(xs))
+    actual, expected = torch.func.grad(lambda x: fused(x).sum()), torch.func.grad(lambda x: limited(x).sum())
+    torch.testing.assert_close(rows_of(actual)(xs), rows_of(expected)(xs))
     gate, bias, state = tensor(2, 5, 24), tensor(24), tensor(5, 2, 6)
     for a, e in zip(*(rows_of(f, in_dims=(0, None, 1))(gate, bias, state) for f in (cell, lstm)), strict=True):
         torch.testing.assert_close(a, e)

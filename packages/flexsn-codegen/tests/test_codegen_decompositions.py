@@ -21,12 +21,12 @@ def tensor(dtype: torch.dtype, low: float = -3.0, high: float = 3.0) -> Tensor:
 
 def same_with_gradients(function: Callable[..., Tensor], *tensors: Tensor) -> None:
     leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in tensors]
-    wanted = [t for t in leaves if t.requires_grad]
+    differentiated = [t for t in leaves if t.requires_grad]
     expected, actual = function(*leaves), pointwise(function, autograd=True)(*leaves)
     assert actual.dtype == expected.dtype
     torch.testing.assert_close(actual, expected, equal_nan=True)
     weight = torch.linspace(-1, 1, expected.numel()).to(expected.dtype).reshape(expected.shape)
-    given = (torch.autograd.grad(r, wanted, weight, allow_unused=True) for r in (actual, expected))
+    given = (torch.autograd.grad(r, differentiated, weight, allow_unused=True) for r in (actual, expected))
     for one, other in zip(*given, strict=True):
         if other is not None:
             torch.testing.assert_close(one, other, equal_nan=True)

@@ -421,8 +421,8 @@ def test_incomplete_gamma_functions() -> None:
 
 def test_the_gradient_of_an_incomplete_gamma_function() -> None:
     a, x = torch.linspace(0.2, 5, 30), torch.linspace(0.1, 7, 30).requires_grad_()
-    found = (f(a, x) for f in (torch.igammac, pointwise(torch.igammac, autograd=True)))
-    expected, actual = (torch.autograd.grad(r.sum(), x)[0] for r in found)
+    results = (f(a, x) for f in (torch.igammac, pointwise(torch.igammac, autograd=True)))
+    expected, actual = (torch.autograd.grad(r.sum(), x)[0] for r in results)
     torch.testing.assert_close(actual, expected)
 
 

@@ -46,10 +46,10 @@ def test_each_bit_is_eager_modes(dtype: torch.dtype, language: str) -> None:
     one = torch.ones((), device=DEVICE)
     torch.testing.assert_close(pointwise(scaled)(every, one), every.float(), rtol=0, atol=0, equal_nan=True)
     x = numbers(dtype).to(DEVICE)
-    found = pointwise(lambda v: v.to(dtype))(x)
-    assert found.dtype == dtype
+    actual = pointwise(lambda v: v.to(dtype))(x)
+    assert actual.dtype == dtype
     expected = x.to(dtype).float()
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)
@@ -60,10 +60,10 @@ def test_gradients_pass_through_a_round_trip(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(33, 40, generator=generator).to(DEVICE).requires_grad_()
     scale = torch.rand(33, 1, generator=generator).to(DEVICE)
-    found, expected = pointwise(round_trip, autograd=True)(x, scale), round_trip(x, scale)
-    assert torch.equal(found, expected)
-    given = torch.rand_like(found)
-    ours, theirs = (torch.autograd.grad(r, x, given)[0] for r in (found, expected))
+    actual, expected = pointwise(round_trip, autograd=True)(x, scale), round_trip(x, scale)
+    assert torch.equal(actual, expected)
+    given = torch.rand_like(actual)
+    ours, theirs = (torch.autograd.grad(r, x, given)[0] for r in (actual, expected))
     torch.testing.assert_close(ours, theirs)
 
 

@@ -86,9 +86,9 @@ def test_a_call_like_an_earlier_one_reads_all_again(monkeypatch: pytest.MonkeyPa
     call = PreparedCalls.call
 
     def counted(calls: PreparedCalls, *given: Any) -> Any:
-        found = call(calls, *given)
-        prepared.append(isinstance(found, Tensor))
-        return found
+        result = call(calls, *given)
+        prepared.append(isinstance(result, Tensor))
+        return result
 
     monkeypatch.setattr(PreparedCalls, "call", counted)
     weight, offset = torch.rand(5, device=DEVICE), 1.0

@@ -73,8 +73,8 @@ def test_methods_read_their_own_instance() -> None:
         torch.testing.assert_close(y, torch.sigmoid(x) * module.scale)
         gradients = torch.autograd.grad(y.sum(), [x, module.scale])
         expected = torch.autograd.grad((torch.sigmoid(x) * module.scale).sum(), [x, module.scale])
-        for found, true in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(found, true)
+        for actual, true in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(actual, true)
     assert a.gate is a.gate
     assert a.gate is not b.gate
     assert Gate.gate.__doc__ == "Scales."
@@ -97,8 +97,8 @@ def test_methods_leave_with_their_instance() -> None:
 
 def test_gradients_flow_unless_they_are_refused() -> None:
     x = X.clone().requires_grad_()
-    (found,) = torch.autograd.grad(doubled(x).sum(), x)
-    assert torch.equal(found, torch.full_like(X, 2.0))
+    (actual,) = torch.autograd.grad(doubled(x).sum(), x)
+    assert torch.equal(actual, torch.full_like(X, 2.0))
     refusing = pointwise(lambda x: x * 2, autograd=False)
     with pytest.raises(AutogradError, match=r"made with autograd=False"):
         refusing(x)
@@ -131,7 +131,7 @@ def keeps(x: Tensor) -> Tensor:
     ],
 )
 def test_errors_speak_of_functions(function: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises((TraceError, UnsupportedOpError)) as found:
+    with pytest.raises((TraceError, UnsupportedOpError)) as raised:
         pointwise(function)(X)
-    message = str(found.value).partition("\n")[0]
+    message = str(raised.value).partition("\n")[0]
     assert not re.search(r"\b(core|steps?|states?|input sequences?)\b", message), message

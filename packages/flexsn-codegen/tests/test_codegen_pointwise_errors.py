@@ -128,11 +128,11 @@ def test_lists_that_share_memory(backend: str) -> None:
         return x * 1
 
     torch.compiler.reset()
-    found = []
+    actual = []
     for run in (torch.compile(step, backend=backend, fullgraph=True), step):
         x = torch.arange(6.0)
         y = run(x, torch.ones(3))
-        found += [x, y]
+        actual += [x, y]
     expected = torch.tensor([4.0, 6.0, 8.0, 6.0, 9.0, 12.0])
-    for one in found:
+    for one in actual:
         torch.testing.assert_close(one, expected)

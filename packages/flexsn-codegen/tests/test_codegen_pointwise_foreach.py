@@ -186,10 +186,10 @@ def test_numbers_that_depend_on_dimensions_stay_apart() -> None:
 
 def test_lazily_negated_tensors() -> None:
     x = torch.complex(torch.ones(8), torch.ones(8)).conj().imag.to(DEVICE)
-    found: Any = pointwise(lambda x: x * 2)
-    for result in (*found.foreach([x, torch.ones(8, device=DEVICE)]), *found.foreach([x, x])):
+    doubled: Any = pointwise(lambda x: x * 2)
+    for result in (*doubled.foreach([x, torch.ones(8, device=DEVICE)]), *doubled.foreach([x, x])):
         assert abs(result).unique().tolist() == [2.0]
-    assert found.foreach([torch.complex(torch.ones(8), torch.ones(8)).conj().imag])[0].unique().tolist() == [-2.0]
+    assert doubled.foreach([torch.complex(torch.ones(8), torch.ones(8)).conj().imag])[0].unique().tolist() == [-2.0]
 
 
 def moved(p: Tensor, g: Tensor, m: Tensor, lr: float) -> tuple[Tensor, Tensor]:

@@ -47,23 +47,23 @@ def arguments() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def agree(make: Callable[[Any], Any], kernel: Any, function: Any) -> None:
-    found, expected = (pytree.tree_leaves(make(f)) for f in (kernel, function))
-    assert len(found) == len(expected) > 0
-    for a, e in zip(found, expected, strict=True):
+    actual, expected = (pytree.tree_leaves(make(f)) for f in (kernel, function))
+    assert len(actual) == len(expected) > 0
+    for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e)
 
 
 def tangents(function: Any, *tensors: Tensor) -> list[Tensor | None]:
     with forward_ad.dual_level():
-        found = function(*[forward_ad.make_dual(t, t + 1) for t in tensors])
-        results = found if isinstance(found, tuple) else (found,)
+        outputs = function(*[forward_ad.make_dual(t, t + 1) for t in tensors])
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
         return [forward_ad.unpack_dual(result).tangent for result in results]
 
 
 def twice(function: Any) -> Any:
     def tangent(y: Tensor) -> Tensor:
-        found: Tensor = jvp(lambda z: function(z, w, s), (y,), (y + 1,))[1][0]
-        return found
+        actual: Tensor = jvp(lambda z: function(z, w, s), (y,), (y + 1,))[1][0]
+        return actual
 
     return jvp(tangent, (x,), (x,))
 

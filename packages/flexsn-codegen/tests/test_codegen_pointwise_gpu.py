@@ -42,8 +42,8 @@ def test_inductor_launches_the_kernel_itself() -> None:
     assert any("gated_kernel" in code for code in codes)
     assert not any("flexsn_codegen.pointwise" in code for code in codes)
     torch.testing.assert_close(result, gated(x * 2, gate, 0.5).relu())
-    found = torch.autograd.grad(result.sum(), (x, gate))
-    for a, e in zip(found, torch.autograd.grad(gated(x * 2, gate, 0.5).relu().sum(), (x, gate)), strict=True):
+    actual = torch.autograd.grad(result.sum(), (x, gate))
+    for a, e in zip(actual, torch.autograd.grad(gated(x * 2, gate, 0.5).relu().sum(), (x, gate)), strict=True):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
 
 

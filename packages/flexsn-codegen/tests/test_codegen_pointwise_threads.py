@@ -50,10 +50,10 @@ def in_threads(call: Callable[[int], None]) -> None:
 def test_first_calls(target: None) -> None:
     fused = pointwise(lambda x: x * 2 + 1)
     x = torch.arange(5.0)
-    found: list[Tensor] = []
-    in_threads(lambda _: found.append(fused(x)))
-    assert len(found) == NUM_THREADS
-    for y in found:
+    actual: list[Tensor] = []
+    in_threads(lambda _: actual.append(fused(x)))
+    assert len(actual) == NUM_THREADS
+    for y in actual:
         assert torch.equal(y, x * 2 + 1)
     assert len(fused._kernels.all()) == 1  # the threads share one trace
 

@@ -44,7 +44,7 @@ def test_five_learning_rates_are_two_graphs_and_one_kernel(backend: str) -> None
     for a, e in zip(*runs, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
     assert counter.frame_count == 2
-    assert sum(len(found) for kernel in fused._kernels.all() for found in kernel._variants.values()) == 1
+    assert sum(len(traces) for kernel in fused._kernels.all() for traces in kernel._variants.values()) == 1
 
 
 @pytest.mark.long(all_but=["aot_eager"])
@@ -56,9 +56,9 @@ def test_gradients_of_five_scales_are_two_graphs(backend: str) -> None:
     for i in range(5):
         scale = 0.5 + 0.3 * i
         x, gate = torch.randn(9, 7, requires_grad=True), torch.randn(7, requires_grad=True)
-        found, expected = compiled(x, gate, scale), gated(x * 2, gate, scale).relu()
-        torch.testing.assert_close(found, expected)
-        pairs = zip(*(torch.autograd.grad(r.sum(), (x, gate)) for r in (found, expected)), strict=True)
+        actual, expected = compiled(x, gate, scale), gated(x * 2, gate, scale).relu()
+        torch.testing.assert_close(actual, expected)
+        pairs = zip(*(torch.autograd.grad(r.sum(), (x, gate)) for r in (actual, expected)), strict=True)
         for a, e in pairs:
             torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
     assert counter.frame_count == 2

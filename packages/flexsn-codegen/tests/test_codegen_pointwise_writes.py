@@ -56,7 +56,7 @@ def test_adamw_is_that_of_torch(dtype: torch.dtype) -> None:
         assert step(p, gradient, m, v, i + 1, lr, (0.9, 0.99), 1e-8, 0.1) is None
     # Torch's CPU code fuses some multiplications with additions. This changes a few units in the last place.
     torch.testing.assert_close(p, parameter.detach(), rtol=0, atol=8 * torch.finfo(dtype).eps)
-    assert sum(len(found) for kernel in step._kernels.all() for found in kernel._variants.values()) == 1
+    assert sum(len(traces) for kernel in step._kernels.all() for traces in kernel._variants.values()) == 1
 
 
 def test_lion_equals_eager_mode() -> None:
@@ -157,9 +157,9 @@ def test_into_again_compares_tensors_that_share_memory(monkeypatch: pytest.Monke
     call = PreparedCalls.call
 
     def counted(calls: PreparedCalls, *given: Any) -> Any:
-        found = call(calls, *given)
-        prepared.append(found is not NOT_PREPARED)
-        return found
+        result = call(calls, *given)
+        prepared.append(result is not NOT_PREPARED)
+        return result
 
     monkeypatch.setattr(PreparedCalls, "call", counted)
     offset = torch.rand(8, 3)

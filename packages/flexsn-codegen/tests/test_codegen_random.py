@@ -58,8 +58,8 @@ def test_views_as_another_dtype_of_the_same_width() -> None:
     bits = torch.randint(1 << 30, (5, 70), dtype=torch.int32, device=DEVICE)
     assert torch.equal(pointwise(truncated)(x, bits), truncated(x, bits))
     for dtype in (torch.float16, torch.bfloat16):
-        found, expected = pointwise(halves)(x.to(dtype)), halves(x.to(dtype))
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        actual, expected = pointwise(halves)(x.to(dtype)), halves(x.to(dtype))
+        assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
 
 
 def test_views_of_another_width_are_refused() -> None:

@@ -42,20 +42,20 @@ def gradients(function: Callable[..., Any], x: Tensor, weight: Tensor, factor: f
     """Returns the gradients of a sum over the first `used` floating-point results."""
     results = function(x, weight, factor)
     followed = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad][:used]
-    wanted = [t for t in (x, weight) if t.requires_grad]
+    differentiated = [t for t in (x, weight) if t.requires_grad]
     total = sum((r * torch.linspace(-1, 1, r.numel(), device=DEVICE, dtype=r.dtype).view_as(r)).sum() for r in followed)
     assert isinstance(total, Tensor)
-    return [*followed, *torch.autograd.grad(total, wanted, allow_unused=True)]
+    return [*followed, *torch.autograd.grad(total, differentiated, allow_unused=True)]
 
 
 def alike(function: Callable[..., Any], fused: Any, x: Tensor, weight: Tensor, factor: float, used: int = 3) -> None:
     pairs = zip(gradients(fused, x, weight, factor, used), gradients(function, x, weight, factor, used), strict=True)
-    for found, expected in pairs:
-        if found is None or expected is None:
+    for actual, expected in pairs:
+        if actual is None or expected is None:
             # If the kernel returns zeros, eager mode may return no gradient.
-            assert found is None or not found.any()
+            assert actual is None or not actual.any()
         else:
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.long(all_but=["halves"])
@@ -94,9 +94,9 @@ def test_captured_parameters_that_are_frozen_between() -> None:
     x = tensor(6, 8)
     for requires_grad in (True, True, False, False, True):
         module.weight.requires_grad_(requires_grad)
-        found = torch.autograd.grad(fused(x).sum(), [x, *([module.weight] if requires_grad else [])])
+        actual = torch.autograd.grad(fused(x).sum(), [x, *([module.weight] if requires_grad else [])])
         expected = torch.autograd.grad(module(x).sum(), [x, *([module.weight] if requires_grad else [])])
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_the_second_gradient_of_a_repeated_call() -> None:
@@ -118,9 +118,9 @@ def test_cotangents_of_other_layouts_and_none() -> None:
         torch._efficientzerotensor(6, 8),
     ):
         cotangent = given.detach().to(DEVICE, torch.float64)
-        found = torch.autograd.grad(fused(x, weight), (x, weight), cotangent)
+        actual = torch.autograd.grad(fused(x, weight), (x, weight), cotangent)
         expected = torch.autograd.grad(scaled(x, weight), (x, weight), cotangent)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_a_tensor_that_was_changed_since_is_refused() -> None:

@@ -96,12 +96,12 @@ def test_results_are_those_of_eager_mode(name: str) -> None:
     function, case = CASES[name]
     ours = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
     theirs = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
-    found, expected = results_of(pointwise(function)(*ours)), results_of(function(*theirs))
-    for one, other in zip(found, expected, strict=True):
+    actual, expected = results_of(pointwise(function)(*ours)), results_of(function(*theirs))
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other)
     given = [torch.randn_like(e) for e in expected]
     leaves = [[a for a in side if isinstance(a, Tensor)] for side in (ours, theirs)]
-    gradients = [torch.autograd.grad(r, side, given) for r, side in zip((found, expected), leaves, strict=True)]
+    gradients = [torch.autograd.grad(r, side, given) for r, side in zip((actual, expected), leaves, strict=True)]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
 

@@ -102,23 +102,23 @@ CASES: dict[str, Callable[[], Case]] = {
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the number of elements of each launch."""
-    found: list[int] = []
+    actual: list[int] = []
     run = PlannedLaunch.run
 
     def counted(launch: PlannedLaunch, *arguments: Any) -> None:
-        found.append(launch.numel)
+        actual.append(launch.numel)
         run(launch, *arguments)
 
     monkeypatch.setattr(PlannedLaunch, "run", counted)
-    return found
+    return actual
 
 
 def compare(function: Callable[..., Tensor], arguments: list[Tensor], rtol: float = 1e-7, atol: float = 1e-7) -> None:
     ours, theirs = ([a.detach().requires_grad_() for a in arguments] for _ in range(2))
-    found, expected = pointwise(function, autograd=True)(*ours), function(*theirs)
-    torch.testing.assert_close(found, expected)
+    actual, expected = pointwise(function, autograd=True)(*ours), function(*theirs)
+    torch.testing.assert_close(actual, expected)
     given = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype, device=DEVICE).reshape(expected.shape)
-    gradients = [torch.autograd.grad(r, side, given) for r, side in ((found, ours), (expected, theirs))]
+    gradients = [torch.autograd.grad(r, side, given) for r, side in ((actual, ours), (expected, theirs))]
     for a, e in zip(*gradients, strict=True):
         assert (a.shape, a.dtype) == (e.shape, e.dtype)
         torch.testing.assert_close(a, e, rtol=rtol, atol=atol)
@@ -133,8 +133,8 @@ def test_results_and_gradients_equal_eager(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_values_are_summed_in_float32(dtype: torch.dtype) -> None:
     x, weight = tensor(2000, 64, dtype=dtype), tensor(64, dtype=dtype).requires_grad_()
-    (found,) = torch.autograd.grad(pointwise(scaled)(x, weight).sum(), weight)
-    torch.testing.assert_close(found, x.double().sum(0).to(dtype), rtol=1e-2, atol=1e-2)
+    (actual,) = torch.autograd.grad(pointwise(scaled)(x, weight).sum(), weight)
+    torch.testing.assert_close(actual, x.double().sum(0).to(dtype), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["rows and columns", "channels first", "a norm", "a softmax"])
@@ -163,8 +163,8 @@ def test_no_terms_of_the_whole_size(
     result = pointwise(function)(x, weight)
     made.clear()
     launches.clear()
-    found = torch.autograd.grad(result.sum(), (x, weight))
-    torch.testing.assert_close(found, torch.autograd.grad(function(x, weight).sum(), (x, weight)))
+    actual = torch.autograd.grad(result.sum(), (x, weight))
+    torch.testing.assert_close(actual, torch.autograd.grad(function(x, weight).sum(), (x, weight)))
     assert len(launches) == 1
     assert sorted(map(math.prod, made))[:-1] < [6000 * 40 // 20]
     assert len(made) == 2
@@ -173,8 +173,8 @@ def test_no_terms_of_the_whole_size(
 def test_an_incoming_gradient_is_returned_and_not_shared() -> None:
     kernel = pointwise(lambda x, y: x + y, autograd=True)
     x, y, given = tensor(20, 30).requires_grad_(), tensor(20, 30).requires_grad_(), tensor(20, 30)
-    found = torch.autograd.grad(kernel(x, y), (x, y), given)
-    assert all(gradient.data_ptr() == given.data_ptr() for gradient in found)
+    actual = torch.autograd.grad(kernel(x, y), (x, y), given)
+    assert all(gradient.data_ptr() == given.data_ptr() for gradient in actual)
     for _ in range(2):
         # Autograd adds to a gradient in place if it holds the only reference.
         (kernel(x, y) * 1.0).backward(given)
@@ -197,11 +197,11 @@ def test_gradients_of_gradients_and_of_a_batch() -> None:
 
 def kernel_of_gradient(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> KernelSource:
     """Returns the kernel of the gradient in float32, in Triton."""
-    found: list[KernelSource] = []
+    actual: list[KernelSource] = []
     run = Plan.run
 
     def recorded(plan: Plan, *arguments: Any) -> list[Tensor]:
-        found.extend(launch.built.source for launch in plan.launches)
+        actual.extend(launch.built.source for launch in plan.launches)
         return run(plan, *arguments)
 
     arguments = [tensor(*shape, dtype=torch.float32).requires_grad_() for shape in shapes]
@@ -209,7 +209,7 @@ def kernel_of_gradient(function: Callable[..., Tensor], *shapes: tuple[int, ...]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plan, "run", recorded)
         torch.autograd.grad(result, arguments, torch.ones_like(result))
-    (kernel,) = found
+    (kernel,) = actual
     return kernel
 
 

@@ -56,10 +56,10 @@ def on_tensors(graph: fx.Graph, name: str, tensors: list[Tensor], dtypes: list[t
         ]
     )
     around = compile_triton_code_str(code, "around", name_space={core_name: core})
-    found = [torch.empty_like(tensors[0], dtype=dtype) for dtype in dtypes]
+    actual = [torch.empty_like(tensors[0], dtype=dtype) for dtype in dtypes]
     n = tensors[0].numel()
-    around[(triton.cdiv(n, BLOCK),)](*tensors, *found, n, BLOCK=BLOCK)
-    return found
+    around[(triton.cdiv(n, BLOCK),)](*tensors, *actual, n, BLOCK=BLOCK)
+    return actual
 
 
 def dtypes_of(graph: fx.Graph) -> list[torch.dtype]:
@@ -70,8 +70,8 @@ def dtypes_of(graph: fx.Graph) -> list[torch.dtype]:
 def test_inference_equals_eager_mode() -> None:
     tensors = [torch.randn(1000, device=DEVICE) for _ in range(3)]
     graph = generate_inference_graph(charge, tuple(tensors))
-    found = on_tensors(graph, "charge", tensors, [torch.float32] * 2)
-    for actual, expected in zip(found, charge(*tensors), strict=True):
+    result = on_tensors(graph, "charge", tensors, [torch.float32] * 2)
+    for actual, expected in zip(result, charge(*tensors), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -82,12 +82,12 @@ def test_forward_and_backward_equal_autograd() -> None:
     first, second, *kept = on_tensors(forward, "charge_forward", plain, dtypes_of(forward))
     expected = charge(*tensors)
     weights = [torch.randn_like(e) for e in expected]
-    for actual, wanted in zip((first, second), expected, strict=True):
-        torch.testing.assert_close(actual, wanted)
+    for actual, reference in zip((first, second), expected, strict=True):
+        torch.testing.assert_close(actual, reference)
     # The arguments are the saved values, followed by the gradients of the results.
-    found = on_tensors(backward, "charge_backward", [*kept, *weights], dtypes_of(backward))
-    for actual, wanted in zip(found, torch.autograd.grad(expected, tensors, weights), strict=True):
-        torch.testing.assert_close(actual, wanted)
+    result = on_tensors(backward, "charge_backward", [*kept, *weights], dtypes_of(backward))
+    for actual, reference in zip(result, torch.autograd.grad(expected, tensors, weights), strict=True):
+        torch.testing.assert_close(actual, reference)
 
 
 def test_requires_grad_leaves_gradients_out() -> None:

@@ -92,16 +92,16 @@ def run_vjp(
     wanted = [True] * (len(arguments) + len(lifted)) if wanted is None else wanted
     vjp = trace.vjp([c is not None for c in cotangents], wanted)
     given = [*arguments, *_read_all(trace, vjp.layouts), *(c for c in cotangents if c is not None)]
-    found = evaluate(vjp.graph, given, trace.step_shape)
+    actual = evaluate(vjp.graph, given, trace.step_shape)
     gradients: list[Tensor | None] = []
     for i, (primal, position) in enumerate(zip([*arguments, *lifted], vjp.gradients, strict=True)):
         if position is None:
             gradients.append(None)
         elif i < len(arguments):
-            gradients.append(found[position].sum_to_size(primal.shape))
+            gradients.append(actual[position].sum_to_size(primal.shape))
         else:
             layout = vjp.layouts[i - len(arguments)]
-            gradients.append(sum_lifted(found[position], primal, layout))
+            gradients.append(sum_lifted(actual[position], primal, layout))
     first = len(arguments)
     return gradients[:first] + _through_prologue(trace.captured, lifted, gradients[first:])
 
@@ -111,12 +111,12 @@ def _through_prologue(
 ) -> list[Tensor | None]:
     """Computes the gradients of captured tensors from those of the lifted tensors that are computed from them."""
     pairs = [(t, g) for t, g in zip(lifted, gradients, strict=True) if g is not None]
-    asked = [t for t in captured if t.requires_grad]
-    if not pairs or not asked:
+    differentiated = [t for t in captured if t.requires_grad]
+    if not pairs or not differentiated:
         return [None] * len(captured)
     given = [g.to(t.dtype) for t, g in pairs]
-    found = iter(torch.autograd.grad([t for t, _ in pairs], asked, given, allow_unused=True))
-    return [next(found) if t.requires_grad else None for t in captured]
+    actual = iter(torch.autograd.grad([t for t, _ in pairs], differentiated, given, allow_unused=True))
+    return [next(actual) if t.requires_grad else None for t in captured]
 
 
 def _read_all(trace: StepTrace, layouts: Mapping[int, LiftedLayout]) -> list[Tensor]:
@@ -137,11 +137,11 @@ def eager_vjp(
     results = results if isinstance(results, tuple | list) else (results,)
     pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if c is not None and r.requires_grad]
     primals = [*leaves, *captured]
-    asked = [p for p in primals if p.requires_grad]
-    if not pairs or not asked:
+    differentiated = [p for p in primals if p.requires_grad]
+    if not pairs or not differentiated:
         return [None] * len(primals)
-    found = iter(torch.autograd.grad([r for r, _ in pairs], asked, [c for _, c in pairs], allow_unused=True))
-    return [next(found) if p.requires_grad else None for p in primals]
+    actual = iter(torch.autograd.grad([r for r, _ in pairs], differentiated, [c for _, c in pairs], allow_unused=True))
+    return [next(actual) if p.requires_grad else None for p in primals]
 
 
 def assert_same(one: Tensor, other: Tensor, rtol: float = 0.0) -> None:
@@ -158,8 +158,8 @@ def assert_forward_equal(
     with torch.no_grad():
         expected = core(*[a.clone() for a in arguments])
     expected = expected if isinstance(expected, tuple | list) else (expected,)
-    found = run_forward(trace, arguments)
-    for one, other in zip(found, expected, strict=True):
+    actual = run_forward(trace, arguments)
+    for one, other in zip(actual, expected, strict=True):
         assert_same(one, other.detach(), rtol)
 
 
@@ -172,8 +172,8 @@ def assert_vjp_equal(
     tolerance: float = 1e-12,
 ) -> None:
     """Checks that the VJP graph's gradients equal autograd's, where an absent gradient equals zeros."""
-    expected = eager_vjp(core, arguments, trace.captured, cotangents)
-    for one, other in zip(run_vjp(trace, arguments, cotangents), expected, strict=True):
+    reference = eager_vjp(core, arguments, trace.captured, cotangents)
+    for one, other in zip(run_vjp(trace, arguments, cotangents), reference, strict=True):
         if one is None:
             assert other is None or not other.any(), "a gradient is missing"
         else:

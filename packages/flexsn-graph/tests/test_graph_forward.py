@@ -125,8 +125,8 @@ def test_sum_over_sizes_of_one() -> None:
     for x in (torch.randn(1, 4), torch.arange(4, dtype=torch.int32)[None], torch.ones(1, 4).bool()):
         for function in functions:
             trace = trace_step(function, 1, 0, 1, (x,))
-            (found,) = evaluate(trace.forward.graph, (x.view(trace.step_shape),), trace.step_shape)
-            assert_same(found, function(x))
+            (actual,) = evaluate(trace.forward.graph, (x.view(trace.step_shape),), trace.step_shape)
+            assert_same(actual, function(x))
 
 
 def test_python_scalars_that_are_captured_are_constants() -> None:

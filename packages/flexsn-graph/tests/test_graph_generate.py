@@ -40,22 +40,22 @@ def check_pair(
     forward, backward = generate_forward_and_backward_graph(function, tuple(examples))
     expected = function(*examples)
     expected = expected if isinstance(expected, tuple | list) else (expected,)
-    found = run(forward, examples, shape)
-    results, saved = found[: len(expected)], found[len(expected) :]
+    actual = run(forward, examples, shape)
+    results, saved = actual[: len(expected)], actual[len(expected) :]
     for one, other in zip(results, expected, strict=True):
         assert_same(one, other.detach().expand(tuple(shape)), rtol)
     torch.manual_seed(1)
     differentiable = [f"grad_result_{i}" in map(str, placeholders(backward)) for i in range(len(expected))]
     weights = [
-        torch.randn(r.shape, dtype=r.dtype) if there else None
-        for r, there in zip(expected, differentiable, strict=True)
+        torch.randn(r.shape, dtype=r.dtype) if is_present else None
+        for r, is_present in zip(expected, differentiable, strict=True)
     ]
     captured = [n.meta["captured"] for n in captured_nodes(forward)]
     layouts = [n.meta["layout"] for n in captured_nodes(forward)]
-    wanted = eager_vjp(function, examples, captured, weights)
+    reference = eager_vjp(function, examples, captured, weights)
     gradients = evaluate(backward, [*saved, *(w for w in weights if w is not None)], shape)
-    assert len(gradients) == len(wanted)
-    for i, (one, other) in enumerate(zip(gradients, wanted, strict=True)):
+    assert len(gradients) == len(reference)
+    for i, (one, other) in enumerate(zip(gradients, reference, strict=True)):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             if i < len(examples):

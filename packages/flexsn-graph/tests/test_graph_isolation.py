@@ -63,13 +63,13 @@ def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
     """Traces in the same way as a runtime that compiles the backward at its first use."""
-    found: list[list[str | None]] = []
+    actual: list[list[str | None]] = []
 
     def note() -> None:
         trace = trace_step(case.core, *case.counts, case.arguments())
         count = len(trace.inputs) + len(trace.states) + len(trace.lifted_values)
         vjp = trace.vjp([True] * len(trace.differentiable), [True] * count)
-        found.append([node.stack_trace for graph in (trace.forward.graph, vjp.graph) for node in graph.nodes])
+        actual.append([node.stack_trace for graph in (trace.forward.graph, vjp.graph) for node in graph.nodes])
 
     class Inside(torch.autograd.Function):
         @staticmethod
@@ -87,9 +87,9 @@ def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
         thread = threading.Thread(target=Inside.apply(x * 2.0).sum().backward)
         thread.start()
         thread.join()
-    assert len(found) == 3
-    assert found[1] == found[2] == found[0]
-    assert any("line" in (trace or "") for trace in found[0])
+    assert len(actual) == 3
+    assert actual[1] == actual[2] == actual[0]
+    assert any("line" in (trace or "") for trace in actual[0])
 
 
 def test_examples_are_neither_changed_nor_kept() -> None:

@@ -93,10 +93,10 @@ def test_linear_part(step: str) -> None:
     part = linear_part(trace.forward)
     assert part is not None
     zeros = torch.zeros_like(v)
-    wanted = [a - b for a, b in zip(AFFINE[step](x, v, w), AFFINE[step](x, zeros, zeros), strict=True)]  # type: ignore[no-untyped-call]
-    found = dict(zip(part.results, evaluate(part.graph, (x, v, w), x.shape), strict=True))
-    for i, value in enumerate(wanted):
-        torch.testing.assert_close(found.get((Role.STATE, i), zeros), value)  # type: ignore[call-overload]
+    expected = [a - b for a, b in zip(AFFINE[step](x, v, w), AFFINE[step](x, zeros, zeros), strict=True)]  # type: ignore[no-untyped-call]
+    actual = dict(zip(part.results, evaluate(part.graph, (x, v, w), x.shape), strict=True))
+    for i, value in enumerate(expected):
+        torch.testing.assert_close(actual.get((Role.STATE, i), zeros), value)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("step", NOT_AFFINE)

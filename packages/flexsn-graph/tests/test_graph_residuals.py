@@ -52,19 +52,19 @@ def test_values_and_every_subset_of_gradients(case: Case) -> None:
 
     cotangents = (*ports(Role.GRAD_OUTPUT, case.num_outputs), *ports(Role.GRAD_STATE, case.num_states))
     for present in itertools.product([False, True], repeat=len(plain)):
-        absent = {port for port, there in zip(cotangents, present, strict=True) if not there}
+        absent = {port for port, is_present in zip(cotangents, present, strict=True) if not is_present}
         fewer = without_cotangents(kept.vjp, absent)
         assert not absent & set(fewer.arguments)
         grads = [torch.full_like(t, 0.5 + i) for i, t in enumerate(plain) if present[i]]
         expected = trace.vjp(present, [True] * len(vjp.gradients))
-        wanted = evaluate(expected.graph, [*arguments, *read, *grads], trace.step_shape)
-        found = evaluate(fewer.graph, [*arguments, *read, *saved, *grads], trace.step_shape)
+        reference = evaluate(expected.graph, [*arguments, *read, *grads], trace.step_shape)
+        actual = evaluate(fewer.graph, [*arguments, *read, *saved, *grads], trace.step_shape)
         for a, b in zip(fewer.gradients, expected.gradients, strict=True):
             if a is None or b is None:
-                assert a is None or not found[a].any()
-                assert b is None or not wanted[b].any()
+                assert a is None or not actual[a].any()
+                assert b is None or not reference[b].any()
             else:
-                torch.testing.assert_close(found[a], wanted[b])
+                torch.testing.assert_close(actual[a], reference[b])
 
 
 def bytes_kept(core: Core, num_inputs: int, *shapes: tuple[int, ...]) -> tuple[tuple[torch.dtype, ...], float]:

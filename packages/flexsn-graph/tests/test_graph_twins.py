@@ -206,9 +206,9 @@ def test_vjps_of_a_twin_are_its_own(name: str) -> None:
     twin = trace.of_twin(second)
     assert twin is not None
     change(first) if name != "recurrent" else setattr(first, "scale", 3.0)
-    wanted = [True] * (2 + len(twin.lifted_values))
+    required = [True] * (2 + len(twin.lifted_values))
     own = traced(second)
-    actual, expected = twin.vjp((True, True), wanted), own.vjp((True, True), wanted)
+    actual, expected = twin.vjp((True, True), required), own.vjp((True, True), required)
     assert [str(p) for p in actual.arguments] == [str(p) for p in expected.arguments]
     assert str(getattr(actual, "graph", actual)) == str(getattr(expected, "graph", expected)) or name == "recurrent"
 
@@ -415,11 +415,11 @@ def test_a_trace_serves_other_batch_sizes(name: str) -> None:
 
 def parts(staged: StagedStep) -> list[object]:
     """Returns sizes and shapes in a staged step."""
-    found: list[object] = [dict(staged.values), staged.terms]
+    actual: list[object] = [dict(staged.values), staged.terms]
     for part in staged.parts:
         writes = part.writes if isinstance(part, Stage) else (part.result, part.factor_shapes)
-        found.append((part.shape, part.reads, writes))
-    return found
+        actual.append((part.shape, part.reads, writes))
+    return actual
 
 
 @pytest.mark.parametrize("name", OF_ONE_SIZE)

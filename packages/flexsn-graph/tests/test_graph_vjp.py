@@ -88,10 +88,10 @@ def test_masks(cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
     core = PLIF(torch.randn(3, dtype=torch.float64))
     x, v, *grads = torch.randn(4, 2, 3, dtype=torch.float64)
     trace = trace_step(core, 1, 1, 1, (x, v))
-    given = [g if there else None for g, there in zip(grads, cotangents, strict=True)]
-    expected = eager_vjp(core, (x, v), trace.lifted, given)
-    found = run_vjp(trace, (x, v), given, wanted)
-    for want, one, other in zip(wanted, found, expected, strict=True):
+    given = [g if is_present else None for g, is_present in zip(grads, cotangents, strict=True)]
+    reference = eager_vjp(core, (x, v), trace.lifted, given)
+    actual = run_vjp(trace, (x, v), given, wanted)
+    for want, one, other in zip(wanted, actual, reference, strict=True):
         assert (one is None) == (not want or not any(cotangents))
         if one is not None and other is not None:
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -107,11 +107,11 @@ def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
     x, v, *grads = torch.randn(5, 4, dtype=torch.float64)
     trace = trace_step(core, 1, 1, 2, (x, v))
     for mask in itertools.product([True, False], repeat=3):
-        given = [g if there else None for g, there in zip(grads, mask, strict=True)]
+        given = [g if is_present else None for g, is_present in zip(grads, mask, strict=True)]
         assert_vjp_equal(trace, core, (x, v), given)
         placeholders = [n.name for n in trace.vjp(mask, [True, True]).graph.nodes if n.op == "placeholder"]
         names = ["grad_output_0", "grad_output_1", "grad_state_0"]
-        assert placeholders[2:] == [name for name, there in zip(names, mask, strict=True) if there]
+        assert placeholders[2:] == [name for name, is_present in zip(names, mask, strict=True) if is_present]
     assert trace.vjp([False] * 3, [True, True]).gradients == (None, None)
 
 
@@ -218,8 +218,8 @@ def test_logit_and_cross_entropy_at_special_values(name: str, dtype: torch.dtype
     trace = trace_step(core, 2, 0, 1, (x, t))
     # Vectorised half-precision kernels on the CPU round after each op, and other kernels round once.
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-    found, expected = run_forward(trace, (x, t))[0], core(x, t)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    actual, expected = run_forward(trace, (x, t))[0], core(x, t)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
     for one, other in zip(run_vjp(trace, (x, t), [ones]), eager_vjp(core, (x, t), (), [ones]), strict=True):
         if other is not None:
             assert one is not None

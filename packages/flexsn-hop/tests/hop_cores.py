@@ -173,6 +173,6 @@ def value_and_gradients(
     for result in results:
         weight = torch.randn(result.shape, generator=generator, dtype=torch.float64)
         loss = loss + (result.double() * weight).sum()
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    gradients = torch.autograd.grad(loss, wanted, materialize_grads=True)
+    differentiated = [leaf for leaf in leaves if leaf.requires_grad]
+    gradients = torch.autograd.grad(loss, differentiated, materialize_grads=True)
     return [result.detach() for result in results], list(gradients)

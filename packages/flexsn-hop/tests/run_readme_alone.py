@@ -23,11 +23,11 @@ def main() -> None:
     # Packages that are installed as wheels are in site-packages itself, so siblings must be hidden there, too.
     for name in SIBLINGS:
         sys.modules[name] = None  # type: ignore[assignment]
-    found = []
+    actual = []
     for name in SIBLINGS:
         try:
             importlib.import_module(name)
-            found.append(name)
+            actual.append(name)
         except ImportError:
             pass
     module = ModuleType("readme")
@@ -35,7 +35,7 @@ def main() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", Path(readme).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     for block in blocks:
         exec(compile(block, readme, "exec", dont_inherit=True), module.__dict__)
-    print(len(blocks), found)
+    print(len(blocks), actual)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ RECURRENCES = [recurrence.name for recurrence in recurrences(1)]
 
 
 def recurrence(name: str, steps: int) -> Recurrence:
-    return next(found for found in recurrences(steps) if found.name == name)
+    return next(case for case in recurrences(steps) if case.name == name)
 
 
 def float_leaves(tree: Any) -> list[Tensor]:

@@ -40,9 +40,9 @@ def test_values_that_no_gradient_reaches_have_no_gradient() -> None:
     def loss(x: Tensor, v: Tensor) -> Tensor:
         return flex_sn_scan_final_state(lambda x, v: (x + v, v * x + (w * v).detach()), 1, 1, 1, x, v)[0].sum()
 
-    found = torch.autograd.grad(torch.compile(loss, backend="aot_eager")(x, v), [v, w], allow_unused=True)
-    assert found[1] is None
-    torch.testing.assert_close(found[0], torch.full((2,), 3.0))
+    actual = torch.autograd.grad(torch.compile(loss, backend="aot_eager")(x, v), [v, w], allow_unused=True)
+    assert actual[1] is None
+    torch.testing.assert_close(actual[0], torch.full((2,), 3.0))
 
 
 def assert_equals_the_loop(name: str, steps: int, in_loss: tuple[bool, ...], backend: str) -> None:
@@ -52,16 +52,16 @@ def assert_equals_the_loop(name: str, steps: int, in_loss: tuple[bool, ...], bac
     def gradients(scan: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor | None, ...]:
         def loss(*args: Tensor) -> Tensor:
             results = scan(CORES[name], 1, 2, 1, *args)
-            return torch.stack([r.sum() for r, there in zip(results, in_loss, strict=True) if there]).sum()
+            return torch.stack([r.sum() for r, is_present in zip(results, in_loss, strict=True) if is_present]).sum()
 
         run = loss if scan is eager_scan_final_state else torch.compile(loss, backend=backend)
         return torch.autograd.grad(run(x, *states), [x, *states], allow_unused=True)
 
     torch._dynamo.reset()
-    for found, expected in zip(gradients(flex_sn_scan_final_state), gradients(eager_scan_final_state), strict=True):
-        if found is None:
+    for actual, expected in zip(gradients(flex_sn_scan_final_state), gradients(eager_scan_final_state), strict=True):
+        if actual is None:
             assert expected is None
             continue
         # If a gradient exists in later steps only, the operator returns zeros, and the loop returns None.
-        wanted = torch.zeros_like(found) if expected is None else expected
-        torch.testing.assert_close(found, wanted, equal_nan=True)
+        reference = torch.zeros_like(actual) if expected is None else expected
+        torch.testing.assert_close(actual, reference, equal_nan=True)

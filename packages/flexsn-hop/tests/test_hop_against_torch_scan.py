@@ -150,7 +150,7 @@ def test_torchs_scan_behaves_as_the_page_describes(name: str) -> None:
             point.run(builtin_scan)
         assert type(caught.value).__name__ == point.torchs
         return
-    found = point.run(builtin_scan)
+    actual = point.run(builtin_scan)
     if point.torchs == "wrong":
         with pytest.raises(AssertionError):
-            torch.testing.assert_close(found, point.run(looped))
+            torch.testing.assert_close(actual, point.run(looped))

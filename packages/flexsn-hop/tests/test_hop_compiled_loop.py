@@ -35,15 +35,15 @@ def compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Records the layouts of compiled steps. Steps run as graphs here, because Inductor needs seconds for each step."""
-    found: list[Any] = []
+    actual: list[Any] = []
 
     def compile_step(module: Any, sequences: Any, rows: Any, *_: Any) -> Callable[[list[Any]], None]:
         def layout(sequences: Sequence[Tensor], rows: Sequence[Tensor]) -> Any:
             ends = [(sequence.shape[1:], sequence.stride()) for sequence in sequences]
             return [*ends, *((row.shape, row.stride()) for row in rows)]
 
-        found.append(layout(sequences, rows))
-        expected = found[-1]
+        actual.append(layout(sequences, rows))
+        expected = actual[-1]
 
         def run(args: list[Any]) -> None:
             number, *tensors = args
@@ -55,7 +55,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(_step_graphs, "compile_step", compile_step)
     _opaque._decode.cache_clear()
-    yield found
+    yield actual
     _opaque._decode.cache_clear()
 
 
@@ -81,8 +81,8 @@ def assert_equal_to_loop(step: Any, init: Any, xs: Any, **options: Any) -> None:
 @pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_recurrences(name: str) -> None:
-    found = recurrence(name, 7)
-    assert_equal_to_loop(found.step, found.init, found.xs, **found.options)
+    case = recurrence(name, 7)
+    assert_equal_to_loop(case.step, case.init, case.xs, **case.options)
 
 
 @pytest.mark.long(all_but=["minimal_gru-1", "kalman-9", "map-2"])
@@ -90,8 +90,8 @@ def test_recurrences(name: str) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 9])
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_recurrences_as_graphs(name: str, steps: int) -> None:
-    found = recurrence(name, steps)
-    assert_equal_to_loop(found.step, found.init, found.xs, **found.options)
+    case = recurrence(name, steps)
+    assert_equal_to_loop(case.step, case.init, case.xs, **case.options)
 
 
 def delay(carry: Any, x: Tensor) -> Any:
@@ -134,9 +134,9 @@ def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
         return torch.autograd.grad(first, [*leaves, xs], allow_unused=True) if first.requires_grad else None
 
     expected = train(objective(looped, init, xs))
-    found = train(torch.compile(objective, fullgraph=True)(scan, init, xs))
-    assert (found is None) == (expected is None)
-    for one, other in zip(found or (), expected or (), strict=True):
+    actual = train(torch.compile(objective, fullgraph=True)(scan, init, xs))
+    assert (actual is None) == (expected is None)
+    for one, other in zip(actual or (), expected or (), strict=True):
         torch.testing.assert_close(one if one is not None else other, other if other is not None else one)
 
 
@@ -161,9 +161,9 @@ def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
 def test_blocks_of_steps(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests blocks and segments that are not multiples of one another."""
     monkeypatch.setattr(_compiled_loop, "BLOCK", 4)
-    found = recurrence("minimal_gru", 19)
-    expected, expected_grads = grads(looped, found.step, found.init, found.xs, found.options)
-    results, gradients = grads(compiled, found.step, found.init, found.xs, {**found.options, "remat": remat})
+    case = recurrence("minimal_gru", 19)
+    expected, expected_grads = grads(looped, case.step, case.init, case.xs, case.options)
+    results, gradients = grads(compiled, case.step, case.init, case.xs, {**case.options, "remat": remat})
     torch.testing.assert_close(results, expected)
     torch.testing.assert_close(gradients, expected_grads)
 

@@ -28,8 +28,8 @@ def attention(h: Tensor, dropout: float) -> Tensor:
 
 
 def branch(h: Tensor, training: bool) -> Tensor:
-    found: Tensor = torch.cond(h.sum() > 0, lambda h: F.dropout(h, 0.5, training) + 1, lambda h: h * 2, (h,))
-    return found
+    result: Tensor = torch.cond(h.sum() > 0, lambda h: F.dropout(h, 0.5, training) + 1, lambda h: h * 2, (h,))
+    return result
 
 
 ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True).eval()
@@ -65,10 +65,10 @@ def test_a_call_that_draws_nothing_is_compiled(name: str, training: bool) -> Non
     init.requires_grad_(training)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     with torch.set_grad_enabled(training):
-        expected, found = run(init, xs), compiled(init, xs)
-        torch.testing.assert_close(found, expected)
+        expected, actual = run(init, xs), compiled(init, xs)
+        torch.testing.assert_close(actual, expected)
         if training:
-            gradients = [torch.autograd.grad(y.square().sum(), init) for y in (found, expected)]
+            gradients = [torch.autograd.grad(y.square().sum(), init) for y in (actual, expected)]
             torch.testing.assert_close(*gradients)
 
 

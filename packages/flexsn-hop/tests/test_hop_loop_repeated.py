@@ -115,8 +115,8 @@ def test_a_graph_that_is_read_is_the_graph_that_was_written() -> None:
     for _ in range(3):
         torch.testing.assert_close(read(x), various(x), rtol=0, atol=0)
     names = [node.target for node in graph.graph.nodes if node.op == "call_function"]
-    found = [node.target for node in read.graph.nodes if node.op == "call_function"]
-    assert [name for name in found if name is not torch.ops.aten.clone.default] == names
+    actual = [node.target for node in read.graph.nodes if node.op == "call_function"]
+    assert [name for name in actual if name is not torch.ops.aten.clone.default] == names
 
 
 def test_constants_are_not_written_to() -> None:
@@ -144,8 +144,8 @@ def matrix(x: Tensor) -> Tensor:
 
 def halved(c: Tensor, x: Tensor) -> Tensor:
     start = torch.tensor(0), c.detach() + x.detach()
-    found: Tensor = while_loop(lambda n, _: n < 3, lambda n, v: (n + 1, v / 2), start)[1]
-    return found
+    result: Tensor = while_loop(lambda n, _: n < 3, lambda n, v: (n + 1, v / 2), start)[1]
+    return result
 
 
 LARGE_STEPS: dict[str, Step] = {

@@ -82,9 +82,9 @@ def test_scan_trains_if_every_state_requires_grad(case: Case, spike: str) -> Non
     arguments = case.arguments(5)
     for scan, reference in SCAN:
         values, gradients = value_and_gradients(functools.partial(scan, core, *case.counts), arguments)
-        wanted_values, wanted = value_and_gradients(functools.partial(reference, core, *case.counts), arguments)
+        wanted_values, expected = value_and_gradients(functools.partial(reference, core, *case.counts), arguments)
         torch.testing.assert_close(values, wanted_values, rtol=0, atol=0)
-        torch.testing.assert_close(gradients, wanted)
+        torch.testing.assert_close(gradients, expected)
 
 
 def test_scan_trains_under_compile() -> None:

@@ -51,9 +51,9 @@ def test_products(sizes: tuple[int, int, int], batch: tuple[int, ...]) -> None:
     a, b = torch.randn(*batch, 6, 7), torch.randn(*batch, 7, 5)
     graph = traced(product(*sizes), a, b)
     assert is_padded(graph)
-    found = without_padding(graph)
-    assert not is_padded(found)
-    torch.testing.assert_close(found(a, b), torch.tanh(a @ b))
+    actual = without_padding(graph)
+    assert not is_padded(actual)
+    torch.testing.assert_close(actual(a, b), torch.tanh(a @ b))
     torch.testing.assert_close(graph(a, b), torch.tanh(a @ b))  # the original graph is unchanged
 
 
@@ -61,10 +61,10 @@ def test_products(sizes: tuple[int, int, int], batch: tuple[int, ...]) -> None:
 def test_with_a_bias(shape: tuple[int, ...]) -> None:
     args = torch.randn(shape), torch.randn(6, 7), torch.randn(7, 5)
     graph = traced(sum_and_product, *args)
-    found = without_padding(graph)
+    actual = without_padding(graph)
     assert is_padded(graph)
-    assert not is_padded(found)
-    torch.testing.assert_close(found(*args), torch.addmm(*args, alpha=2))
+    assert not is_padded(actual)
+    torch.testing.assert_close(actual(*args), torch.addmm(*args, alpha=2))
 
 
 OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -40,9 +40,9 @@ def train(run: Callable[..., Any], step: Any, init: Any, xs: Any, options: dict[
 
 
 def assert_equal_bits(run: Callable[..., Any], name: str, remat: int) -> None:
-    found = recurrence(name, 11)
-    expected = train(run, found.step, found.init, found.xs, found.options)
-    actual = train(run, found.step, found.init, found.xs, {**found.options, "remat": remat})
+    case = recurrence(name, 11)
+    expected = train(run, case.step, case.init, case.xs, case.options)
+    actual = train(run, case.step, case.init, case.xs, {**case.options, "remat": remat})
     for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 

@@ -36,10 +36,10 @@ Scan = Callable[..., tuple[Any, Any]]
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_equals_the_loop(name: str, steps: int) -> None:
-    found = recurrence(name, steps)
-    leaves = [leaf.requires_grad_() for leaf in float_leaves((found.init, found.xs))] + parameters_of(found.step)
-    results = scan(found.step, found.init, found.xs, **found.options)
-    expected = looped(found.step, found.init, found.xs, **found.options)
+    case = recurrence(name, steps)
+    leaves = [leaf.requires_grad_() for leaf in float_leaves((case.init, case.xs))] + parameters_of(case.step)
+    results = scan(case.step, case.init, case.xs, **case.options)
+    expected = looped(case.step, case.init, case.xs, **case.options)
     torch.testing.assert_close(results, expected, rtol=0, atol=0)
     gradients = torch.autograd.grad(loss(results), leaves)
     torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
@@ -47,11 +47,11 @@ def test_equals_the_loop(name: str, steps: int) -> None:
 
 @pytest.mark.parametrize("name", ["minimal_gru", "kalman", "logsumexp"])
 def test_differentiable_twice(name: str) -> None:
-    found = recurrence(name, 4)
-    leaves = [leaf.requires_grad_() for leaf in float_leaves((found.init, found.xs))] + parameters_of(found.step)
+    case = recurrence(name, 4)
+    leaves = [leaf.requires_grad_() for leaf in float_leaves((case.init, case.xs))] + parameters_of(case.step)
 
     def twice(run: Scan) -> tuple[Tensor, ...]:
-        results = run(found.step, found.init, found.xs, **found.options)
+        results = run(case.step, case.init, case.xs, **case.options)
         first = torch.autograd.grad(loss(results).square(), leaves, create_graph=True)
         return torch.autograd.grad(loss(first), leaves)
 
@@ -62,16 +62,16 @@ def test_differentiable_twice(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("name", ["backwards", "minimal_gru", "kalman", "logsumexp"])
 def test_forward_mode(name: str) -> None:
-    found = recurrence(name, 4)
+    case = recurrence(name, 4)
 
     def run(how: Scan, init: Any, xs: Any) -> Any:
-        return float_leaves(how(found.step, init, xs, **found.options))
+        return float_leaves(how(case.step, init, xs, **case.options))
 
-    tangents = tree_map(torch.cos, (found.init, found.xs))
-    expected = jvp(functools.partial(run, looped), (found.init, found.xs), tangents)
-    torch.testing.assert_close(jvp(functools.partial(run, scan), (found.init, found.xs), tangents), expected)
+    tangents = tree_map(torch.cos, (case.init, case.xs))
+    expected = jvp(functools.partial(run, looped), (case.init, case.xs), tangents)
+    torch.testing.assert_close(jvp(functools.partial(run, scan), (case.init, case.xs), tangents), expected)
     with forward_mode.dual_level():
-        duals = run(scan, *tree_map(forward_mode.make_dual, (found.init, found.xs), tangents))
+        duals = run(scan, *tree_map(forward_mode.make_dual, (case.init, case.xs), tangents))
         pairs = [forward_mode.unpack_dual(dual) for dual in duals]
     torch.testing.assert_close(([pair.primal for pair in pairs], [pair.tangent for pair in pairs]), expected)
 
@@ -237,11 +237,11 @@ def test_results_share_no_memory_with_arguments() -> None:
 
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_no_steps(name: str) -> None:
-    found, longer = recurrence(name, 0), recurrence(name, 3)
-    carry, ys = scan(found.step, found.init, found.xs, **found.options)
+    case, longer = recurrence(name, 0), recurrence(name, 3)
+    carry, ys = scan(case.step, case.init, case.xs, **case.options)
     _, like = scan(longer.step, longer.init, longer.xs, **longer.options)
-    torch.testing.assert_close(carry, found.init, rtol=0, atol=0)
-    dim = found.options.get("dim", 0)
+    torch.testing.assert_close(carry, case.init, rtol=0, atol=0)
+    dim = case.options.get("dim", 0)
 
     def empty(leaf: Tensor | None) -> Tensor | None:
         return None if leaf is None else leaf.narrow(dim, 0, 0)

@@ -58,12 +58,12 @@ def test_one_node_each_way_that_equals_the_loop(name: str) -> None:
     sizes = []
     for steps in (3, 40):
         torch._dynamo.reset()
-        found = recurrence(name, steps)
-        leaves = [leaf.requires_grad_() for leaf in float_leaves((found.init, found.xs))] + parameters_of(found.step)
+        case = recurrence(name, steps)
+        leaves = [leaf.requires_grad_() for leaf in float_leaves((case.init, case.xs))] + parameters_of(case.step)
         backend = AotEagerAndRecordGraphs()
-        run = functools.partial(scan, found.step, **found.options)
-        results = torch.compile(run, fullgraph=True, backend=backend, dynamic=False)(found.init, found.xs)
-        expected = looped(found.step, found.init, found.xs, **found.options)
+        run = functools.partial(scan, case.step, **case.options)
+        results = torch.compile(run, fullgraph=True, backend=backend, dynamic=False)(case.init, case.xs)
+        expected = looped(case.step, case.init, case.xs, **case.options)
         torch.testing.assert_close(results, expected, rtol=0, atol=0)
         gradients = torch.autograd.grad(loss(results), leaves)
         torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
@@ -78,9 +78,9 @@ def test_one_compilation_for_all_lengths() -> None:
     counter = CompileCounter()
     run = torch.compile(functools.partial(scan, kalman, reverse=True), fullgraph=True, backend=counter, dynamic=True)
     for steps in (6, 9, 33):
-        found = recurrence("kalman", steps)
-        expected = looped(kalman, found.init, found.xs, reverse=True)
-        torch.testing.assert_close(run(found.init, found.xs), expected)
+        case = recurrence("kalman", steps)
+        expected = looped(kalman, case.init, case.xs, reverse=True)
+        torch.testing.assert_close(run(case.init, case.xs), expected)
     assert counter.frame_count == 1
 
 
@@ -209,20 +209,20 @@ def test_options_that_change() -> None:
 @pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", ["minimal_gru", "counting"])
 def test_inductor(name: str) -> None:
-    found = recurrence(name, 5)
-    leaves = [leaf.requires_grad_() for leaf in float_leaves((found.init, found.xs))] + parameters_of(found.step)
-    run = torch.compile(functools.partial(scan, found.step, **found.options), fullgraph=True)
-    results = run(found.init, found.xs)
-    expected = looped(found.step, found.init, found.xs, **found.options)
+    case = recurrence(name, 5)
+    leaves = [leaf.requires_grad_() for leaf in float_leaves((case.init, case.xs))] + parameters_of(case.step)
+    run = torch.compile(functools.partial(scan, case.step, **case.options), fullgraph=True)
+    results = run(case.init, case.xs)
+    expected = looped(case.step, case.init, case.xs, **case.options)
     torch.testing.assert_close(results, expected)
     gradients = torch.autograd.grad(loss(results), leaves)
     torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
 
 
 def test_no_steps() -> None:
-    found = recurrence("minimal_gru", 0)
-    run = torch.compile(functools.partial(scan, found.step, **found.options), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(run(found.init, found.xs), scan(found.step, found.init, found.xs, **found.options))
+    case = recurrence("minimal_gru", 0)
+    run = torch.compile(functools.partial(scan, case.step, **case.options), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(run(case.init, case.xs), scan(case.step, case.init, case.xs, **case.options))
     nothing = torch.compile(lambda v: scan(lambda c, _: (c * 2, c.sum()), v, length=0), backend="aot_eager")
     carry, ys = nothing(draw(3))
     torch.testing.assert_close(carry, draw(3))

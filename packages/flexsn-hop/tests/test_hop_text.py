@@ -17,16 +17,16 @@ def test_layouts(layout: ScanLayout | BackwardLayout) -> None:
     text = to_text(write_layout(layout))
     assert text.isascii()
     assert not set(text) & set("\\\"'\n")
-    found = read_layout(from_text(text))
-    assert found == layout
-    assert hash(found) == hash(layout)
+    actual = read_layout(from_text(text))
+    assert actual == layout
+    assert hash(actual) == hash(layout)
 
 
 def test_tensors_and_sizes_are_joined_in_order() -> None:
     a, b = torch.zeros(2), torch.zeros(3)
-    found = merged([a, b], [5, 7], [0, 2])
-    assert found[0] == 5
-    assert found[1] is a
-    assert found[2] == 7
-    assert found[3] is b
+    actual = merged([a, b], [5, 7], [0, 2])
+    assert actual[0] == 5
+    assert actual[1] is a
+    assert actual[2] == 7
+    assert actual[3] is b
     assert merged([a], None, None)[0] is a

@@ -236,8 +236,8 @@ def test_compiled_code_is_found_on_disk_by_the_version_that_made_it(tmp_path: Pa
             env=environment,
             check=True,
         )
-        found, missed = result.stdout.split()[-2:]
-        return [int(found), int(missed)]
+        hits, missed = result.stdout.split()[-2:]
+        return [int(hits), int(missed)]
 
     first, again, other = run(1), run(1), run(2)
     assert first[0] == 0

@@ -245,7 +245,7 @@ class OverLists:
         if any(map(Tensor.is_neg, tensors)):
             return self._one_by_one(lists)
         results: list[tuple[Kernel, list[int]]] = []
-        where: dict[str, list[int]] = {}  # by kernel: positions of its captured tensors
+        where: dict[str, list[int]] = {}  # for each kernel, the positions of its captured tensors
         fetches = []
         for i in range(lists.count):
             positions = lists.positions(i)

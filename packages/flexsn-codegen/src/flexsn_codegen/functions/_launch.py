@@ -89,7 +89,7 @@ class Launcher:
     """Launches of one kernel over `numel` elements of tensors of the same dtypes, on one device.
 
     The common part of these launches is prepared once. In C++, this is the compiled function. On a GPU, this is the
-    binary that Triton compiles for these numbers and alignments.
+    binary that Triton compiles for the numbers and alignments of a call.
 
     Args:
         kernel: result of `Target.compile`.

@@ -1,4 +1,4 @@
-"""Specifications of a scan kernel's operands. Each distinct specification has one kernel. Sizes are its arguments."""
+"""Specifications of a scan kernel's operands. Each distinct specification has one kernel. Sizes are its parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ForwardSpec:
             case, programs end with the last of their elements. The backward must have the same value.
         follows: pairs of a state and a late input. The state is the input's value at the previous step, and 0 at first,
             so it has no checkpoints.
-        outputs, state_seqs, final_states: for each of them, True if it is written.
+        outputs, state_seqs, final_states: for each tensor, True if it is written.
         saved: number of intermediates that follow the new states among the step's results and are written.
         segment: steps per segment. `chunk` is a multiple of it, unless T is one chunk. The last segment may be shorter.
             The states before each segment except for the first one are written. 0 means no checkpoints.
@@ -36,7 +36,7 @@ class ForwardSpec:
         single: True if T is `chunk` and no input counts down. The kernel then has no loop over chunks.
         strided: layouts of written tensors. A tensor without a layout here is dense.
         bits: for each output, True if it is (also) written as bits, one for each element, set if the element is not 0.
-            Empty if no output is.
+            Empty if no output is written as bits.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -66,17 +66,17 @@ class BackwardSpec:
     Attributes:
         inputs, states, state_dtypes, lifted, lifted_like, ends, follows: see `ForwardSpec`.
         num_outputs: number of outputs of the step.
-        grad_outputs, grad_state_seqs, grad_final_states: for each of them, True if its gradient is present. Absent
+        grad_outputs, grad_state_seqs, grad_final_states: for each tensor, True if its gradient is present. Absent
             gradients are zero.
         gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's results, or
             `None` if it is zero.
-        grad_inputs, grad_states, grad_lifted: for each of them, True if its gradient is written.
+        grad_inputs, grad_states, grad_lifted: for each tensor, True if its gradient is written.
         lifted_dtypes: dtype of each lifted tensor. Its gradient is summed in the dtype in which registers hold it.
-        saved: number of intermediates that the forward kept. The VJP takes them instead of the states. If 0 and the VJP
-            takes states, the states are recomputed from checkpoints.
+        saved: number of intermediates that the forward kept. The VJP takes them instead of the states. If
+            `saved` is 0 and the VJP takes states, the states are recomputed from checkpoints.
         chunk: the `segment` of the forward that wrote the checkpoints, or T.
         stages: see `ForwardSpec`.
-        summed_inputs, summed_lifted: for each of them, True if each program writes only one number (for each time
+        summed_inputs, summed_lifted: for each tensor, True if each program writes only one number (for each time
             step): the gradient's sum over the program's elements. This is for operands that have one number for the
             whole step. Empty if there are none.
         rest, single: see `ForwardSpec`.

@@ -116,7 +116,7 @@ class RowStage:
             over all stages.
         reductions: for each result, the op that reduces it and the dtype of the reduction. Empty if the results are
             written.
-        written: the results of the whole function that its results are.
+        written: for each result of the stage, the result of the whole function that it is.
         whole: True if the results have one element for each element of a row, False if they have one for the row.
         dtypes: dtypes of the results.
         again: numbers of results that are written twice, as the last entries of `written`.

@@ -334,7 +334,7 @@ def _strides(axes: Sequence[OpenAxis], numbers: Sequence[int], rank: int) -> tup
 
     Args:
         axes: the axes of the tensor.
-        numbers: for each of these axes, its number among the step's axes.
+        numbers: for each of the given axes, its number among the step's axes.
         rank: the number of the step's axes.
     """
     strides, stride = [0] * rank, 1

@@ -13,7 +13,7 @@ from flexsn_graph.ir._step_graph import StepGraph
 
 _prims, _aten = torch.ops.prims, torch.ops.aten
 
-# By op: positions of the operands that must be zeros and ones so that the result consists of zeros and ones.
+# For each op, the positions of the operands that must be zeros and ones so that the result consists of zeros and ones.
 _FROM: dict[object, tuple[int, ...]] = {
     _prims.convert_element_type.default: (0,),
     _prims.mul.default: (0, 1),
@@ -54,7 +54,7 @@ def _is_flag(node: fx.Node) -> bool:
 
 
 def _made_of(node: fx.Node) -> list[object] | None:
-    """The operands that must be zeros and ones so that `node` is. `None` if the result may be any value."""
+    """The operands that must be zeros and ones so that `node` is 0 or 1. `None` if it may have any value."""
     if node.target in FILL_OPS:
         place = FILL_OPS[node.target]
         return [0 if place is None else node.args[place]]

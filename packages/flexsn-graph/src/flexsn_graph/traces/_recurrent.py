@@ -125,11 +125,12 @@ def trace_core(
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, follow: as in `trace_step`.
-        hoist: True if `lift` computes everything that depends on captured tensors alone. A core with its own gradient,
-            such as an `autograd.Function`, cannot be separated from this part, which then stays in the step.
+        hoist: True if `lift` computes everything that depends on captured tensors alone. If the core
+            defines its own gradient, as an `autograd.Function` does, this part stays in the step.
 
     Returns:
-        The trace of `trace_step` if it accepts the core, otherwise the stages and products, otherwise the pieces.
+        The result of `trace_step` if it accepts the core. Otherwise, a trace of stages and products or, if there are no
+        products, of pieces.
 
     Raises:
         The errors of `trace_step`.

@@ -198,7 +198,10 @@ class CaptureMode(TorchDispatchMode):
                 self.met |= self.behind(leaf)
 
     def behind(self, tensor: Tensor) -> set[int]:
-        """The values from which alone a tensor was computed, or that it equals or is a view of."""
+        """Numbers of the captured values from which a tensor was computed.
+
+        For a tensor in the memory of a captured value, this is the number of that value.
+        """
         storage = storage_of(self.captures.stand_in(tensor))
         number = self.captures.number_of(storage)
         return self._deferred.get(storage, set()) if number is None else {number}

@@ -53,7 +53,7 @@ class Tracer:
         fn: the function.
         examples: arguments of the function, of which only shape, dtype and device matter.
         as_results: converts the return value of `fn` to a tuple of tensors, or raises an error.
-        requires_grad: for each argument, True if it is differentiable. `None` if all floating-point arguments are.
+        requires_grad: for each argument, True if it is differentiable. `None` means all floating-point arguments.
         hoists: selects the calls on captured tensors alone that are computed before the step.
         keep_views: True if views of such values remain views, so that an in-place op on one view changes all views.
         reads: records the other values that `fn` reads.

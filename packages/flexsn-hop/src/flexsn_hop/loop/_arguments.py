@@ -85,7 +85,7 @@ def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
 def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]] | None:
     """Fewest and most positional arguments (None for any number), and names of required keyword-only arguments.
 
-    None if Python has no signature, as for many builtins. In that case, the call itself raises an error.
+    None if the signature is unknown, as for many builtins. In that case, the call itself raises an error.
     """
     target = core_fn.forward if isinstance(core_fn, torch.nn.Module) else core_fn
     try:

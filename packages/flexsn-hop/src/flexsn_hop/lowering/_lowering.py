@@ -85,7 +85,7 @@ class ScanLowering(Protocol):
         ...
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """The reason why it cannot lower a scan of (fake) arguments like these, or None if it can."""
+        """The reason why it cannot lower a scan of (fake) arguments like the given ones, or None if it can."""
         ...
 
     def forward(
@@ -289,7 +289,7 @@ def _in_order() -> list[ScanLowering]:
 
 
 def requested_lowering(argument: str | None) -> str:
-    """The lowering requested by the argument, otherwise by ``FLEXSN_HOP_LOWERING``, otherwise ``"auto"``.
+    """The lowering that the argument or else ``FLEXSN_HOP_LOWERING`` requests, or ``"auto"``.
 
     Raises:
         LoweringError: There is no lowering of this name.

@@ -65,7 +65,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
             ``"while_loop"``, ``"loop"`` or the name of a registered lowering. None uses the environment
             variable ``FLEXSN_HOP_LOWERING``, and otherwise ``"auto"``.
         zero_states: For each initial state, True if the caller guarantees that it is zeros, so that
-            kernels need not read it. Empty if no state is.
+            kernels need not read it. Empty if no state is zero.
         checkpoints, version, remat: Set in graphs by this package. Do not pass them.
 
     Returns:

@@ -27,7 +27,7 @@ def _origin(x, ACC: tl.constexpr):
 
 @triton.jit
 def _merged(count, mean, spread, a, b, c, d, in_a, in_b, in_c, in_d):
-    """Count, mean and squared deviations after adding four numbers, of which some may be absent."""
+    """Count, mean and squared deviations after adding four numbers, some of which may be absent."""
     more = in_a.to(mean.dtype) + in_b.to(mean.dtype) + in_c.to(mean.dtype) + in_d.to(mean.dtype)
     of_four = (tl.where(in_a, a, 0.0) + tl.where(in_b, b, 0.0)) + (tl.where(in_c, c, 0.0) + tl.where(in_d, d, 0.0))
     of_four = of_four / tl.maximum(more, 1.0)
@@ -197,7 +197,7 @@ def finish_kernel(
 
     Args:
         x_ptr: the first number of each channel is `first` numbers after that of the previous channel.
-        running_mean_ptr, running_var_ptr: updated with `momentum` if `MOVES`, the latter with the unbiased variance.
+        running_mean_ptr, running_var_ptr: updated with `momentum` if `MOVES`. The variance is unbiased.
         tracked_ptr: a counter of calls, if `COUNTS`.
     """
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
