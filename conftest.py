@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,7 +217,23 @@ def native_runs(monkeypatch: pytest.MonkeyPatch) -> list[NativeScan]:
         runs.append(scan)
         return run(scan, tensors)
 
+    def noted_again(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(scan: NativeScan, *given: Any) -> Any:
+            again = make(scan, *given)
+
+            def repeat(tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
+                results: list[Tensor] | None = again(tensors)
+                if results is not None:
+                    runs.append(scan)
+                return results
+
+            return None if again is None else repeat
+
+        return made
+
     monkeypatch.setattr(NativeScan, "run", noted)
+    for name in ("again", "after"):
+        monkeypatch.setattr(NativeScan, name, noted_again(getattr(NativeScan, name)))
     return runs
 
 

@@ -1,19 +1,27 @@
-"""Parts of the first training step with empty caches, on a GPU, followed by steps with another T and other sizes.
+"""Parts of the first training step of a new process, on a GPU, followed by steps with another T and other sizes.
 
-    python benchmarks/first_step.py [--output FILE] [--steps 8 64 1024]
+    python benchmarks/first_step.py [--output FILE] [--layers LIF:8x1x100000 RLIF:250x128x1024 ...] [--timeline FILE]
 
-Each T is measured in a separate process with empty caches. `import` is the import of this project and Triton, after
-torch has been imported. `Dynamo` is the import of torch's compiler. torch's first fake tensor triggers it, by default
-in the first step. The following columns split the first training step of LIF, in seconds: its trace, the source code of
-the kernels, their compilation (forward and backward kernel are compiled at the same time), and the rest (allocation,
-Triton's first launch, autograd). Afterwards, the module is called with another T and with other step sizes. The table
-shows the number of kernels that each of these calls compiles.
+A layer is NAME:TxBxH. Two processes measure it: one with empty caches on the disk, and one with the caches that the
+first process has filled. Python's bytecode is compiled before, because `pip install` compiles it, too. Without
+bytecode, the import of torch's compiler takes most of a first step (`--no-bytecode`).
+
+`import` is the import of torch, Triton and this project, before the step. The following columns split the step, in
+seconds. Parts run at the same time, so their sum may be greater than the whole. `compiler` is the import of torch's
+compiler. torch's first fake tensor triggers it, and so does torch's first optimizer. `trace` and `vjp` make the graphs,
+`write` makes the source code of the kernels, `prepare` reads Triton and compiles its driver, `compile` compiles
+kernels, and `load` loads them on the GPU and compiles the code that launches them. `rest` is the time in which none of
+these runs. Afterwards, the process with empty caches calls LIF with another T and with other step sizes. The second
+table shows the number of kernels that each of these calls compiles.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import importlib.abc
+import importlib.machinery
 import json
 import os
 import subprocess
@@ -21,154 +29,278 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+_BEGUN = time.perf_counter()
+
+# ruff: noqa: E402
 import torch
 from measure import publish, synchronize, table, where
 
-LIMIT = 2.5
-NCL = 100_000
-LARGEST = 2**30  # elements in a sequence
-HEADER = ["T", "import", "Dynamo", "trace", "write", "compile", "rest", "first step", "at most", "kernels"]
+LIMIT, LIMIT_OF_LIF = 4.0, 2.5
+LAYERS = (
+    "LIF:8x1x100000",
+    "LIF:1024x1x100000",
+    "RLIF:250x128x256",
+    "RLIF:250x256x512",
+    "RLIF:250x128x1024",
+    "GRU:250x128x256",
+    "GRU:250x128x512",
+    "LSTM:250x128x256",
+)
+LARGEST = 2**30  # elements of a sequence
+PARTS = ("compiler", "trace", "vjp", "write", "prepare", "compile", "load")
+HEADER = ["layer", "caches", "import", *PARTS, "rest", "first step", "at most", "kernels"]
+Interval = tuple[str, float, float, str, str]  # part, begin, end, thread, kernel
 
 
 class Clock:
-    """Sums the seconds during which at least one thread runs a timed function."""
+    """Records when functions run, and in which thread."""
 
     def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.intervals: list[Interval] = []
         self.calls: Counter[str] = Counter()
-        self._running: Counter[str] = Counter()
-        self._begun: dict[str, float] = {}
-        self._lock = threading.Lock()
 
     def timed(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with self._lock:
-                self.calls[what] += 1
-                if not self._running[what]:
-                    self._begun[what] = time.perf_counter()
-                self._running[what] += 1
-            try:
+            first = args[0] if args else None
+            kernel = getattr(first, "name", None) or getattr(first, "__name__", "")
+            with self.running(what, kernel if isinstance(kernel, str) else ""):
                 return function(*args, **kwargs)
-            finally:
-                with self._lock:
-                    self._running[what] -= 1
-                    if not self._running[what]:
-                        self.seconds[what] += time.perf_counter() - self._begun[what]
 
         return run
 
+    @contextlib.contextmanager
+    def running(self, what: str, kernel: str = "") -> Iterator[None]:
+        self.calls[what] += 1
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.intervals.append((what, begun, time.perf_counter(), threading.current_thread().name, kernel))
+
+    def seconds(self, *parts: str) -> float:
+        """Returns the seconds in which at least one of these parts runs."""
+        total, last = 0.0, 0.0
+        for begin, end in sorted((begin, end) for what, begin, end, *_ in self.intervals if what in parts):
+            total += max(0.0, end - max(begin, last))
+            last = max(last, end)
+        return total
+
+
+class _TimedImport(importlib.abc.MetaPathFinder):
+    """Times the import of torch's compiler."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch._dynamo":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        loader: Any = None if spec is None else spec.loader
+        loader.exec_module = self._clock.timed("compiler", loader.exec_module)
+        return spec
+
+
+def put(owner: Any, name: str, clock: Clock, what: str) -> None:
+    """Measures a function with the clock."""
+    setattr(owner, name, clock.timed(what, getattr(owner, name)))
+
 
 def watch() -> Clock:
-    """Measures the public functions of each part with a clock. This has to happen before other modules import them."""
-    import triton.compiler
-
-    import flexsn_codegen
-    import flexsn_graph
-
+    """Measures the functions of each part with a clock. This has to happen before other modules import them."""
     clock = Clock()
-    flexsn_graph.trace_step = clock.timed("trace", flexsn_graph.trace_step)
-    flexsn_graph.StepTrace.vjp = clock.timed("trace", flexsn_graph.StepTrace.vjp)  # type: ignore[method-assign]
-    for name in ("emit_core", "forward_source", "backward_source"):
-        setattr(flexsn_codegen, name, clock.timed("write", getattr(flexsn_codegen, name)))
-    triton_target = flexsn_codegen.TRITON
-    triton_target.compile = clock.timed("write", triton_target.compile)  # type: ignore[method-assign]
+    sys.meta_path.insert(0, _TimedImport(clock))
+    compiler: Any = importlib.import_module("triton.compiler.compiler")
+    graph: Any = importlib.import_module("flexsn_graph")
+    for name in ("trace_step", "trace_core"):
+        put(graph, name, clock, "trace")
+    for kind in (graph.StepTrace, graph.RecurrentTrace):
+        kind.vjp = clock.timed("vjp", kind.__dict__["vjp"])
+    codegen: Any = importlib.import_module("flexsn_codegen")
+    cuda: Any = importlib.import_module("flexsn_codegen.targets.cuda")
+    recurrent: Any = importlib.import_module("flexsn_codegen.targets.triton._recurrent")
+    for owner, name in (
+        (codegen, "emit_core"),
+        (codegen, "forward_source"),
+        (codegen, "backward_source"),
+        (cuda, "cluster_source"),
+        (recurrent, "loop_source"),
+        (type(codegen.TRITON), "compile"),
+    ):
+        put(owner, name, clock, "write")
+    put(cuda.CudaKernel, "cubin", clock, "compile")
+    put(cuda.CudaFunction, "__init__", clock, "load")
+    put(compiler.CompiledKernel, "_init_handles", clock, "load")
+    private: Any = importlib.import_module("flexsn_codegen.targets.triton._triton_private")
+    put(private, "load_driver", clock, "prepare")
+    put(private, "read_compiler", clock, "prepare")
+    put(importlib.import_module("flexsn_codegen.targets.cuda._nvrtc"), "_compiled", clock, "NVRTC")
     # A kernel may reach the compiler through any of these names.
-    compile_kernel = clock.timed("compile", triton.compiler.compiler.compile)
-    triton.compiler.compiler.compile = triton.compiler.compile = triton.compile = compile_kernel
+    compile_kernel = clock.timed("compile", compiler.compile)
+    for name in ("triton.compiler.compiler", "triton.compiler", "triton"):
+        importlib.import_module(name).compile = compile_kernel  # type: ignore[attr-defined]
     return clock
 
 
-def work(steps: int, ncl: int, device: torch.device) -> dict[str, Any]:
-    """Runs in a separate process: first a step at `steps`, and then the other calls."""
-    torch.zeros(1, device=device)
-    begun = time.perf_counter()
-    clock = watch()
-    from step_functions import lif
+def lif() -> Any:
+    from step_functions import lif as step
 
     from flexsn_nn import FlexSN
 
-    imported = time.perf_counter() - begun
-    begun = time.perf_counter()
-    importlib.import_module("torch._dynamo")
-    dynamo = time.perf_counter() - begun
-    neuron = FlexSN(lif, 1, 1, 1, backend="triton")
+    return FlexSN(step, 1, 1, 1, backend="triton")
+
+
+def made(name: str, hidden: int) -> Any:
+    if name == "LIF":
+        return lif()
+    from recurrence import Gates, GRUCell, Layer, LSTMCell
+
+    layers: dict[str, Any] = {
+        "RLIF": lambda: Layer(hidden, "auto"),
+        "GRU": lambda: Gates(hidden, GRUCell(hidden), 3, 1),
+        "LSTM": lambda: Gates(hidden, LSTMCell(hidden), 4, 2),
+    }
+    return layers[name]()
+
+
+def work(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
+    """Runs in a separate process: the first step of a layer and, if `others`, LIF with other sizes."""
+    torch.zeros(1, device=device)
+    clock = watch()
+    name, _, shape = layer.partition(":")
+    steps, batch, hidden = map(int, shape.split("x"))
+    net = made(name, hidden).to(device)
+    parameters = list(net.parameters())
 
     def train(num_steps: int, size: int) -> tuple[float, int]:
-        x = torch.randn(num_steps, size, device=device, requires_grad=True)
-        grad = torch.randn(num_steps, size, device=device)
-        neuron.reset()
+        x = torch.randn(num_steps, batch, size, device=device, requires_grad=True)
+        grad = torch.randn(num_steps, batch, size, device=device)
+        if name == "LIF":
+            net.reset()
         synchronize(device)
         begun, known = time.perf_counter(), clock.calls["compile"]
-        torch.autograd.grad(neuron(x), x, grad)
+        torch.autograd.grad(net(x), [x, *parameters], grad)
         synchronize(device)
         return time.perf_counter() - begun, clock.calls["compile"] - known
 
-    total, kernels = train(steps, ncl)
-    parts = {what: clock.seconds[what] for what in ("trace", "write", "compile")}
-    others = [(t, ncl) for t in (1, 7, 512) if t != steps]
-    others += [(steps, size) for size in (ncl - 16, ncl // 2 + 1, ncl // 50, 8 * ncl, 64 * ncl)]
-    later = [(t, size, *train(t, size)) for t, size in others if t * size <= LARGEST]
-    return {"import": imported, "Dynamo": dynamo, "total": total, "kernels": kernels, "parts": parts, "later": later}
+    imported = time.perf_counter() - _BEGUN
+    begun = time.perf_counter()
+    with clock.running("first step"):
+        total, kernels = train(steps, hidden)
+    parts = {part: clock.seconds(part) for part in PARTS}
+    parts["trace"] -= parts["compiler"]
+    rest = total - clock.seconds(*PARTS)
+    timeline = [(what, begin - begun, end - begun, *others) for what, begin, end, *others in clock.intervals]
+    later = []
+    if name == "LIF" and others:
+        shapes = [(t, hidden) for t in (1, 7, 512) if t != steps]
+        shapes += [(steps, size) for size in (hidden - 16, hidden // 2 + 1, hidden // 50, 8 * hidden, 64 * hidden)]
+        later = [(t, size, *train(t, size)) for t, size in shapes if t * size <= LARGEST]
+    return {
+        "import": imported,
+        "parts": parts,
+        "rest": rest,
+        "total": total,
+        "kernels": kernels,
+        "later": later,
+        "timeline": timeline,
+    }
 
 
-def measure(steps: int, chosen: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as empty:
-        caches = {"TRITON_CACHE_DIR": f"{empty}/triton", "FLEXSN_CACHE_DIR": f"{empty}/flexsn"}
-        arguments = ["--worker", "--steps", str(steps), "--ncl", str(chosen.ncl), "--device", chosen.device]
-        run = subprocess.run(
-            [sys.executable, __file__, *arguments],
-            env={**os.environ, **caches},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
+def measure(layer: str, folder: Path, device: str, bytecode: Path | None, *, others: bool = False) -> dict[str, Any]:
+    caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "FLEXSN_CACHE_DIR": str(folder / "flexsn")}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(bytecode or folder / "none")
+    if bytecode is None:
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    run = subprocess.run(
+        [sys.executable, __file__, "--worker", "--layers", layer, "--device", device, *["--others"] * others],
+        env={**environment, **caches},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return found
 
 
-def cells(steps: int, found: dict[str, Any]) -> list[str]:
-    parts = [found["parts"][what] for what in ("trace", "write", "compile")]
-    rest = found["total"] - sum(parts)
-    seconds = [found["import"], found["Dynamo"], *parts, rest, found["total"]]
-    return [str(steps), *(f"{value:.2f}" for value in seconds), str(LIMIT), str(found["kernels"])]
+def cells(layer: str, caches: str, found: dict[str, Any]) -> list[str]:
+    seconds = [found["import"], *(found["parts"][part] for part in PARTS), found["rest"], found["total"]]
+    limit = LIMIT_OF_LIF if layer.startswith("LIF") else LIMIT
+    return [layer, caches, *(f"{value:.2f}" for value in seconds), f"{limit:g}", str(found["kernels"])]
+
+
+def lines_of(layer: str, caches: str, found: dict[str, Any]) -> Iterator[str]:
+    """Yields the lines of a timeline."""
+    yield f"{layer}, {caches}, {found['total']:.2f} s"
+    for what, begin, end, thread, kernel in sorted(found["timeline"], key=lambda one: one[1]):
+        if end - begin >= 0.005:
+            yield f"  {begin:7.3f} {end:7.3f}  {end - begin:6.3f}  {thread[-16:]:16}  {what} {kernel}"
+
+
+def lines(device: torch.device, rows: list[list[str]], later: list[list[str]]) -> list[str]:
+    return [
+        "# First training step",
+        "",
+        "`python benchmarks/first_step.py`: seconds in new processes, with empty and with full caches on the disk.",
+        where(device),
+        "",
+        *table(HEADER, rows),
+        "",
+        "Later calls in the processes with empty caches, with another T or another size of the step:",
+        "",
+        *table(["after", "T x NCL", "seconds", "kernels compiled"], later),
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "first_step.md")
-    parser.add_argument("--steps", nargs="+", type=int, default=[8, 64, 1024], metavar="T")
-    parser.add_argument("--ncl", type=int, default=NCL, help="elements of a step")
-    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
+    parser.add_argument("--layers", nargs="+", default=list(LAYERS), metavar="NAME:TxBxH")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--no-bytecode", nargs="*", default=[], metavar="NAME:TxBxH")
+    parser.add_argument("--bytecode", type=Path, help="a folder for bytecode, which other runs can share")
+    parser.add_argument("--timeline", type=Path, help="a file for the parts in the order of their time")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--others", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     if chosen.worker:
-        print(json.dumps(work(chosen.steps[0], chosen.ncl, device)))
+        print(json.dumps(work(chosen.layers[0], device, others=chosen.others)))
         return
-    found = {steps: measure(steps, chosen) for steps in chosen.steps}
-    later = [
-        [f"{first}", f"{t} x {size}", f"{seconds:.3f}", str(kernels)]
-        for first, one in found.items()
-        for t, size, seconds, kernels in one["later"]
-    ]
-    lines = [
-        f"# First training step, LIF, {chosen.ncl} elements, float32",
-        "",
-        "`python benchmarks/first_step.py`: seconds with empty caches. Each T runs in a separate process.",
-        where(device),
-        "",
-        *table(HEADER, [cells(steps, one) for steps, one in found.items()]),
-        "",
-        "Later calls in the same processes, with another T or another size of the step:",
-        "",
-        *table(["after T", "T x NCL", "seconds", "kernels compiled"], later),
-    ]
-    publish(lines, chosen.output)
+    rows, later = list[list[str]](), list[list[str]]()
+
+    def note(layer: str, caches: str, found: dict[str, Any]) -> None:
+        rows.append(cells(layer, caches, found))
+        print(*rows[-1], flush=True)
+        for t, size, seconds, kernels in found["later"]:
+            later.append([layer, f"{t} x {size}", f"{seconds:.3f}", str(kernels)])
+        chosen.output.write_text("\n".join(lines(device, rows, later)) + "\n")  # the run may be stopped
+        if chosen.timeline is not None:
+            with chosen.timeline.open("a") as file:
+                file.writelines(f"{line}\n" for line in lines_of(layer, caches, found))
+
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        bytecode = chosen.bytecode or top / "bytecode"
+        measure(chosen.layers[0], top / "before", chosen.device, bytecode)  # compiles the bytecode
+        for number, layer in enumerate(chosen.layers):
+            for caches in ("empty", "full"):
+                others = caches == "empty"
+                note(layer, caches, measure(layer, top / str(number), chosen.device, bytecode, others=others))
+        for number, layer in enumerate(chosen.no_bytecode):
+            for caches in ("empty", "full"):
+                found = measure(layer, top / f"none{number}", chosen.device, None)
+                note(layer, f"{caches}, no bytecode", found)
+    publish(lines(device, rows, later), chosen.output)
 
 
 if __name__ == "__main__":

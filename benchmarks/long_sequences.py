@@ -210,7 +210,7 @@ class Work:
         speculations = [s for step in program.specializations for s in step.speculations.values()]  # type: ignore[attr-defined]
         for speculation in speculations:
             if not speculation.meets:
-                return "serial, since trajectories do not meet", ""
+                return "serial, since trajectories do not converge", ""
             if speculation.last is not None:
                 last = speculation.last
                 return f"{last.segments}, {last.warm_up}", f"{last.elements} of {last.total}"

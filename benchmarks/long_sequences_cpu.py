@@ -89,7 +89,7 @@ def told(neuron: FlexSN) -> str:
         for speculation in step.speculations.values():  # type: ignore[attr-defined]
             last = speculation.last
             if not speculation.meets:
-                return "serial, since trajectories do not meet"
+                return "serial, since trajectories do not converge"
             return f"{last.segments}, {last.warm_up}"
     return "serial"
 

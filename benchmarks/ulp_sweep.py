@@ -93,7 +93,7 @@ _NEAREST = "eager mode's square root (of MKL) is off by 1 ulp for a sixth of all
 _FMOD = "eager mode's vectors call SLEEF. If the quotient is large, SLEEF rounds or gives NaN; ours is exact"
 _OR_NAN = "eager mode returns a signalling NaN, and, of 0 and -0, the first argument"
 _EARLY = "eager mode's result is infinite for some arguments whose true value is finite"
-_IN_HALVES = "eager mode differs by so much from eager mode in float64, and ours by at most 1 ulp"
+_IN_HALVES = "all of the error is eager mode's: ours differs from eager mode in float64 by at most 1 ulp"
 _NO_ROOT = "for float16, eager mode calls pow, which has other limits at -0 and -infinity"
 # The same for rules in C++, which are compared with eager mode on the CPU.
 CPP_EXCEPTIONS: dict[str, str] = {

@@ -287,7 +287,7 @@ def test_backward_checks_values_read_in_the_forward(
 ) -> None:
     neuron, y = _about_to_go_back(native_runs)
     monkeypatch.setattr(Rectangle, "width", 2.0)
-    with pytest.raises(CapturedTensorError, match="width: assigned anew between the forward and the backward"):
+    with pytest.raises(CapturedTensorError, match="width was replaced between the forward and the backward"):
         y.sum().backward()
     del neuron  # the neuron must exist until the backward ends
 
@@ -409,7 +409,7 @@ def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
     torch.testing.assert_close(
         torch.autograd.grad(y.sum(), x, retain_graph=True)[0], _gradient(x, torch.ones(5, 41), tau=3.0)
     )
-    with pytest.raises(StepGoneError, match="its neuron is gone, or has run with many other settings"):
+    with pytest.raises(StepGoneError, match="its neuron was deleted, or has run with many other settings"):
         torch.autograd.grad(y, x, torch.rand(41, 5).T)
 
 

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexsn_codegen.recurrent import NotOneLaunchError
+from flexsn_codegen.recurrent import Loop, NotOneLaunchError
+from flexsn_codegen.targets.cuda import Cluster
 from flexsn_nn import RLIF, FlexSN, Recurrent
 from flexsn_nn.neuron import ALIF
 from flexsn_runtime import RecurrentSpecialization
 from flexsn_runtime.recurrent import _one_launch, _staged
+from flexsn_runtime.recurrent._one_launch import Loops, Memory
 from flexsn_runtime.recurrent._over_time import OverTime
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -70,3 +72,36 @@ def test_recurrent_layers(make: Any, launched: list[str]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(actual[0][:2], actual[1][:2], strict=True))
     assert launched == ["one launch"] * 2
     assert not actual[1][0][lengths[0] :, 0].any()
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("ends", [False, True], ids=["full", "lengths"])
+def test_spikes_are_sent_as_bits(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a sequence has ended, a state is what it was, which is a spike, too. Lengths are loaded before the loop."""
+    loops: list[tuple[bool, bool, bool]] = []
+    original = Loops.kernel
+
+    def kernel(self: Loops, step: Any, over: OverTime, loop: Loop, memory: Memory, tiles: Any) -> Any:
+        source = self.cluster_kernel(step, over, loop, memory, Cluster(2, 1, 1))[0].source.source
+        loops.append((loop.exchanges[0].exact, "__ballot_sync" in source, "- int(step)" in source))
+        return original(self, step, over, loop, memory, tiles)
+
+    monkeypatch.setattr(Loops, "kernel", kernel)
+    monkeypatch.setattr(_one_launch, "ClusterLaunch", lambda *a, **options: None)
+    x = torch.rand(5, 3, 20)
+    lengths = {"lengths": torch.tensor([5, 3, 0])} if ends else {}
+    RLIF(20, tau=2.0, backend="triton")(x, **lengths)
+    FlexSN(Counter(), num_inputs=1, num_states=1, num_outputs=1, backend="triton")(x)
+    assert loops == [(True, True, ends), (False, False, False)]
+
+
+class Counter(torch.nn.Module):
+    """Multiplies sums of spikes, which are whole numbers without a bound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(20, 20))
+
+    def forward(self, x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        spike = (x + count @ self.weight > 0.5).to(x.dtype)
+        return spike, count + spike

@@ -46,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         try:
             return original(step, over)
         except NotOneLaunchError as error:
-            if str(error) != "there is one step":
+            if str(error) != "there is only one step":
                 descriptions.append(str(error))
             raise
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from lives.acts import ACTS
-from lives.machine import FEW_LAYERS, LONG_ACTS, machine, run
+from lives.machine import FEW_PLANS, LONG_ACTS, machine, run
 from lives.networks import LAYERS, Plan, build, layers_for
-from lives.twins import DifferenceError, live
+from lives.twins import DifferenceError, Twins, live
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
@@ -20,12 +20,10 @@ from flexsn_nn import FlexSN
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
-def test_twins_are_equal(compiler: None) -> None:
-    run(machine(layers=FEW_LAYERS, without=LONG_ACTS), runs=15, rules=15)
-
-
-def test_twins_with_recurrent_matrices_are_equal(compiler: None) -> None:
-    run(machine(layers=("rlif", "linear", "dropout"), without=LONG_ACTS), runs=6, rules=20)
+def test_a_hundred_short_lives_are_the_same(compiler: None) -> None:
+    Twins.counts.clear()
+    run(machine((("auto", "auto"), ("cpp", "compiled")), without=LONG_ACTS, few=True), runs=100, rules=12)
+    assert Twins.counts["lives"] >= 100
 
 
 @pytest.mark.long
@@ -169,8 +167,8 @@ def test_each_layer_keeps_the_shape(family: str, loops: None) -> None:
         assert build(Plan(family, (name,), "torch"))(x).shape == x.shape, name
 
 
-def test_names_left_out_of_short_runs_exist() -> None:
-    assert set(FEW_LAYERS) <= set(LAYERS)
+def test_what_a_short_run_leaves_out_exists() -> None:
+    assert {layer.removeprefix("+") for _, layers in FEW_PLANS for layer in layers} <= set(LAYERS)
     assert set(LONG_ACTS) <= set(ACTS)
 
 

@@ -24,7 +24,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
         return original(left, right, exact)
 
     monkeypatch.setattr(_staged, "summed_product", record)
-    monkeypatch.setattr(_weights, "_pays", lambda value, multiplications: value.dtype == torch.float32)
+    monkeypatch.setattr(_weights, "_pays", lambda value, *sizes: value.dtype == torch.float32)
     return factors
 
 
@@ -55,19 +55,20 @@ def test_real_numbers_use_ordinary_products(cell: type[Cell], exact: Exact) -> N
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="for a device without tensor cores")
-def test_products_in_parts_are_not_used_if_slower() -> None:
-    assert not _weights._pays(torch.zeros(3), 1 << 40)
+def test_where_it_does_not_pay() -> None:
+    assert not _weights._pays(torch.zeros(3), 1 << 20, 1 << 10, 1 << 10)
 
 
 @pytest.mark.gpu
 def test_products_in_parts_are_used_if_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.zeros(3, device="cuda")
-    assert _weights._pays(value, 1 << 40)
-    assert not _weights._pays(value, 1 << 20)
-    assert not _weights._pays(value.double(), 1 << 40)
+    assert _weights._pays(value, 1 << 20, 256, 256)
+    assert not _weights._pays(value, 1 << 20, 64, 64)
+    assert not _weights._pays(value, 1 << 4, 256, 256)
+    assert not _weights._pays(value.double(), 1 << 20, 256, 256)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        assert not _weights._pays(value, 1 << 40)
+        assert not _weights._pays(value, 1 << 20, 256, 256)
     finally:
         torch.set_float32_matmul_precision(before)

@@ -62,7 +62,7 @@ def test_registered_lowering_replaces_kernels(elsewhere: pytest.MonkeyPatch) -> 
 def test_broken_installation_is_named(elsewhere: pytest.MonkeyPatch) -> None:
     elsewhere.setitem(sys.modules, "flexsn_runtime", None)
     elsewhere.setattr(importlib.util, "find_spec", lambda name: object())
-    with pytest.warns(UserWarning, match="run as loops, since flexsn_runtime is installed and cannot be imported"):
+    with pytest.warns(UserWarning, match="run as loops, because flexsn_runtime is installed but cannot be imported"):
         assert scan_lowerings() == {}
 
 

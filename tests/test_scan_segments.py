@@ -175,7 +175,7 @@ def test_repairs_adapt_the_warm_up(core: Callable[..., Any], language: TargetNam
         assert f"a warm-up of {reports[-1][0].warm_up} steps; 0 of 2400" in speculation.in_words()
     else:
         assert not reports[-1][1]
-        assert "do not meet" in speculation.in_words()
+        assert "do not converge" in speculation.in_words()
 
 
 @pytest.mark.long(all_but=["cpp"])

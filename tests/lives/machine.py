@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import hypothesis
@@ -16,8 +16,17 @@ from lives.shrinking import shortest
 from lives.twins import DifferenceError, Twins
 
 Backends = tuple[tuple[str, str], ...]
-# Layers and acts of a short run. They cover each kind of state and captured tensor, and need few compiled kernels.
-FEW_LAYERS = ("lif learned", "two outputs", "delays", "sliding", "dropout", "linear", "norm", "conv norm")
+# Networks, losses and acts of short lives: each kind of state and of captured tensor, and few enough that a hundred
+# lives share traces and kernels. Each subset of the results in a loss has a backward of its own: these are all results,
+# the first, and all but the first.
+FEW_PLANS = (
+    ("vector", ("lif learned", "linear", "dropout")),
+    ("vector", ("+two outputs", "delays")),
+    ("vector", ("norm", "sliding", "+lif learned")),
+    ("vector", ("linear", "rlif")),
+    ("image", ("conv norm", "lif learned")),
+)
+FEW_SUBSETS = {"some": st.sampled_from([63, 1, 62])}
 LONG_ACTS = ("dtype", "forward_in_autocast")
 
 
@@ -42,45 +51,55 @@ def plans(draw: st.DrawFn, backends: Backends, device: str, names: Collection[st
     return Plan(family, tuple(layers), backend, launcher, device)
 
 
+@st.composite
+def few_plans(draw: st.DrawFn, backends: Backends, device: str) -> Plan:
+    """Draws one of `FEW_PLANS`, with one of `backends`."""
+    family, layers = draw(st.sampled_from(FEW_PLANS))
+    return Plan(family, layers, *draw(st.sampled_from(backends)), device)
+
+
 def machine(
     backends: Backends = (("auto", "auto"),),
     device: str = "cpu",
     layers: Collection[str] = tuple(LAYERS),
     without: Collection[str] = (),
+    few: bool = False,
 ) -> type[RuleBasedStateMachine]:
     """Makes a state machine whose rules are the acts.
 
     Args:
         backends: backends of the compiled twins, each with a value of `FLEXSN_LAUNCHER`.
-        layers: names of the layers that networks may contain.
-        without: names of acts that are not performed.
+        layers: names of the layers that networks are made of.
+        without: names of acts that are left out.
+        few: True for networks of `FEW_PLANS`, and losses of `FEW_SUBSETS`; `layers` has no effect.
     """
+    any_plan = few_plans(backends, device) if few else plans(backends, device, layers)
 
     class RandomLives(RuleBasedStateMachine):
         twins: Twins
 
-        @initialize(plan=plans(backends, device, layers))
+        @initialize(plan=any_plan)
         def born(self, plan: Plan) -> None:
             self.twins = Twins(plan)
 
         def teardown(self) -> None:
             Twins.counts["lives"] += 1
 
-    for entry in (entry for name, entry in ACTS.items() if name not in without):
-        for i in range(entry.weight):
-            setattr(RandomLives, f"{entry.name}_{i}", _rule(entry, i))
+    for found in (found for name, found in ACTS.items() if name not in without):
+        for i in range(found.weight):
+            setattr(RandomLives, f"{found.name}_{i}", _rule(found, i, FEW_SUBSETS if few else {}))
     return RandomLives
 
 
-def _rule(entry: Act, number: int) -> Callable[..., Any]:
+def _rule(found: Act, number: int, instead: Mapping[str, st.SearchStrategy[Any]]) -> Callable[..., Any]:
     def method(self: Any, **arguments: Any) -> None:
-        self.twins.act(entry.name, **arguments)
+        self.twins.act(found.name, **arguments)
 
-    method.__name__ = f"{entry.name}_{number}"
-    strategies: dict[str, Any] = entry.arguments
+    method.__name__ = f"{found.name}_{number}"
+    strategies: dict[str, Any] = {name: instead.get(name, how) for name, how in found.arguments.items()}
     decorate: Callable[[Any], Any] = rule(**strategies)
     made = decorate(method)
-    when: Callable[[Any], Callable[..., Any]] = precondition(lambda self: entry.when(self.twins.loop))
+    when: Callable[[Any], Callable[..., Any]] = precondition(lambda self: found.when(self.twins.loop))
     return when(made)
 
 

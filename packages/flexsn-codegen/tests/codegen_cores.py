@@ -18,7 +18,7 @@ TABLE: Any = decomposition_table
 
 
 def graph_of(core: Core, *examples: Tensor, names: tuple[str, ...] = ()) -> fx.Graph:
-    """Returns the core's graph of prims, with the given names of placeholders."""
+    """Returns the core's graph of prims. `names` are the names of its placeholders."""
     mode = FakeTensorMode()
     stand_ins = [mode.from_tensor(t) for t in examples]
     functional = torch.func.functionalize(core, remove="mutations")

@@ -1,4 +1,4 @@
-"""Functions of tensors as loops in C++, compiled together into one library: their rules, without kernels."""
+"""Functions of tensors as C++ loops, compiled together into one library, to test their rules without kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from flexsn_codegen import Statement, emit_core
 from flexsn_codegen.targets.cpp import Cpp, _compiler
+from flexsn_codegen.targets.cpp._kernel import more_headers
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_graph import ArgumentType, trace_pointwise
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 HEADERS = Path(_compiler.__file__).parent
 TORCH_HEADERS = Path(torch.__file__).parent / "include"
-# Flags of kernels, without hidden names: callers from outside call the functions here.
+# Flags of kernels, but names are visible, because callers outside of the library call the functions.
 FLAGS = tuple(flag for flag in _compiler.FLAGS if flag != "-fvisibility=hidden")
 # See `tests/sanitize_cpp.py`.
 MORE_FLAGS = tuple(os.environ.get("FLEXSN_TEST_CPP_FLAGS", "").split())
@@ -45,7 +46,7 @@ class _Loops(Cpp):
 
 
 _TARGET = _Loops()
-# A value must have exactly the type of its dtype's registers; otherwise, it is not stored.
+# A value must have exactly the register type of its dtype. Otherwise, the code does not compile.
 _PRELUDE = """
 template <typename T, typename V>
 DEV_INLINE void store_exactly(T& place, V value) {
@@ -65,10 +66,10 @@ class _Loop:
 
 @dataclass
 class Library:
-    """Functions, called by the names under which they were added, after a call of `compile`."""
+    """A collection of functions. After `compile`, they are called by the names under which they were added."""
 
     _loops: dict[str, _Loop] = field(default_factory=dict)
-    _parts: dict[str, tuple[str, slice]] = field(default_factory=dict)  # a loop and results, of functions in one
+    _parts: dict[str, tuple[str, slice]] = field(default_factory=dict)  # the loop and the results of each function
     _loaded: ctypes.CDLL | None = None
 
     def add(self, name: str, function: Function, *arguments: torch.dtype) -> None:
@@ -80,7 +81,7 @@ class Library:
         self._add(name, core.source, [arguments[i] for i in used], traced.dtypes, used)
 
     def add_together(self, functions: Mapping[str, Function], *arguments: torch.dtype) -> None:
-        """Adds functions by name, eight in a loop: tracing takes most of the time, in proportion to the loops."""
+        """Adds functions by name, eight per loop. Tracing takes most of the time, in proportion to the loops."""
         names = list(functions)
         for begin in range(0, len(names), 8):
             self._add_in_one({name: functions[name] for name in names[begin : begin + 8]}, arguments)
@@ -104,7 +105,7 @@ class Library:
             begin += lengths[name]
 
     def add_text(self, name: str, text: str, arguments: Sequence[torch.dtype], result: torch.dtype) -> None:
-        """Adds an expression of `x0`, `x1`, ..., values of the given dtypes."""
+        """Adds an expression of the values `x0`, `x1`, ..., which have the given dtypes."""
         names = [f"x{i}" for i in range(len(arguments))]
         body = _TARGET.function(name, names, [Statement("result", text)], ["result"])
         self._add(name, body, arguments, (result,), tuple(range(len(arguments))))
@@ -128,8 +129,7 @@ class Library:
     @property
     def source(self) -> str:
         body = "\n".join(loop.source for loop in self._loops.values())
-        special = '#include "special.h"\n' if "dev::special::" in body else ""
-        return f'#include "device.h"\n{special}{_PRELUDE}\n{body}'
+        return f'{more_headers(body)}#include "device.h"\n{_PRELUDE}\n{body}'
 
     def compile(self, folder: Path) -> str:
         """Returns the output of the compiler."""

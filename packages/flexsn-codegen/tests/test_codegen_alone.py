@@ -1,4 +1,4 @@
-"""Files that `show --standalone` prints: they run without any package of this project."""
+"""Files that `show --standalone` prints run without any package of this project."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Scale(torch.nn.Module):
 scale = Scale()
 """
 LIMITED = ["--arguments", "float32:4x24", "float32:24", "3.0", "--gradient"]
-# Imports a file in a process where no package of this project can be imported.
+# Imports a file in a process that cannot import any package of this project.
 ALONE = """
 import importlib.util, os, sys
 import torch
@@ -52,7 +52,7 @@ spec = importlib.util.spec_from_file_location("alone", sys.argv[1])
 alone = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(alone)
 """
-# A thread of autograd that takes the interpreter's lock while Python 3.12 ends aborts the process.
+# If an autograd thread takes the interpreter's lock while Python 3.12 shuts down, the process aborts.
 END = """
 sys.stdout.flush()
 os._exit(0)
@@ -69,7 +69,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def printed(folder: Path, *arguments: str) -> Path:
-    """Returns a file in Triton, made by a process in which Triton does not interpret."""
+    """Returns a file in Triton. It is made by a process in which Triton's interpreter is off."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-m", "flexsn_codegen", "show", "--standalone", *arguments]
@@ -101,7 +101,7 @@ def test_a_file_in_cpp_has_all_that_it_needs(module: Path, capsys: pytest.Captur
     compiler = os.environ.get("CXX", "g++")
     subprocess.run([compiler, "-std=c++17", *FLAGS, "-shared", "-fPIC", "alone.cpp", "-o", str(library)], check=True)
     forward = ctypes.CDLL(str(library)).limited
-    # Sizes differ from those of the command; numbers are arguments.
+    # Sizes differ from those in the command. Numbers are arguments.
     x, gate = torch.randn(1001, 40), torch.randn(40)
     for limit in (0.5, 0.25):
         result = torch.empty_like(x)

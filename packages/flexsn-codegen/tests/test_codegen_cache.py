@@ -1,4 +1,4 @@
-"""Generated sources on disk: private, whole, reused."""
+"""Generated sources on disk: files are private, complete and reused."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_same_source_same_object_and_another_is_another(folder: Path) -> None:
 
 
 def test_a_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that the modules requested last are kept, and that a kernel in use works without its module."""
+    """Checks that the most recently requested modules are kept, and that a kernel in use works without its module."""
     monkeypatch.setattr(cache, "_MOST_LOADED", 4)
     monkeypatch.setattr(cache, "_loaded", {})
     before = set(sys.modules)
@@ -86,7 +86,7 @@ def test_a_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.M
     assert "x + 0" in inspect.getsource(first.fn)
 
 
-def test_verbose_says_written_then_reused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_prints_written_and_then_reused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         compile_triton_code_str(source(number=3), "kernel", verbose=True)
     first, second = capsys.readouterr().out.splitlines()
@@ -183,7 +183,7 @@ def test_read_only_home_falls_back_to_the_temporary_folder(tmp_path: Path, monke
     real = Path.mkdir
 
     def mkdir(self: Path, *args: Any, **keywords: Any) -> None:
-        # An administrator can write everywhere, so a mode alone is no test.
+        # An administrator can write everywhere, so a read-only mode would not be a valid test.
         if home in self.parents:
             raise OSError(30, "Read-only file system")
         real(self, *args, **keywords)
@@ -213,14 +213,14 @@ FORK = multiprocessing.get_context("fork")
 
 
 def forks(test: Any) -> Any:
-    """Ignores the warnings of Python 3.12 about forks in a process with threads, such as those of torch."""
+    """Ignores the warnings of Python 3.12 about forks in a process that has threads, such as those of torch."""
     for warning in (".*use of fork", ".*multi-threaded, use of fork"):
         test = pytest.mark.filterwarnings(f"ignore:{warning}:DeprecationWarning")(test)
     return test
 
 
 def race(ready: Any, prunes: bool) -> None:
-    """Runs in a child."""
+    """Runs in a child process."""
     ready.wait()
     for number in range(20):
         code = "#" * 200_000 + f"\nkernel = {number}\n"
@@ -232,7 +232,7 @@ def race(ready: Any, prunes: bool) -> None:
 @forks
 @pytest.mark.parametrize("other", ["writes", "prunes"])
 def test_processes_racing_see_whole_files(folder: Path, other: str) -> None:
-    """Tests two that write equal sources at once, and one whose files another one removes."""
+    """Tests two processes that write equal sources at once, and one whose files another process removes."""
     ready = FORK.Barrier(2)
     children = [FORK.Process(target=race, args=(ready, what == "prunes")) for what in ("writes", other)]
     for child in children:
@@ -246,7 +246,7 @@ def test_processes_racing_see_whole_files(folder: Path, other: str) -> None:
 
 
 def compile_number(number: int) -> None:
-    """Runs in a child: loads a source that the parent has loaded, and its own source."""
+    """Runs in a child process: loads a source that the parent has loaded, and another source."""
     name_space: dict[str, Any] = {}
     assert compile_triton_code_str(source(number=number), "kernel") is not None
     assert compile_triton_code_str(source(number=number + os.getpid()), "kernel", name_space=name_space) is not None
@@ -268,7 +268,7 @@ def test_forked_processes_go_on(folder: Path) -> None:
 
 @forks
 def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a child, which has one thread: a lock that another thread held would be held for ever."""
+    """Tests a child process with one thread. Without a new lock, it would wait forever for a thread of its parent."""
     inside, done = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -287,7 +287,7 @@ def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypat
     assert child.exitcode == 3
 
 
-# -- a file or a folder that is not what it should be --------------------------------------------------
+# -- a file or a folder that is not in the expected state -----------------------------------------------
 
 
 @pytest.mark.parametrize("found", [b"\xff\xfe\x00not a text", b"", b"x = 1\n\x00"])
@@ -357,11 +357,11 @@ def test_a_link_on_the_way_is_followed_to_where_it_leads(tmp_path: Path, monkeyp
 
 
 def compile_on_a_full_disk() -> None:
-    """Runs in a child."""
+    """Runs in a child process."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     code = "x = 1\n" * 5000 + "kernel = 1\n"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # files stop growing there, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # files cannot grow further, as on a full disk
     try:
         compile_triton_code_str(code, "kernel")
         said = "nothing"
@@ -376,7 +376,7 @@ def compile_on_a_full_disk() -> None:
 @forks
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("explicit", [True, False])
-def test_a_full_disk_is_named_and_leaves_nothing_behind(
+def test_a_full_disk_is_named_and_no_file_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explicit: bool
 ) -> None:
     for name, variable in (("home", "HOME"), ("temporary", "TMPDIR")):
@@ -416,10 +416,10 @@ def test_a_full_home_leaves_the_temporary_folder(tmp_path: Path, monkeypatch: py
 
 
 def as_somebody_else(temporary: Path) -> None:
-    """Runs in a child."""
+    """Runs in a child process."""
     os.environ.pop("FLEXSN_CACHE_DIR", None)
     os.environ |= {"HOME": "/", "TMPDIR": str(temporary)}
-    tempfile.tempdir = None  # the parent has looked it up
+    tempfile.tempdir = None  # the parent has already looked it up
     os.setuid(12345)
     kernel = compile_triton_code_str("kernel = 1", "kernel")
     (temporary / "said").write_text(f"{kernel} {cache_folder()}")
@@ -427,7 +427,7 @@ def as_somebody_else(temporary: Path) -> None:
 
 @forks
 @pytest.mark.skipif(os.getuid() != 0, reason="needs an administrator, who can become somebody else")
-def test_somebody_without_a_home_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests a real read-only home: an administrator's folder, for another user."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
@@ -453,7 +453,7 @@ def test_old_files_are_pruned_and_used_ones_kept(folder: Path) -> None:
     assert [path.read_text() for path in folder.glob("*.py")] == [source(number=10)]
 
 
-def test_without_triton_the_package_imports_and_says_what_to_install() -> None:
+def test_without_triton_the_package_imports_and_names_the_missing_package() -> None:
     program = """
 import sys
 sys.modules["triton"] = None

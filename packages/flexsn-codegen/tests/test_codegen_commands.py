@@ -1,4 +1,4 @@
-"""The command line: shown, compiled and listed kernels. `test_codegen_offline` tests mistakes and `prune`."""
+"""The command line shows, compiles and lists kernels. `test_codegen_offline` tests mistakes and `prune`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_show_of_a_function_that_cuts_takes_shapes(module: str, capsys: pytest.C
     out = capsys.readouterr().out
     assert "codegen_commanded.py:7: return torch.nn.functional.silu(gate) * up" in out
     first, second = out.split("# --- the gradient ---")
-    # The forward reads two halves and writes one; the gradient reads three and writes two.
+    # The forward reads two halves and writes one half. The gradient reads three and writes two.
     assert (first.count("dev.load("), first.count("dev.store(")) == (2, 1)
     assert (second.count("dev.load("), second.count("dev.store(")) == (3, 2)
 
@@ -61,7 +61,9 @@ def test_show_for_the_cpu(module: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "@triton.jit" not in out
 
 
-def test_compile_writes_what_each_target_takes(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compile_writes_the_files_of_each_target(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     targets = ["sm_90", "gfx942", *(["cpp"] if why_no_compiler() is None else [])]
     assert main(["compile", f"{module}:shifted", "--target", *targets, "--output", str(tmp_path / "made")]) == 0
     written = {path.name.partition(".")[2]: path for path in (tmp_path / "made").iterdir()}
@@ -75,7 +77,7 @@ def test_compile_writes_what_each_target_takes(module: str, tmp_path: Path, caps
 
 def test_compile_needs_a_target(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", f"{module}:shifted", "--target"]) == 2
-    assert "give --target" in capsys.readouterr().err
+    assert "there is no target: pass --target" in capsys.readouterr().err
 
 
 def test_ops_lists_every_op_with_its_facts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""From a graph to the source of one step."""
+"""The translation of a graph to the source of one step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _prims = torch.ops.prims
 
 
 def graph_with(*calls: tuple[Any, tuple[Any, ...], torch.dtype], dtype: torch.dtype = torch.float32) -> fx.Graph:
-    """Makes a graph of placeholder `x` and calls, where the string "x" stands for it, and `-i` for an earlier call."""
+    """Creates a graph of placeholder `x` and calls. In a call, "x" is the placeholder, and `-i` is an earlier call."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(4, dtype=dtype)
@@ -112,7 +112,7 @@ def test_long_names_that_begin_alike_stay_different() -> None:
     assert f"({long}1, {long}2):" in emit_core(graph, "core", prune=False).source
 
 
-def test_hash_is_of_the_code_and_ignores_where_it_came_from() -> None:
+def test_the_hash_depends_on_the_code_and_not_on_its_file() -> None:
     first, second, other = (graph_with((_prims.mul.default, ("x", k), torch.float32)) for k in (2.0, 2.0, 3.0))
     node = next(n for n in second.nodes if n.op == "call_function")
     node.stack_trace = '  File "/somewhere/model.py", line 12, in step\n    y = x * 2.0  # doubled'
@@ -292,7 +292,7 @@ def test_slow_ops_on_captured_tensors_alone_are_a_function_of_their_own() -> Non
     w, scale = torch.tensor([0.25, 0.5]), torch.tensor([2.0, 3.0])
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        decay = torch.sigmoid(w * scale)  # an exponential, and a division that needs that alone
+        decay = torch.sigmoid(w * scale)  # an exponential, and a division that is the only user of the exponential
         h = v * decay + x * torch.sqrt(scale) + torch.exp(x) + w * scale
         return h, h
 
@@ -300,7 +300,7 @@ def test_slow_ops_on_captured_tensors_alone_are_a_function_of_their_own() -> Non
     source = emit_core(trace.forward, "step", prune=True, once=True, target=CPP)
     assert source.once is not None
     before = source.once.core
-    assert source.once.dtypes == (torch.float32, torch.float32)  # of the division and the root
+    assert source.once.dtypes == (torch.float32, torch.float32)  # the division and the root
     assert set(before.arguments) == {Port(Role.LIFTED, 0), Port(Role.LIFTED, 1)}
     earlier, step = (re.sub("//.*", "", text) for text in (before.source, source.source))
     assert earlier.count("dev::exp(") == earlier.count(" / ") == earlier.count("sqrt(") == 1

@@ -1,4 +1,4 @@
-"""Programs in C++: compiled once, kept, found again, and refused with a message."""
+"""C++ programs are compiled once, stored, found again, and rejected with a message."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from flexsn_codegen.errors import CacheFolderError, CompilationError, CompilerMi
 from flexsn_codegen.targets.cpp import CPP, CppKernel, _compiler, _kernel, inlined, why_no_compiler
 from flexsn_graph import trace_step
 
-STEPS, LANES = 9, 1000  # three blocks of 256 and a partial one
+STEPS, LANES = 9, 1000  # three blocks of 256 elements and a partial one
 
 
 @pytest.fixture(autouse=True)
 def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the test's own cache folder, with nothing loaded."""
+    """Sets a separate cache folder for the test, with no library loaded."""
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(_compiler, "_loaded", weakref.WeakValueDictionary())
     monkeypatch.setattr(_kernel, "_programs", weakref.WeakValueDictionary())
@@ -73,11 +73,11 @@ def assert_runs(threads: int = 1) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_it_runs_in_as_many_threads_as_it_is_told(threads: int, compiler: None) -> None:
+def test_kernels_run_in_several_threads(threads: int, compiler: None) -> None:
     assert_runs(threads)
 
 
-def test_what_is_kept_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: None) -> None:
+def test_stored_libraries_are_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: None) -> None:
     assert_runs()
     (kept,) = (tmp_path / "cache").glob("*.so")
     assert kept.stat().st_mode & 0o077 == 0
@@ -92,17 +92,17 @@ def test_what_is_kept_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"no library"), lambda path: path.unlink()])
-def test_what_is_spoilt_is_compiled_again(spoil: Callable[[Path], object], tmp_path: Path, compiler: None) -> None:
+def test_damaged_libraries_are_compiled_again(spoil: Callable[[Path], object], tmp_path: Path, compiler: None) -> None:
     for _ in range(2):
         assert_runs()
-        gc.collect()  # no object keeps the library open
+        gc.collect()  # now no object keeps the library open
         (kept,) = (tmp_path / "cache").glob("*.so")
         spoil(kept)
     assert_runs()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_library_is_open_as_long_as_somebody_has_its_program(tmp_path: Path, compiler: None) -> None:
+def test_a_library_stays_open_while_its_program_is_referenced(tmp_path: Path, compiler: None) -> None:
     def is_open() -> bool:
         (kept,) = (tmp_path / "cache").glob("*.so")
         return str(kept) in Path("/proc/self/maps").read_text()
@@ -122,7 +122,7 @@ def test_a_library_is_open_as_long_as_somebody_has_its_program(tmp_path: Path, c
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="asks g++ what it did")
 def test_in_another_source_it_is_vector_code_whatever_the_flags(tmp_path: Path) -> None:
-    """Turns GCC's vectoriser off, as Inductor does. Several kernels are in one file, one of them twice."""
+    """Turns GCC's vectoriser off, as Inductor does. Several kernels are in one file, and one of them occurs twice."""
     one, other = (inlined(kernel().text((torch.float32,) * 3, block)) for block in (256, 512))
     source = tmp_path / "both.cpp"
     source.write_text(one.source + other.source + one.source)
@@ -167,14 +167,14 @@ def test_clang_has_openmp_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(1)'")  # found without a path, too
-    with pytest.raises(CompilationError, match=r"the C\+\+ compiler refuses a generated kernel\. Name another"):
+    monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(1)'")  # needs no search of the path
+    with pytest.raises(CompilationError, match=r"the C\+\+ compiler rejects a generated kernel\. Name another"):
         kernel().compiled((torch.float32,) * 3, 256)
 
 
 def test_a_compiler_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(0)'")
-    with pytest.raises(CompilationError, match=r"compiler reports success and wrote no file\. Name another"):
+    with pytest.raises(CompilationError, match=r"compiler reports success, but wrote no file\. Name another"):
         kernel().compiled((torch.float32,) * 3, 256)
 
 
@@ -227,4 +227,4 @@ def test_the_users_code_is_in_comments_and_nowhere_else(compiler: None) -> None:
     trace = trace_step(hostile, 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     core = emit_core(trace.forward, "new", prune=True, target=CPP)
     assert "#error \\\n" not in core.source
-    assert core.name.startswith("_new_")  # `new` is a word of the language
+    assert core.name.startswith("_new_")  # `new` is a reserved word of C++

@@ -1,4 +1,4 @@
-"""Flags of kernels in C++: flags with known values are not conditions in a loop over lanes."""
+"""Flags in C++ kernels: flags with known values are not conditions in a loop over lanes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flexsn_codegen.targets.cpp import CPP
 
 
 def written(first: str, then: str) -> str:
-    """Writes a loop that reads a flag, assigns it and reads it again."""
+    """Writes a loop that reads a flag, assigns a value to it, and reads it again."""
     writer = CPP.writer()
     writer.assign("came", first, flag=True)
     writer.assign("other", writer.flag(False), flag=True)
@@ -23,7 +23,7 @@ def test_a_value_that_is_known_is_no_condition() -> None:
     for then in ("true", "other | true"):
         source = written("false", then)
         assert "auto after = true ? float(2)" in source
-        # The loop begins with the value of its last round.
+        # The loop starts with the value of its previous iteration.
         assert "auto before = (dev::conditions<condition_t, BLOCK>.all(came)[lane] != 0) ?" in source
         assert "\n            came = true;" in source
     assert "auto after = false ? float(2)" in written("true", "false")

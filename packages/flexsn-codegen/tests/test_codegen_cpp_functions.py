@@ -21,7 +21,7 @@ FUNCTIONS = (
     *("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "rsqrt"),
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "erf", "erfc", "erfinv", "lgamma"),
 )
-# Functions of most neurons are vector code in float32.
+# Most neurons use these functions. Their float32 code is vectorised.
 OFTEN = ("exp", "expm1", "tanh", "log", "log1p", "sin", "cos", "atan", "erf")
 _TRUE: dict[str, Callable[[Any], Any]] = {
     "exp2": lambda x: mpmath.power(2, x),
@@ -29,7 +29,7 @@ _TRUE: dict[str, Callable[[Any], Any]] = {
     "rsqrt": lambda x: 1 / mpmath.sqrt(x),
     "lgamma": lambda x: mpmath.log(abs(mpmath.gamma(x))),
 }
-# Torch's own functions. y1 calls another function, whose rounding depends on the place where it is computed.
+# Torch's own functions. y1 calls another function, whose rounding depends on the code around the call.
 SPECIAL: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     **{
         name: (getattr(_special, name), 0)
@@ -61,7 +61,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @pytest.fixture(scope="module")
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """Returns the functions that the tests of this run use."""
+    """Returns a library of the functions that the tests of this run use."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     found = Library()
@@ -89,7 +89,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def patterns(dtype: torch.dtype, stride: int) -> Tensor:
-    """Returns numbers of all sizes, among them infinities and NaN."""
+    """Returns numbers of all magnitudes, including infinities and NaN."""
     bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
     info = torch.iinfo(bits)
     every = torch.arange(info.min, info.max + 1, stride, dtype=torch.int64).to(bits).view(dtype)
@@ -108,9 +108,11 @@ def assert_near(actual: Tensor, expected: Tensor, ulp: int) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_float32_functions_over_the_whole_range(library: Library, name: str) -> None:
     function = getattr(torch, name)
-    # Random numbers, too, where functions are neither 0 nor 1 nor infinite.
+    # Also random numbers in the range where functions are neither 0, nor 1, nor infinite.
     near = torch.randn(20000, generator=torch.Generator().manual_seed(0)) * 4
-    x = torch.cat([patterns(torch.float32, 65537), near, near / 4, near * 16])
+    # The numbers nearest to quarter turns, where a sine or cosine has only digits that a reduction keeps.
+    quarters = (torch.arange(90000, dtype=torch.float64) * (math.pi / 2)).float()
+    x = torch.cat([patterns(torch.float32, 65537), near, near / 4, near * 16, quarters])
     assert_near(library(f"{name} torch.float32", x), function(x.double()).float(), 1 if name != "expm1" else 2)
 
 
@@ -132,16 +134,16 @@ def _float64_arguments(name: str) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(-(2**63), 2**63 - 1, (60,), generator=generator).view(torch.float64)
     uniform = torch.rand(2, 60, generator=generator, dtype=torch.float64)
-    # Numbers near 1, where some functions have a pole, and where glibc's erfc and lgamma are off by 3.
+    # These numbers are near 1, where some functions have a pole, and where glibc's erfc and lgamma are off by 3 ulp.
     numbers = [0.0, 1.0, 1.0 - 2.0**-53, 1.0 - 2.0**-30, 1.2351594492925155, 1.5434767776844698, math.inf, math.nan]
     edges = torch.tensor([*numbers, *(-n for n in numbers)], dtype=torch.float64)
     x = torch.cat([bits, uniform[0] * 2 - 1, torch.exp2(uniform[1] * 14 - 7), -torch.exp2(uniform[1] * 14 - 7), edges])
-    # mpmath takes long for other numbers.
+    # mpmath is slow for other numbers.
     return x[(x.abs() < 1e3) | ~x.isfinite()] if name in {"erfc", "lgamma", "exp", "expm1", "sinh", "cosh"} else x
 
 
 def _error(ours: float, true: Any) -> float:
-    """Returns the error in ulp of the true value."""
+    """Returns the error in ulp, relative to the true value."""
     exponent = max(math.frexp(float(true))[1] - 53, -1074)
     return float(abs(mpmath.mpf(ours) - true) * mpmath.mpf(2) ** -exponent)
 
@@ -158,7 +160,7 @@ def test_functions_of_all_half_values(library: Library, name: str, dtype: torch.
 def test_sigmoid(library: Library, dtype: torch.dtype) -> None:
     x = patterns(torch.float32, 65537) if dtype == torch.float32 else patterns(dtype, 1)
     x = torch.cat([x, x[x.abs() < 1e3] % 20])
-    # The reference is float32, as in eager mode: 0 where exp(-x) is infinite, and the true value a denormal number.
+    # The reference is float32, as in eager mode. It is 0 if exp(-x) is infinite and the true value is denormal.
     assert_near(library(f"sigmoid {dtype}", x), torch.sigmoid(x.float()).to(dtype), 2 if dtype == torch.float32 else 1)
 
 
@@ -172,7 +174,7 @@ def test_functions_of_two_arguments(library: Library, name: str, dtype: torch.dt
     x, y = (torch.cat([p, torch.randn(20000, generator=generator, dtype=dtype) * 9]) for p in pairs)
     x = torch.cat([x, 1.0 + x[-20000:] * 1e-3])
     y = torch.cat([y, y[-20000:] * 300])
-    # The reference is another library's in float64, which may be off by 1 too.
+    # The reference is a float64 result of another library, which may also be off by 1 ulp.
     expected = getattr(torch, name)(x.double(), y.double()).to(dtype)
     assert_near(library(f"{name} {dtype}", x, y), expected, 1 if dtype == torch.float32 else 2)
 
@@ -189,7 +191,7 @@ def test_special_functions_have_the_bits_of_eager_mode(library: Library, name: s
     x = torch.cat([normal * 4, uniform, uniform * 40, edges, -edges]).to(dtype)
     actual, expected = library(f"{name} {dtype}", x), function(x)
     if MORE_FLAGS or "g++" not in str(COMPILER):
-        # The compiler chooses which products and sums become one instruction.
+        # The compiler chooses which products and sums it fuses into one instruction.
         assert torch.equal(actual.isfinite(), expected.isfinite())
     else:
         assert_near(actual, expected, ulp)

@@ -1,4 +1,4 @@
-"""Rules for ops in C++: each rule compiled, against eager mode on the CPU, bit for bit.
+"""Rules for ops in C++: each rule is compiled and compared with eager mode on the CPU, bit for bit.
 
 `test_codegen_cpp_functions.py` tests approximations.
 """
@@ -52,7 +52,7 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Name: the function, the number of its arguments, which have one dtype, and the possible dtypes.
+# Maps a name to the function, the number of its arguments, which share one dtype, and the possible dtypes.
 CASES: _Cases = {
     **_prims_of("sign", 1, ALL),
     **_prims_of("abs neg ceil floor round trunc isfinite", 1, NUMBERS),
@@ -81,13 +81,13 @@ CASES: _Cases = {
     "half_steps": (_halves_of_eager, 1, FLOATS),
     "by_numbers": (lambda x: (x * 0.1, x > 0.3, x == 0.1), 1, FLOATS),
     "plus_numbers": (lambda x: (x + 0.3, 0.7 - x, x - 0.1, 3 * x + 2), 1, FLOATS),
-    # In float32 and float64, eager mode has one instruction in vectors, without rounding the product.
+    # In float32 and float64, eager mode uses one vector instruction, which does not round the product.
     "plus_multiple": (lambda x: (torch.add(x, 0.7, alpha=0.3), torch.sub(x, 0.7, alpha=0.3)), 1, FLOATS[2:]),
     "scalar_tensors": (_with_tensors_without_dimensions, 1, FLOATS),
     **{f"div_{d}": (functools.partial(lambda d, x: x / d, d), 1, FLOATS) for d in (3.0, 0.7, -1e30, 1e-40)},
     **{f"over_{n}": (functools.partial(lambda n, x: n / x, n), 1, FLOATS) for n in (1.0, 0.3)},
     **{f"pow_{p}": (functools.partial(lambda p, x: x**p, p), 1, FLOATS) for p in (2, 3, -1, -2, 0, 1)},
-    # In float16, eager mode computes these differently, which shows at -inf and -0.
+    # In float16, eager mode computes these differently, which is visible at -inf and -0.
     **{f"pow_{p}": (functools.partial(lambda p, x: x**p, p), 1, FLOATS[:2]) for p in (0.5, -0.5)},
     "to_floats": (lambda x: tuple(x.to(d) for d in FLOATS if d != x.dtype), 1, (*ALL, *WIDE_UNSIGNED)),
     "to_integers": (lambda x: tuple(x.to(d) for d in INTEGERS if d != x.dtype), 1, (*ALL, *WIDE_UNSIGNED)),
@@ -106,7 +106,7 @@ def _tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _in_vectors(function: Function) -> Function:
-    """Returns the results that eager mode computes in whole vectors, by padding the input."""
+    """Returns the results that eager mode computes in whole vectors. For this purpose, it pads the input."""
     return lambda x: tuple(t[: x.numel()] for t in _tuple(function(torch.cat([x, x.new_zeros(64)]))))
 
 
@@ -116,8 +116,8 @@ def _exact_sqrt(x: Tensor) -> Tensor:
     return root.to(torch.promote_types(x.dtype, torch.float32))
 
 
-# Functions without fixed bits in eager mode on the CPU. Another library's square root is off by 1 ulp for a sixth of
-# the numbers. In half types, `rsqrt` and a sum with a multiple round once in vectors, and twice in the rest.
+# Functions whose bits vary in eager mode on the CPU. Another library's square root is off by 1 ulp for a sixth of the
+# numbers. In half types, `rsqrt` and a sum with a multiple round once in vectors, and twice in the remainder.
 EXPECTED: dict[str, Function] = {
     "sqrt": lambda x: _exact_sqrt(x).to(x.dtype),
     "pow_0.5": _exact_sqrt,
@@ -127,14 +127,14 @@ EXPECTED: dict[str, Function] = {
 }
 
 
-# Functions that have a trap, in each dtype.
+# Functions that trap for some arguments, in each dtype.
 _TRAPS = {"int_div", "int_fmod", "int_remainder", "floor_divide", "gcd"}
 _PARAMETERS = [(name, dtype) for name, (_, _, dtypes) in CASES.items() for dtype in dtypes]
 
 
 @pytest.fixture(scope="module")
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """Returns the cases that the tests of this run use, and the traps."""
+    """Returns a library of the cases that the tests of this run use, and of the functions that trap."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
@@ -194,12 +194,12 @@ def _random(dtype: torch.dtype, seed: int, count: int = 4099) -> Tensor:
     patterns = torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).to(bits).view(dtype)
     if not dtype.is_floating_point:
         return patterns
-    patterns[patterns.isnan()] = torch.nan  # no signalling NaN, which some functions treat differently
+    patterns[patterns.isnan()] = torch.nan  # no signalling NaN, because some functions treat it differently
     return torch.cat([patterns, (torch.randn(count, generator=generator, dtype=torch.float64) * 3).to(dtype)])
 
 
 def traps(name: str, x: Tensor, y: Tensor) -> Tensor:
-    """Returns where eager mode raises or follows the processor."""
+    """Returns a mask of the elements at which eager mode raises an error or depends on the processor."""
     least = torch.iinfo(x.dtype).min
     edge = (x == least) | (y == least) if name == "gcd" else (x == least) & (y == -1)
     by_zero = torch.zeros_like(edge) if name == "gcd" else y == 0
@@ -217,7 +217,7 @@ def assert_same(actual: Tensor, expected: Tensor, *, zeros: bool = True) -> None
         assert torch.equal(torch.signbit(actual[zero]), torch.signbit(expected[zero]))
 
 
-# Functions whose vector code in eager mode is SLEEF's fmodf: it returns NaN or rounds for large quotients.
+# Functions whose vectorised code in eager mode uses SLEEF's fmodf, which returns NaN or rounds for large quotients.
 _WRONG_IN_EAGER = {"fmod", "remainder"}
 
 
@@ -303,20 +303,20 @@ def test_rules_have_the_bits_of_eager_mode(library: Library, name: str, dtype: t
         keep = ~traps(name, *given)
         given = tuple(t[keep] for t in given)
     if name == "to_uint32" and dtype.is_floating_point:
-        # Out of range, the result of eager mode depends on a number's place in a vector.
+        # For numbers out of range, the result of eager mode depends on the number's position in a vector.
         (x,) = given
         given = (x[(x > -(2.0**31)) & (x < 2.0**32)],)
     function = EXPECTED.get(name, function)
     # For single elements, eager mode calls the C++ library's fmod, which is exact.
     expected = _one_by_one(function, given) if name in _WRONG_IN_EAGER else function(*given)
-    # Either of 0 and -0 may be the larger: in eager mode too, it depends on their place in a vector.
+    # Either of 0 and -0 may be the larger one. In eager mode too, this depends on their positions in a vector.
     zeros = name not in {"maximum", "minimum", "fmax", "fmin"}
     for actual, wanted in zip(library.call(f"{name} {dtype}", *given), _tuple(expected), strict=True):
         assert_same(actual, wanted, zeros=zeros)
 
 
 def _one_by_one(function: Any, given: Iterable[Tensor]) -> Tensor:
-    """Computes single elements by a stride, not vectors."""
+    """Computes elements one by one instead of in vectors, by means of a stride."""
     spread = [torch.stack([t, t], dim=1)[:, 0] for t in given]
     result: Tensor = function(*spread)
     return result
@@ -338,7 +338,7 @@ def test_integer_division_never_traps(library: Library, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", WIDE_UNSIGNED)
 def test_wide_unsigned_integers(library: Library, dtype: torch.dtype) -> None:
-    # Eager mode has few ops on them.
+    # Eager mode supports few ops on these dtypes.
     top = torch.iinfo(dtype).max
     numbers = [0, 1, 5, top, top - 1, 2**15, top // 2 + 1]
     pairs = [(a, b) for a in numbers for b in numbers]

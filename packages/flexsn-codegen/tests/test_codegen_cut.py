@@ -1,4 +1,4 @@
-"""Functions that cut dimensions into pieces and join them, against eager mode."""
+"""Functions that cut dimensions into pieces and join them, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_results_and_gradients_equal_eager(case: tuple[Function, list[tuple[int,
     gradients = (torch.autograd.grad(r, tensors, weights) for r in (actual, expected))
     pairs += [*zip(*gradients, strict=True)]
     if dtype == torch.bfloat16:
-        # Where sums of rounded terms cancel, both results are far off: neither is a reference for the other.
+        # If sums of rounded terms cancel, both results have large errors, so neither is a reference for the other.
         exact = exactly(function, tensors, weights)
         for (one, other), true in zip(pairs, exact, strict=True):
             room = 0.016 * true.abs() + 1e-5 + 1.5 * (other - true).abs().max()
@@ -196,7 +196,7 @@ def test_arguments_may_be_strided_and_are_not_copied() -> None:
     assert torch.equal(pointwise(rotary)(x, cos, sin), rotary(x, cos, sin))
 
 
-def test_one_trace_serves_all_sizes_of_what_is_not_cut() -> None:
+def test_one_trace_serves_all_sizes_of_dimensions_that_are_not_cut() -> None:
     traced = []
 
     def counted(x: Tensor, bias: Tensor) -> Tensor:
@@ -240,13 +240,13 @@ def moved(x: Tensor) -> Tensor:
     ("function", "shape", "match"),
     [
         (moved, (70, 70), "mixes elements"),
-        (lambda x: x[1:] - x[:-1], (1000,), "into 1000 pieces, and 64 are possible(.|\n)*test_codegen_cut"),
+        (lambda x: x[1:] - x[:-1], (1000,), "into 1000 pieces, but at most 64 are possible(.|\n)*test_codegen_cut"),
         (lambda x: x.chunk(2)[0].sum(0), (40, 100), "sum.dim_IntList reduces dimension 0 of 2"),
         (lambda x: x.chunk(2)[0].softmax(0), (40, 100), "_softmax.default reduces dimension 0 of 2"),
         (lambda x: x.cumsum(0)[:2], (4, 100), "cumsum.default does not work element by element"),
     ],
 )
-def test_what_mixes_elements_is_refused(function: Function, shape: tuple[int, ...], match: str) -> None:
+def test_functions_that_mix_elements_are_refused(function: Function, shape: tuple[int, ...], match: str) -> None:
     with pytest.raises(UnsupportedOpError, match=match):
         pointwise(function)(tensor(*shape))
 
@@ -297,7 +297,7 @@ def test_numbers_are_arguments_of_kernels_on_pieces(monkeypatch: pytest.MonkeyPa
         for a, e in zip(*both, strict=True):
             torch.testing.assert_close(a, e)
     assert sorted(traced) == ["limited", "limited_backward"]
-    # A whole number may decide on the cut: the first pieces of 14 in 7 and in 10 are equal.
+    # An integer may decide about the cut. The first pieces of 14 columns for n = 7 and for n = 10 are equal.
     pieces: Any = pointwise(lambda x, n: x.chunk(n, -1)[0] * 2)
     for n in (2, 7, 2):
         assert torch.equal(pieces(x.detach(), n), x.detach().chunk(n, -1)[0] * 2)

@@ -1,4 +1,4 @@
-"""Functions with decompositions other than those of torch's tables, in `pointwise`, against eager mode."""
+"""Functions whose decompositions differ from torch's tables, in `pointwise`, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flexsn_codegen import pointwise
+from flexsn_codegen.targets.cpp import CPP
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -72,6 +73,23 @@ def test_fake_quantization(dtype: torch.dtype) -> None:
     def per_channel(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         return torch.fake_quantize_per_channel_affine(x, scale.detach(), zero, 1, 0, 255)
 
-    if dtype == torch.float32:  # eager mode has these in float32 alone
+    if dtype == torch.float32:  # eager mode supports this in float32 only
         same_with_gradients(per_tensor, x, torch.tensor(0.1), torch.tensor(3, dtype=torch.int32))
         same_with_gradients(per_channel, x, scale, zero)
+
+
+NAN, INFINITY = float("nan"), float("inf")
+LIMITS = [(0.0, 1.0), (-0.0, 1), (0.3, 0.2), (None, 0.3), (0.3, None), (NAN, 1.0), (0.0, NAN), (None, -0.0), (-1, 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_limits_take_one_comparison_each(dtype: torch.dtype) -> None:
+    def clamped(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.clamp(low, high) for low, high in LIMITS)
+
+    x = torch.tensor([0.0, -0.0, 1, NAN, INFINITY, -INFINITY, 0.3, 0.2998, 0.30078125, -5], dtype=dtype)
+    for found, expected in zip(pointwise(clamped)(x), clamped(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(found.nan_to_num().signbit(), expected.nan_to_num().signbit())
+    source = pointwise(lambda x: x.clamp(-1, 2)).source(x, target=CPP).source
+    assert [sign in source for sign in (" < ", " > ", "!=", "|")] == [True, True, False, False]

@@ -20,10 +20,10 @@ _prims = torch.ops.prims
 
 
 def exported(name: str) -> set[str]:
-    """Returns `__all__` of a module without an import, because only one of the two can be imported."""
+    """Returns `__all__` of a module without an import, because only one of the two modules can be imported."""
     tree = ast.parse((FOLDER / f"{name}.py").read_text())
     (value,) = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
-    if ast.unparse(value) == "EXPORTED":  # one list of both implementations
+    if ast.unparse(value) == "EXPORTED":  # both implementations share one list
         return set(_functions.EXPORTED)
     assert isinstance(value, ast.List)
     names = {e.value for e in value.elts if isinstance(e, ast.Constant)}
@@ -91,7 +91,7 @@ def assert_same(actual: Tensor, expected: Tensor, ulp: float = 0.0) -> None:
     if not expected.is_floating_point():
         assert torch.equal(actual, expected)
         return
-    # The limit is `ulp` units relative to the value; for denormals, relative to the smallest normal number.
+    # The tolerance is `ulp` units relative to the value. For denormals, it is relative to the smallest normal number.
     info = torch.finfo(expected.dtype)
     torch.testing.assert_close(actual, expected, rtol=ulp * info.eps, atol=ulp * info.tiny, equal_nan=True)
     zero = expected == 0
@@ -185,7 +185,7 @@ def test_binary_prims_on_all_pairs_of_special_values(name: str, dtype: torch.dty
     x, y = torch.cartesian_prod(special(dtype), special(dtype)).unbind(1)
     actual, expected = pointwise(op)(x, y), op(x, y)
     if name in {"maximum", "minimum"}:
-        # The result may be 0 or -0, in eager mode too: it depends on their place in a vector.
+        # The result may be 0 or -0. In eager mode too, this depends on the position in a vector.
         actual, expected = actual + 0.0, expected + 0.0
     assert_same(actual, expected, ulp=1.0 if name == "pow" else 0.0)
 
@@ -247,7 +247,7 @@ def test_integer_prims(name: str, dtype: torch.dtype) -> None:
 def test_integer_division(function: object, dtype: torch.dtype) -> None:
     assert callable(function)
     x, y = integer_pairs(dtype)
-    # Eager mode traps in these cases.
+    # In these cases, eager mode traps.
     defined = (y != 0) & (x != torch.iinfo(dtype).min) & (y != torch.iinfo(dtype).min) | (dtype == torch.uint8) & (
         y != 0
     )
@@ -329,7 +329,7 @@ def test_conversions_equal_eager(source: torch.dtype) -> None:
     results = pointwise(lambda x: tuple(x.to(d) for d in targets))(x)
     for result, dtype in zip(results, targets, strict=True):
         narrow = not dtype.is_floating_point and dtype != torch.bool and torch.iinfo(dtype).bits == 8
-        # Beyond the range, the result is undefined, in eager mode too.
+        # Outside of the range, the result is undefined. This is also the case in eager mode.
         inside = (x.double().abs() < 100) & (x.double() >= (0 if dtype == torch.uint8 else -100)) | (not narrow)
         assert_same(result[inside], x.to(dtype)[inside])
 
@@ -359,7 +359,7 @@ def test_halves_round_where_eager_rounds() -> None:
 def test_a_number_is_compared_with_halves_as_a_half(
     function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype
 ) -> None:
-    # 0.3 is between two halves: this compares it with the nearest of them.
+    # 0.3 is between two half values, and the comparison uses the nearest one.
     x = torch.tensor([0.3, -0.3, 0.7, 0.29, 0.31], dtype=dtype)
     for actual, expected in zip(pointwise(function, name="f")(x), function(x), strict=True):
         assert_same(actual, expected)
@@ -377,11 +377,11 @@ def test_frexp(dtype: torch.dtype) -> None:
         assert_same(actual, expected)
 
 
-# Functions of this project, against torch in float64, with limits in units in the last place of float64 and float32.
+# Functions of this project, compared with torch in float64. The tolerances are ulp in float64 and in float32.
 COMPOSED = {
     torch.special.digamma: (torch.linspace(-5.3, 40, 500), 64.0, 64.0),
     torch.special.i0e: (torch.linspace(-200, 200, 801), 8.0, 4.0),
-    torch.special.i1e: (torch.linspace(-200, 200, 801), 8.0, 16.0),  # torch's own i1 in float32 is off by 6
+    torch.special.i1e: (torch.linspace(-200, 200, 801), 8.0, 16.0),  # torch's own float32 i1 is off by 6 ulp
     torch.special.spherical_bessel_j0: (torch.linspace(-3, 3, 301), 8.0, 4.0),
     torch.special.modified_bessel_k0: (torch.logspace(-20, 1.9, 301), 16.0, 8.0),
     torch.special.modified_bessel_k1: (torch.logspace(-20, 1.9, 301), 16.0, 8.0),
@@ -401,7 +401,7 @@ def test_composed_functions_are_accurate(function: object) -> None:
         x = points.to(dtype)
         expected = function(x.double())
         error = (pointwise(function)(x).double() - expected).abs()
-        # Around a zero of the function, the error is relative to 1 / 4.
+        # Near a zero of the function, the error is relative to 1 / 4.
         floor = 0.25 if function in _WITH_ZEROS else torch.finfo(dtype).tiny
         unit = torch.finfo(dtype).eps * expected.abs().clamp(min=floor)
         assert (error / unit).max() <= ulp, function

@@ -1,4 +1,4 @@
-"""Modules in C++ that are compiled at their first use: kept, replaced, locked."""
+"""C++ modules that are compiled at their first use are stored, replaced and locked."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_a_part_of_a_file_is_replaced(left: int) -> None:
     extension.load(extension.build())
 
 
-def test_what_the_compiler_does_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CompilationError, match="refuses the module tiny"):
+def test_errors_name_the_failure_of_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CompilationError, match="rejects the module tiny"):
         Extension("tiny", "no C++").build()
     script = tmp_path / "compiler"
     for text, what in {"#!/bin/sh\nexit 0\n": "wrote no file", "#!/nowhere/sh\n": "cannot be run"}.items():
@@ -63,7 +63,7 @@ def test_a_child_of_a_fork_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.Mon
 
     def forking(extension: Extension) -> bytes:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forks in a process with threads warn
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork in a process with threads issues a warning
             child = os.fork()
         if child == 0:
             signal.pause()

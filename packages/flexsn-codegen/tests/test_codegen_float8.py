@@ -1,4 +1,4 @@
-"""Float8 in pointwise kernels: equal to eager mode in each bit."""
+"""Float8 in pointwise kernels has the same bits as in eager mode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def numbers(dtype: torch.dtype) -> Tensor:
-    """Returns each number of a dtype, the middle of each two neighbours, and numbers beyond the range."""
+    """Returns each number of a dtype, the midpoints of neighbours, and numbers beyond the range."""
     every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).float()
     beyond = torch.tensor([463.9, 464.0, 464.1, 480.0, 61439.0, 61440.0, 65536.0, 1e30])
     generator = torch.Generator().manual_seed(0)
@@ -67,7 +67,7 @@ def test_gradients_pass_through_a_round_trip(dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_refusals_name_what_there_is() -> None:
+def test_refusals_name_the_alternatives() -> None:
     x = torch.zeros(8, dtype=torch.float8_e4m3fnuz, device=DEVICE)
     with pytest.raises(ArgumentError, match="kernels read float8_e4m3fn and float8_e5m2"):
         pointwise(scaled)(x, torch.ones((), device=DEVICE))

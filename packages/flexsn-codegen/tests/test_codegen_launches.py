@@ -1,8 +1,12 @@
-"""Kernels launched again, on the shortest path."""
+"""Repeated launches of kernels, on the fastest path."""
 
 from __future__ import annotations
 
+import functools
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +16,11 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import pointwise
-from flexsn_codegen.targets.triton import _launcher, launcher
+from flexsn_codegen.targets.triton import _launcher, launcher, prepare_compiler
 
 
 class Compiled:
-    """Stands in for a compiled kernel of Triton, and records its launches."""
+    """Replaces a compiled Triton kernel, and records its launches."""
 
     function, packed_metadata = "function", "metadata"
 
@@ -74,7 +78,7 @@ def test_a_launch_switches_to_the_tensors_device_where_there_are_several(
 
 @pytest.mark.gpu
 def test_a_binary_is_launched_for_its_numbers_and_alignments_alone() -> None:
-    """Triton compiles for numbers that are 1 or multiples of 16, and for pointers to multiples of 16."""
+    """Triton specializes binaries for numbers that are 1 or multiples of 16, and for pointers to multiples of 16."""
     calls = []
 
     @pointwise
@@ -89,3 +93,27 @@ def test_a_binary_is_launched_for_its_numbers_and_alignments_alone() -> None:
                 calls.append((scaled(x, factor), x * factor))
     for got, wanted in calls:
         assert torch.equal(got, wanted)
+
+
+def test_threads_that_compile_at_the_same_time_prepare_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that a thread begins to compile after the preparation of a process, which one of them does."""
+    private = pytest.importorskip("flexsn_codegen.targets.triton._triton_private")
+    begun, ended = list[int](), list[int]()
+
+    def prepare() -> None:
+        begun.append(threading.get_ident())
+        time.sleep(0.05)  # the others arrive meanwhile
+        ended.append(threading.get_ident())
+
+    def compile_one() -> int:
+        prepare_compiler()
+        return len(ended)
+
+    monkeypatch.setattr(private, "load_driver", lambda: None)
+    monkeypatch.setattr(private, "read_compiler", prepare)
+    monkeypatch.setattr(_launcher, "_load_driver", functools.cache(_launcher._load_driver.__wrapped__))
+    monkeypatch.setattr(_launcher, "_read_compiler", functools.cache(_launcher._read_compiler.__wrapped__))
+    with ThreadPoolExecutor(4) as threads:
+        found = [threads.submit(compile_one) for _ in range(4)]
+    assert [one.result() for one in found] == [1] * 4
+    assert len(begun) == 1

@@ -1,4 +1,4 @@
-"""`precision` and `fast_math`: their effects, and unchanged results without them."""
+"""The effects of `precision` and `fast_math`. Without them, results are unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def halves(dtype: torch.dtype) -> list[Tensor]:
 def test_float32_precision_rounds_once_and_eager_after_each_op(dtype: torch.dtype) -> None:
     x, y = halves(dtype)
     once = step(x.float(), y.float()).to(dtype)
-    assert not torch.equal(once, step(x, y))  # the comparisons below need a difference
+    assert not torch.equal(once, step(x, y))  # otherwise, the comparisons below would show nothing
     assert torch.equal(pointwise(step, precision="float32")(x, y), once)
     assert torch.equal(pointwise(step)(x, y), step(x, y))
 
@@ -62,7 +62,7 @@ def test_float32_precision_goes_through_conversions_between_halves() -> None:
     assert torch.equal(pointwise(function)(x), function(x))
 
 
-def test_float32_precision_rounds_what_a_step_returns_so_that_a_state_is_what_is_stored() -> None:
+def test_float32_precision_rounds_results_so_that_a_state_equals_the_stored_value() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = v + x * 0.1
         return (h > 1).to(x), h - x, v
@@ -129,7 +129,7 @@ def test_fast_math_reaches_functions_that_a_rule_writes_out_and_the_backward() -
     assert "dev.fast_tanh(" in backward.source(x, x).source
 
 
-def test_compile_options_say_what_each_backend_knows() -> None:
+def test_compile_options_only_contain_options_that_the_backend_has() -> None:
     assert compile_options("cuda") == {"enable_fp_fusion": False, "enable_reflect_ftz": False}
     assert compile_options("cuda", fast_math=True) == {"enable_fp_fusion": True, "enable_reflect_ftz": True}
     assert compile_options("hip", fast_math=True) == {"enable_fp_fusion": True}
@@ -152,19 +152,19 @@ def test_fast_math_is_the_gpus_own_instructions() -> None:
     assert "div.rn.f32" in strict.assembly
     assert "div.full" not in strict.assembly
     assert "div.rn.f32" not in hasty.assembly
-    # The sum of the argument takes two instructions, or one.
+    # The sum in the argument takes two instructions in the exact code, and one in the fast code.
     assert "mul.rn.f32" in strict.assembly
     assert "mul.rn.f32" not in hasty.assembly
     assert len(hasty.binary) < len(strict.binary)
     assert len(hasty_amd.binary) < len(strict_amd.binary)
 
 
-def test_fast_division_is_for_what_reaches_no_comparison() -> None:
+def test_fast_division_is_only_used_for_values_that_reach_no_comparison() -> None:
     def gradient(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(x / y > 1, y / x, x)
 
     def whole(x: Tensor, y: Tensor) -> Tensor:
-        return gradient(x, y).to(torch.int32)  # jumps, as a comparison does
+        return gradient(x, y).to(torch.int32)  # the conversion has jumps, like a comparison
 
     inputs = torch.ones(2, 4)
     source = emit_core(graph_of(gradient, *inputs), "core", prune=True, fast_division=True).source

@@ -1,4 +1,4 @@
-"""Compilation for GPUs that are not present, the command line, and the sources kept for comparison."""
+"""Compilation for GPUs that are not present, the command line, and the stored sources."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_special_functions_compile() -> None:
 
 
 def test_wrong_jobs_are_refused() -> None:
-    with pytest.raises(OfflineCompileError, match="'h100' is no target: sm_80"):
+    with pytest.raises(OfflineCompileError, match="'h100' is not a target; sm_80"):
         compile_offline([OfflineJob(scan("lif"), "h100")])
     with pytest.raises(OfflineCompileError, match="2 dtypes were given"):
         compile_offline([OfflineJob(scan("lif"), "sm_90", [torch.float32] * 2)])
@@ -166,7 +166,7 @@ def test_show_takes_precision_and_fast_math(module: str, capsys: pytest.CaptureF
     assert "# sm_90: " in out
 
 
-def test_prune_says_what_it_deleted(
+def test_prune_reports_the_files_that_it_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
@@ -186,7 +186,7 @@ def test_prune_says_what_it_deleted(
         (["show", "codegen_shown"], 2, "not of the form module:function"),
         (["show", "codegen_absent:f"], 2, "no module 'codegen_absent'"),
         (["show", "codegen_shown:number"], 2, "is a int, not a function"),
-        (["show", "codegen_shown:gated", "--arguments", "float99"], 2, "'float99' is no argument"),
+        (["show", "codegen_shown:gated", "--arguments", "float99"], 2, "'float99' is not an argument"),
         (["show", "codegen_shown:gated", "--precision", "single"], 2, "no precision 'single'"),
         (["show", "codegen_shown:sorted_"], 1, "aten.sort"),
         (["show", "codegen_shown:broken"], 1, "codegen_shown.py:14: return x.nothing"),

@@ -1,4 +1,4 @@
-"""Any elementwise function as one kernel, against eager mode."""
+"""Any elementwise function as one kernel, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_tensors_without_dimensions_alone_have_gradients(function: Callable[[Ten
     assert torch.autograd.gradcheck(pointwise(function, autograd=True), (x,))
 
 
-def test_only_wanted_gradients_are_computed() -> None:
+def test_only_required_gradients_are_computed() -> None:
     x, y = tensor(5).requires_grad_(), tensor(5)
     pointwise(torch.mul, autograd=True)(x, y).sum().backward()
     assert torch.equal(torch.as_tensor(x.grad), y)
@@ -298,7 +298,7 @@ def test_gradient_of_a_sum_must_be_linear(backward: Callable[[Tensor], Tensor]) 
         kernel(tensor(5), torch.tensor(1.0, device=DEVICE, requires_grad=True)).sum().backward()
 
 
-def test_a_gradient_asked_of_a_kernel_without_is_an_error() -> None:
+def test_a_gradient_of_a_kernel_without_gradients_is_an_error() -> None:
     x = tensor(3).requires_grad_()
     kernel = pointwise(torch.exp, autograd=False)
     with pytest.raises(AutogradError, match="autograd=False"):
@@ -324,7 +324,7 @@ def test_a_gradient_asked_of_a_kernel_without_is_an_error() -> None:
         (lambda x: None, TraceError, "'NoneType'"),
     ],
 )
-def test_what_is_not_pointwise_is_refused(
+def test_functions_that_are_not_pointwise_are_refused(
     function: Callable[[Tensor], Tensor], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):

@@ -1,4 +1,4 @@
-"""Arguments that a kernel accepts: numbers, keywords, lists, None, captured tensors; and the results of kernels."""
+"""Arguments that a kernel accepts (numbers, keywords, lists, None, captured tensors), and the results of kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = torch.linspace(-3, 3, 11)
 
 @pytest.fixture(autouse=True)
 def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
-    """Sets up a process without TRITON_INTERPRET."""
+    """Sets up kernels in C++, as in a process without TRITON_INTERPRET."""
     from flexsn_codegen.targets.triton import device
 
     monkeypatch.setattr(device, "INTERPRETED", False)
@@ -30,7 +30,7 @@ def variants(kernel: Any) -> int:
 
 
 @pytest.mark.long(all_but=["*calls1", "*calls2", "*calls5"])
-# Python computes the values that each function derives from its numbers: in float64, as the function itself would.
+# Python computes the values that each function derives from its numbers in float64, as the function itself would.
 @pytest.mark.parametrize(
     ("function", "calls"),
     [
@@ -82,17 +82,17 @@ def test_numbers_that_decide_compile_again(function: Any) -> None:
     assert variants(kernel) <= 6
 
 
-def test_a_kernel_per_value_is_bounded_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_per_value_are_bounded_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from flexsn_codegen.functions import _kernel
 
     monkeypatch.setattr(_kernel, "_MAX_VARIANTS", 2)
     kernel = pointwise(lambda x, n: x * float(n))
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in (1, 2, 3):
             assert torch.equal(kernel(X, n), X * n)
     assert variants(kernel) == 1
-    assert any("for other numbers" in str(warning.message) for warning in said)
+    assert any("for other numbers" in str(warning.message) for warning in caught)
 
 
 def test_gradients_take_the_numbers_too() -> None:
@@ -163,12 +163,12 @@ def test_modules_have_gradients_and_are_read_as_they_are_now() -> None:
 
     compare()
     with torch.no_grad():
-        module.weight.mul_(2)  # an update
+        module.weight.mul_(2)  # the parameter is updated
     compare()
-    module.shift = nn.Buffer(torch.zeros(11))  # a replacement
+    module.shift = nn.Buffer(torch.zeros(11))  # the buffer is replaced
     module.weight = nn.Parameter(torch.rand(11))
     compare()
-    module.power = 3.0  # it is a constant of the trace
+    module.power = 3.0  # the power is a constant of the trace
     compare()
 
 

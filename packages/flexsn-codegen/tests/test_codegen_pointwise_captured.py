@@ -65,7 +65,7 @@ def test_along_any_dimension_in_one_graph(name: str) -> None:
         torch.testing.assert_close(a, e)
 
 
-def test_what_a_cutting_function_reads_is_read_at_each_call() -> None:
+def test_values_that_a_cutting_function_reads_are_read_at_each_call() -> None:
     scale = 2.0
     x = X.detach()
     kernel = pointwise(lambda x: x.chunk(2, 1)[0] * scale)
@@ -102,12 +102,12 @@ def test_a_call_like_an_earlier_one_reads_all_again(monkeypatch: pytest.MonkeyPa
     cases: list[tuple[Tensor, float, bool, bool]] = [
         (x, 0.5, False, False),
         (x + 1, 0.25, False, True),
-        (x, 0.5, True, False),  # another constant
+        (x, 0.5, True, False),  # the constant changes
         (x, 0.6, True, True),
-        (x, 0.8, True, False),  # another branch
+        (x, 0.8, True, False),  # another branch is taken
         (x.transpose(0, 2).contiguous().transpose(0, 2), 0.5, False, False),
         (x.double(), 0.5, False, False),
-        (X, 0.5, False, False),  # with a gradient
+        (X, 0.5, False, False),  # a gradient is required
         (x, 0.5, False, True),
     ]
     for tensor, scale, up, known in cases:

@@ -1,5 +1,5 @@
-"""Values that a pointwise function reads besides its arguments, and their changes between calls: compiled code equals
-eager mode."""
+"""Values that a pointwise function reads in addition to its arguments, and that change between calls. Compiled code
+gives the results of eager mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def set_global(value: float) -> None:
 
 
 class Gain(nn.Module):
-    """Reads its own numbers, flag, buffer and parameter."""
+    """A module that reads its own numbers, flag, buffer and parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Gain(nn.Module):
 
 
 class Widened(torch.autograd.Function):
-    """A function whose backward alone reads a number."""
+    """A function that reads a number in its backward only."""
 
     width = 2.0
 
@@ -166,7 +166,7 @@ MODES = [
 @pytest.mark.long(all_but=["closure-eager-", "backward-eager-", "module-static-aot_eager", "pieces-broken-aot_eager"])
 @pytest.mark.parametrize(("mode", "backend"), MODES)
 @pytest.mark.parametrize("name", FAMILY)
-def test_what_is_read_is_seen_to_change(name: str, mode: str, backend: str) -> None:
+def test_changes_of_values_that_are_read_are_noticed(name: str, mode: str, backend: str) -> None:
     function, changes = FAMILY[name]()
     fused = pointwise(function, autograd=True)
 
@@ -219,7 +219,7 @@ def test_another_tensor_needs_no_other_graph() -> None:
 
 
 class Updates:
-    """An optimizer in kernels: its steps change its own numbers, before and after the kernel reads them."""
+    """An optimizer in kernels. Its steps change its own numbers before and after the kernel reads them."""
 
     def __init__(self) -> None:
         self.rate, self.steps = 0.5, 0
@@ -266,7 +266,7 @@ def steps(method: str, compiled: Callable[[Any], Any]) -> Tensor:
 
 @pytest.mark.long(all_but=["after", "before"])
 @pytest.mark.parametrize("method", METHODS)
-def test_what_compiled_code_changes_itself(method: str) -> None:
+def test_values_that_compiled_code_changes_itself(method: str) -> None:
     torch.compiler.reset()
     expected = steps(method, lambda step: step)
     torch.testing.assert_close(steps(method, torch.compile(backend="aot_eager")), expected)
@@ -292,5 +292,5 @@ def test_changes_between_a_forward_and_its_backward() -> None:
     assert x.grad is not None
     torch.testing.assert_close(x.grad, 6 * x.detach())
     y = fused(x)
-    owner.value = 4.0  # too late for the gradient, which has the forward's kernel
+    owner.value = 4.0  # this is too late for the gradient, which uses the kernel of the forward
     torch.testing.assert_close(torch.autograd.grad(y.sum(), [x])[0], 6 * x.detach())

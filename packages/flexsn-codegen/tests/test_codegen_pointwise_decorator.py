@@ -62,7 +62,7 @@ def test_it_pickles_by_name() -> None:
     assert pickle.loads(pickle.dumps(doubled)) is doubled
     assert copy.deepcopy(doubled) is doubled
     other: Any = pointwise(doubled.__wrapped__)
-    assert copy.copy(other) is not other  # its function has another one's name
+    assert copy.copy(other) is not other  # the name of its function belongs to another function
 
 
 def test_methods_read_their_own_instance() -> None:

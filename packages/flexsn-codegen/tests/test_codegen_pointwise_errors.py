@@ -1,4 +1,4 @@
-"""Refusals name the obstacle and a remedy; an error inside of a function names its line."""
+"""Errors name the obstacle and a remedy. An error inside of a function also names its line."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "sparse_coo.*to_dense",
     ),
     "meta": (lambda: double(data().to("meta")), "are on meta.*Move them"),
-    "into None": (lambda: double.into([None], data()), "into is a NoneType: give a tensor"),  # type: ignore[list-item]
-    "into a number": (lambda: double.into([1.0], data()), "into is a float: give a tensor"),  # type: ignore[list-item]
+    "into None": (lambda: double.into([None], data()), "into is a NoneType: pass a tensor"),  # type: ignore[list-item]
+    "into a number": (lambda: double.into([1.0], data()), "into is a float: pass a tensor"),  # type: ignore[list-item]
     "into of what writes": (lambda: written.into(data(), data(), data()), "call it without `into`"),
     "a list of numbers": (
         lambda: pointwise(lambda x, n: x * n).foreach([data(), data()], [1.0, 2.0]),
@@ -76,7 +76,7 @@ def test_inside_of_a_function(name: str) -> None:
         pointwise(function)(data())
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's forward mode warns
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's forward mode issues this warning
 @pytest.mark.parametrize("name", CALLS)
 def test_of_a_call(name: str) -> None:
     call, message = CALLS[name]
@@ -121,7 +121,7 @@ def test_into_compiled() -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_lists_that_share_memory(backend: str) -> None:
-    """Checks that places are called one after the other, as eager calls are."""
+    """Checks that places are called one after the other, as in eager mode."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         written.foreach([x[:3], x[3:], x[:3]], [x[3:], x[:3], y])

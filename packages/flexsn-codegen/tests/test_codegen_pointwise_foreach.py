@@ -1,4 +1,4 @@
-"""A kernel over lists of tensors: one launch in Triton, here in its interpreter; several in C++."""
+"""A kernel over lists of tensors: one launch in Triton, here in its interpreter, and several launches in C++."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
         once(group, words)
 
     monkeypatch.setattr(_together.Group, "launch", counted)
-    # The sizes make several programs and a partial one, or are empty, or have no dimensions.
+    # Some sizes lead to several programs and a partial one. Others are empty or have no dimensions.
     sizes = [(3, 1001), (7,), (), (0, 4), (2, 3, 5), (64, 20)]
     step = pointwise(lion)
     again = tensors(sizes, torch.float32, 7) + tensors([(9, 5)], torch.bfloat16, 7)
@@ -61,7 +61,7 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
             else:
                 for arguments in zip(p, g, m, strict=True):
                     lion(*arguments, 0.1 * (i + 1), (0.9, 0.99))
-        for i in range(2):  # with tensors at equal addresses, as parameters have
+        for i in range(2):  # the tensors have the same addresses each time, like parameters
             lr = 0.01 * (i + 1)
             versions = [one._version for one in p]
             if together:
@@ -74,8 +74,8 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
     for a, e in zip(*runs, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-6 if a.dtype == torch.float32 else 0.02, atol=1e-6)
     if language == "triton":
-        # Each step has one launch for a dtype, with a program for each 1024 elements of a tensor, and one launch for
-        # the tensors that can be moved in vectors.
+        # Each step has one launch per dtype, with one program per 1024 elements of a tensor. There is one more launch
+        # for the tensors that can be moved in vectors.
         assert launched == [3 + 1 + 1 + 1, 2, 1] * 4
 
 
@@ -91,9 +91,9 @@ def test_results_one_tensor_for_all_and_strided_ones(language: str) -> None:
 def test_errors() -> None:
     step = pointwise(lion)
     p = tensors([(3,), (4,)], torch.float32, 0)
-    with pytest.raises(ArgumentError, match=r"of one length; these are of \[1, 2\]"):
+    with pytest.raises(ArgumentError, match=r"of one length; the lengths here are \[1, 2\]"):
         step.foreach(p, p[:1], p, 0.1, (0.9, 0.99))
-    with pytest.raises(ArgumentError, match="these are of none"):
+    with pytest.raises(ArgumentError, match="the lengths here are none"):
         step.foreach(p[0], p[0], p[0], 0.1, (0.9, 0.99))
     with pytest.raises(AutogradError, match="no_grad"):
         pointwise(torch.neg).foreach([p[0].requires_grad_()])
@@ -103,7 +103,7 @@ def halved(p: Tensor, g: Tensor, rate: float) -> None:
     p.mul_(0.5).sub_(g, alpha=rate)
 
 
-def test_a_step_made_again_sees_what_has_changed() -> None:
+def test_a_step_that_is_prepared_again_uses_the_changed_values() -> None:
     step = pointwise(halved)
     sizes = [(40, 13), (16,), (32, 2)]
 
@@ -117,15 +117,15 @@ def test_a_step_made_again_sees_what_has_changed() -> None:
     check(p, g, 0.1)
     check(p, g, 0.2)
     kept = g
-    g = tensors(sizes, torch.float32, 2)  # in other memory: the old gradients still exist
+    g = tensors(sizes, torch.float32, 2)  # these are in other memory, because the old gradients still exist
     check(p, g, 0.2)
     check(p, kept, 0.3)
-    # Its address no longer allows moves in vectors.
+    # Its address no longer allows vector loads.
     shifted = torch.randn(33, device=DEVICE)[1:17]
     check(p, [g[0], shifted, g[2]], 0.3)
     p[2].data = torch.randn(32, 2, device=DEVICE)
     check(p, g, 0.3)
-    p[0].t_(), g[0].t_()  # their memory stays
+    p[0].t_(), g[0].t_()  # their memory is unchanged
     check(p, g, 0.3)
     p[0] = p[0].double()
     g[0] = g[0].double()
@@ -158,15 +158,15 @@ def test_captured_tensors_results_and_arguments_again(language: str) -> None:
             torch.testing.assert_close(product, expected[i] * scale)
 
 
-def test_places_that_write_what_others_have_follow_each_other(language: str) -> None:
+def test_places_that_share_memory_run_one_after_the_other(language: str) -> None:
     step = pointwise(halved)
     shared, other = tensors([(50,), (50,)], torch.float32, 0)
     expected, gradient = shared * 0.25 - 0.75 * other, other.clone()
-    for _ in range(2):  # with the parameter twice
+    for _ in range(2):  # the parameter is in the list twice
         p = shared.clone()
         step.foreach([p, p], [gradient, gradient], 0.5)
         torch.testing.assert_close(p, expected)
-    # Two halves of one memory may run together; a gradient that another place writes may not.
+    # Two halves of one memory may run together. A gradient that another place writes may not.
     whole = torch.ones(64, device=DEVICE)
     step.foreach([whole[:32], whole[32:]], [whole.new_ones(32), whole.new_zeros(32)], 0.5)
     assert whole.unique().tolist() == [0.0, 0.5]

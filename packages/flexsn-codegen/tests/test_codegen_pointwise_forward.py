@@ -1,4 +1,4 @@
-"""Derivatives of pointwise kernels in forward mode, and derivatives of derivatives, against eager mode."""
+"""Derivatives of pointwise kernels in forward mode, and derivatives of derivatives, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from flexsn_codegen import TransformError, pointwise
 
-# torch scripts its rules for forward mode.
+# Torch scripts its formulas for forward mode.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

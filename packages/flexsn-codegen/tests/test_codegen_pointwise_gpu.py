@@ -1,4 +1,4 @@
-"""Pointwise kernels on a GPU: launched directly in compiled code, and once for a whole model."""
+"""Pointwise kernels on a GPU. Compiled code launches them directly, and one launch updates a whole model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_codegen import pointwise
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),  # torch 2.11 warns
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),  # torch 2.11 issues it
 ]
 
 
@@ -69,8 +69,8 @@ def test_adamw_over_a_model_is_that_of_torch(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sizes = [(513, 257), (4096,), (64, 3, 3, 3), (7,), ()]
     start = [torch.randn(size, device="cuda").to(dtype) for size in sizes]
-    # torch's optimizer in two dtypes. A step in bfloat16 rounds a dozen times; torch's step, with a `lerp`, rounds in
-    # other places than this one. So this step has to be as close to the step in float64.
+    # This also runs torch's optimizer in float64. A bfloat16 step rounds a dozen times. Torch's step uses a `lerp` and
+    # rounds at other points. Therefore, both steps are compared with the float64 step.
     theirs = {kind: [t.clone().to(kind).requires_grad_() for t in start] for kind in (dtype, torch.float64)}
     optimizers = [torch.optim.AdamW(t, lr=1e-3, weight_decay=0.1, foreach=False, fused=False) for t in theirs.values()]
     m, v = [torch.zeros_like(t) for t in start], [torch.zeros_like(t) for t in start]

@@ -1,4 +1,4 @@
-"""Tensors without memory: refused with an error, before a kernel reads or writes them."""
+"""Tensors without memory are rejected with an error before a kernel reads or writes them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_arguments(lose: Callable[[Tensor], Tensor], calls_before: int, compiler
         kernel(x, lose(y.clone()))
     with pytest.raises(ArgumentError, match=MESSAGE):
         kernel(lose(x.clone()), y)
-    assert torch.equal(kernel(x[:0], y), x[:0])  # which has no memory either
+    assert torch.equal(kernel(x[:0], y), x[:0])  # an empty tensor has no memory either
 
 
 @pytest.mark.parametrize("calls_before", [0, 2])

@@ -1,4 +1,4 @@
-"""Kernels under compilers and transforms: operators, in one graph, with fake tensors, gradients and vmap."""
+"""Kernels under compilers and transforms: operators in one graph, with fake tensors, gradients and vmap."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flexsn_codegen.functions._pointwise_op import pointwise_in_place_op, pointw
 
 @pytest.fixture(autouse=True)
 def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
-    """Sets up a process without TRITON_INTERPRET."""
+    """Sets up kernels in C++, as in a process without TRITON_INTERPRET."""
     from flexsn_codegen.targets.triton import device
 
     monkeypatch.setattr(device, "INTERPRETED", False)
@@ -164,8 +164,8 @@ def test_fake_tensors_and_make_fx() -> None:
         torch.testing.assert_close(graph(x, gate), gated(x, gate, 0.5)[0])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's vmap of silu warns
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # the warning of torch 2.11
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's vmap of silu issues this warning
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # the same warning in torch 2.11
 def test_transforms_of_torch_func() -> None:
     x, gate = (t.detach() for t in arguments(5, 3, dtype=torch.float64))
 
@@ -215,7 +215,7 @@ class Gated(nn.Module):
         return y  # type: ignore[no-any-return]
 
 
-# torch 2.11 warns about its own export.
+# Torch 2.11 issues a warning about its own export.
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 def test_exported_programs_run_in_other_processes(tmp_path: Path) -> None:
     x, gate = (t.detach() for t in arguments(5, 3))
@@ -245,7 +245,7 @@ def test_a_kernel_that_is_gone_is_named() -> None:
         graph(x, gate)
 
 
-def test_saved_for_backward_is_what_autograd_allows() -> None:
+def test_saved_tensors_follow_the_rules_of_autograd() -> None:
     """Checks that a checkpointed region recomputes its values, and that a later change of a tensor is detected."""
     x, gate = arguments(5, 3)
     y = torch.utils.checkpoint.checkpoint(lambda x, g: fused(x, g, 0.5)[0], x, gate, use_reentrant=False)

@@ -1,4 +1,4 @@
-"""Loops of pointwise kernels in C++ over operands and results that broadcast, are strided, transposed or short."""
+"""C++ loops of pointwise kernels over operands and results that broadcast, are strided, transposed or short."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason="needs a C
 
 @pytest.fixture(autouse=True)
 def in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets up a process without TRITON_INTERPRET."""
+    """Sets up kernels in C++, as in a process without TRITON_INTERPRET."""
     from flexsn_codegen.targets.triton import device
 
     monkeypatch.setattr(device, "INTERPRETED", False)
@@ -40,6 +40,8 @@ CASES = {
     "one of three": (tensor(2003, 3), tensor(2003, 1)),
     "short, thrice": (tensor(301, 7, 5), tensor(7, 1)),
     "transposed": (tensor(65, 90), tensor(90, 65).t()),
+    "pages, transposed": (tensor(3, 33, 90), tensor(3, 90, 33).transpose(1, 2)),
+    "four, channels last": (tensor(2, 67, 3, 70), tensor(2, 3, 70, 67).permute(0, 3, 1, 2)),
     "every other": (tensor(65, 180)[:, ::2], tensor(130, 90)[::2]),
     "outer": (tensor(70, 1), tensor(1, 90)),
     "four, all apart": (tensor(3, 20, 5, 33), tensor(33, 5, 20, 3).permute(3, 2, 1, 0)),
@@ -63,6 +65,16 @@ def test_strides_change_nothing(name: str) -> None:
         assert (out == 7.0).sum() == out.numel() - place.numel()
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float64])
+def test_tiles_of_operands_and_results_are_transposed(dtype: torch.dtype) -> None:
+    numbers = torch.arange(147 * 90, dtype=dtype)
+    x, y, out = numbers.view(147, 90), numbers.view(90, 147).t(), torch.zeros(90, 147, dtype=dtype)
+    kernel = pointwise(torch.sub)
+    assert "dev::transpose(" in kernel.source(x, y, target=CPP).source
+    assert torch.equal(kernel.into(out.t(), x, x), x - x)
+    assert torch.equal(kernel.into(out.t(), x, y), x - y)
+
+
 def test_the_innermost_loop_is_over_elements_that_follow_each_other() -> None:
     source = pointwise(function).source(tensor(129, 70), tensor(129, 1), target=CPP).source
     assert "dev::load(input_0_at[lane])" in source
@@ -81,7 +93,7 @@ def test_remainders_are_exact_for_all_floats() -> None:
     pairs = torch.cartesian_prod(FLOATS, FLOATS)
     x, y = torch.cat([random[0], pairs[:, 0]]), torch.cat([random[1], pairs[:, 1]])
     found = pointwise(torch.fmod)(x, y)
-    # Python's fmod is exact in float64; for float32 numbers, its result is a float32 number.
+    # Python's fmod is exact in float64. For float32 numbers, its result is a float32 number.
     expected = torch.tensor([_fmod(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)])
     assert torch.equal(found.nan_to_num(5.5), expected.nan_to_num(5.5))
     assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~found.isnan()])

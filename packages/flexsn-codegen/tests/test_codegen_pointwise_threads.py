@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 @pytest.fixture(params=["triton", "cpp"])
 def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets each language of kernels on CPU tensors."""
+    """Sets up each language of kernels for CPU tensors, one after the other."""
     if request.param == "cpp":
         from flexsn_codegen.targets.triton import device
 
@@ -106,7 +106,7 @@ def test_beside_a_compilation(target: None) -> None:
 
     def call(number: int) -> None:
         x = torch.arange(5.0) + number
-        # This has no `fullgraph`, which torch refuses while another thread traces.
+        # `fullgraph` is omitted, because torch rejects it while another thread traces.
         y = torch.compile(lambda x: fused(x) + number, backend="aot_eager")(x) if number % 2 else fused(x) + number
         torch.testing.assert_close(y, x.sin() * weight + number)
 

@@ -1,4 +1,4 @@
-"""Types of pointwise functions: mypy checks this file, and refuses wrong types and unused ignores."""
+"""Types of pointwise functions. mypy checks this file, and rejects wrong types and unused ignores."""
 
 from __future__ import annotations
 

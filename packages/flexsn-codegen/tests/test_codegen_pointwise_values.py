@@ -1,4 +1,4 @@
-"""Python numbers in compiled code: one graph for all floats and all ints, not one for each number."""
+"""Python numbers in compiled code: one graph serves all floats and all ints, instead of one graph per number."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from flexsn_codegen.functions._prepared import NOT_PREPARED, PreparedCalls
 
 @pytest.fixture(autouse=True)
 def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
-    """Sets up a process without TRITON_INTERPRET."""
+    """Sets up kernels in C++, as in a process without TRITON_INTERPRET."""
     from flexsn_codegen.targets.triton import device
 
     monkeypatch.setattr(device, "INTERPRETED", False)
@@ -26,7 +26,7 @@ def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
 def adamw(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: int, lr: float, betas: tuple[float, float], eps: float, wd: float
 ) -> None:
-    """Computes a step as in papers and in torch.optim."""
+    """Performs a step of AdamW as defined in papers and in torch.optim."""
     beta1, beta2 = betas
     p.mul_(1 - lr * wd)
     m.mul_(beta1).add_(g, alpha=1 - beta1)
@@ -54,7 +54,7 @@ def test_adamw_is_that_of_torch(dtype: torch.dtype) -> None:
         parameter.grad = gradient
         optimizer.step()
         assert step(p, gradient, m, v, i + 1, lr, (0.9, 0.99), 1e-8, 0.1) is None
-    # Torch's CPU code fuses some multiplications with additions: this changes a few units in the last place.
+    # Torch's CPU code fuses some multiplications with additions. This changes a few units in the last place.
     torch.testing.assert_close(p, parameter.detach(), rtol=0, atol=8 * torch.finfo(dtype).eps)
     assert sum(len(found) for kernel in step._kernels.all() for found in kernel._variants.values()) == 1
 
@@ -72,7 +72,7 @@ def test_lion_equals_eager_mode() -> None:
         torch.testing.assert_close(a, e, rtol=0, atol=5e-7)
 
 
-def test_what_is_returned_is_the_callers_tensor() -> None:
+def test_the_callers_tensor_is_returned() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x.add_(y), x * 2
 
@@ -110,14 +110,14 @@ def test_into_tensors_that_are_there() -> None:
     assert torch.equal(x * -0.5, out)
     with pytest.raises(ArgumentError, match=r"tensor 1 of out= is \[3, 4\] torch.float32"):
         kernel.into([out, torch.zeros(3, 4)], x, 0.5)
-    with pytest.raises(ArgumentError, match="2 results, and out= holds 1"):
+    with pytest.raises(ArgumentError, match="2 results, but out= contains 1"):
         kernel.into(out, x, 0.5)
     with pytest.raises(WriteError, match="tensor 0 of out="):
         pointwise(torch.neg).into(x[:, 1:], x[:, :3])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_what_repeats_into_looks_at_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls_of_into_check_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = pointwise(lambda x, y: (x * y, x > y))
 
     def tensors(seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -128,7 +128,7 @@ def test_what_repeats_into_looks_at_nothing(device: str, monkeypatch: pytest.Mon
     out, (x, y) = tensors(0)
     again = kernel.repeated_into(out, x, y)
     assert torch.equal(out[0], x * y)
-    monkeypatch.setattr(PreparedCalls, "call", None)  # repeated calls do not use it
+    monkeypatch.setattr(PreparedCalls, "call", None)  # repeated calls must not use it
     for seed in range(1, 4):
         out, (x, y) = tensors(seed)
         version = out[0]._version
@@ -138,7 +138,7 @@ def test_what_repeats_into_looks_at_nothing(device: str, monkeypatch: pytest.Mon
         assert out[0]._version > version
 
 
-def test_what_repeats_into_may_be_into_itself() -> None:
+def test_repeated_calls_of_into_use_current_values() -> None:
     offset = torch.rand(5)
     kernel = pointwise(lambda x: x + offset)
     out, x = torch.zeros(7, 5), torch.rand(7, 5)
@@ -152,7 +152,7 @@ def test_what_repeats_into_may_be_into_itself() -> None:
         kernel.repeated_into([torch.zeros(3)], x)
 
 
-def test_into_again_compares_what_shares_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_into_again_compares_tensors_that_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[bool] = []
     call = PreparedCalls.call
 
@@ -169,9 +169,9 @@ def test_into_again_compares_what_shares_memory(monkeypatch: pytest.MonkeyPatch)
     for out, a, again in (
         (above, 0.5, False),
         (above, 2.0, True),
-        (below, 0.5, False),  # of an equal layout, elsewhere in the input's memory
+        (below, 0.5, False),  # a tensor with an equal layout, elsewhere in the input's memory
         (below, 0.25, True),
-        (torch.empty(8, 6)[:, ::2], 0.5, False),  # in other memory
+        (torch.empty(8, 6)[:, ::2], 0.5, False),  # a tensor in other memory
         (torch.empty(8, 6)[:, ::2], 0.75, True),
         (x, 0.5, False),  # the input itself
         (x, 1.5, True),
@@ -210,7 +210,7 @@ def test_writes_under_inference_mode_and_by_a_copy() -> None:
         assert torch.equal(out, -x / 2)
 
 
-def test_what_cannot_be_written() -> None:
+def test_tensors_that_cannot_be_written() -> None:
     add = pointwise(lambda x, y: x.add_(y))
     x = torch.rand(6)
     for bad in (torch.rand(1).expand(6), torch.rand(8).unfold(0, 3, 1), torch.rand(6, 2).as_strided((3, 4), (1, 2))):
@@ -220,10 +220,10 @@ def test_what_cannot_be_written() -> None:
         add(x[1:], x[:-1])
     with pytest.raises(WriteError, match="shares memory with tensor 1"):
         add(x, x)
-    add(x[:3], x[3:])  # these do not overlap
+    add(x[:3], x[3:])  # these tensors do not overlap
     columns = torch.rand(4, 2)
     add(columns[:, 0], columns[:, 1])
-    with pytest.raises(ArgumentError, match=r"of shape \[3\], and its arguments broadcast to \[2, 3\]"):
+    with pytest.raises(ArgumentError, match=r"of shape \[3\], but its arguments broadcast to \[2, 3\]"):
         add(torch.rand(3), torch.rand(2, 3))
     with pytest.raises(AutogradError, match="no_grad"):
         add(x, torch.rand(6, requires_grad=True))
@@ -235,8 +235,8 @@ def test_what_cannot_be_written() -> None:
 
 
 @pytest.mark.parametrize("calls_before", [0, 2])
-def test_results_are_not_written_to_what_requires_a_gradient(calls_before: int) -> None:
-    """Checks refusals: otherwise, the tensor's own gradient would flow on unchanged."""
+def test_results_are_not_written_to_tensors_that_require_a_gradient(calls_before: int) -> None:
+    """Checks that this is rejected. Otherwise, the tensor's own gradient would flow on unchanged."""
     kernel, a = pointwise(lambda a, b: a + b), torch.ones(50, 37)
     for _ in range(calls_before):
         kernel.into(torch.empty(50, 37), a, a)

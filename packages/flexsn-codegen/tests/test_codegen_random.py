@@ -25,7 +25,7 @@ def test_kernels_draw_the_numbers_of_eager_mode() -> None:
     assert not torch.equal(results[0], results[1])
     compiled = torch.compile(lambda x: kernel(x, 0.3, numbers), fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), results[0])
-    # The backward draws the numbers of the forward.
+    # The backward draws the same numbers as the forward.
     (gradient,) = torch.autograd.grad(results[1].sum(), x)
     kept = random.uniform(numbers.at(1)) >= 0.3
     torch.testing.assert_close(gradient, kept / 0.7)
@@ -37,7 +37,7 @@ def test_another_seed_has_other_numbers() -> None:
     assert not torch.equal(first, second)
 
 
-def test_what_cannot_be_counted_is_refused() -> None:
+def test_shapes_that_cannot_be_counted_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"call is -1; it must be from 0 to 2\*\*31 - 1"):
         random.numbers((3,), seed=0).at(-1)
     with pytest.raises(ArgumentError, match="1 rows of 2147483648 elements"):
@@ -45,7 +45,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
 
 
 def truncated(x: Tensor, bits: Tensor) -> Tensor:
-    """Rounds stochastically to bfloat16: adds random bits before it cuts off the lower half."""
+    """Rounds stochastically to bfloat16: adds random bits, and then cuts off the lower half."""
     return (((x.view(torch.int32) + (bits & 0xFFFF)) >> 16) << 16).view(torch.float32)
 
 

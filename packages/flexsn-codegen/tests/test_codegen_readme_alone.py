@@ -1,4 +1,4 @@
-"""The README, in an environment with this layer and its requirements alone."""
+"""The README runs in an environment with only this layer and its requirements."""
 
 from __future__ import annotations
 

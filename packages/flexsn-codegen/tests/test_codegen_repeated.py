@@ -1,4 +1,4 @@
-"""Repeated calls under autograd: they are analysed once, and each difference counts."""
+"""Repeated calls under autograd are analysed once, and each difference between calls is detected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def halves(x: Tensor, weight: Tensor, factor: float = 1.0) -> Tensor:
 
 
 def gradients(function: Callable[..., Any], x: Tensor, weight: Tensor, factor: float, used: int = 3) -> list[Any]:
-    """Returns the gradients of a sum over the first floating-point results."""
+    """Returns the gradients of a sum over the first `used` floating-point results."""
     results = function(x, weight, factor)
     followed = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad][:used]
     wanted = [t for t in (x, weight) if t.requires_grad]
@@ -52,7 +52,7 @@ def alike(function: Callable[..., Any], fused: Any, x: Tensor, weight: Tensor, f
     pairs = zip(gradients(fused, x, weight, factor, used), gradients(function, x, weight, factor, used), strict=True)
     for found, expected in pairs:
         if found is None or expected is None:
-            # Eager mode may have no gradient if the kernel has zeros.
+            # If the kernel returns zeros, eager mode may return no gradient.
             assert found is None or not found.any()
         else:
             torch.testing.assert_close(found, expected)
@@ -60,7 +60,7 @@ def alike(function: Callable[..., Any], fused: Any, x: Tensor, weight: Tensor, f
 
 @pytest.mark.long(all_but=["halves"])
 @pytest.mark.parametrize("function", [scaled, two, halves])
-def test_what_differs_from_the_earlier_call_counts(function: Callable[..., Any]) -> None:
+def test_differences_from_the_earlier_call_count(function: Callable[..., Any]) -> None:
     fused = pointwise(function)
     x, weight = tensor(6, 8), tensor(4) if function is halves else tensor(8)
     for _ in range(3):

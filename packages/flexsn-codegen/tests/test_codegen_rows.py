@@ -1,4 +1,4 @@
-"""Functions that reduce the last dimension, in one kernel forward and one backward, against eager mode."""
+"""Functions that reduce the last dimension, in one forward and one backward kernel, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def results_of(value: Any) -> list[Tensor]:
 
 @pytest.mark.long(all_but=["RMSNorm", "Adam-mini", "three colours"])
 @pytest.mark.parametrize("name", CASES)
-def test_it_computes_what_eager_mode_does(name: str) -> None:
+def test_results_are_those_of_eager_mode(name: str) -> None:
     function, case = CASES[name]
     ours = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
     theirs = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
@@ -122,7 +122,7 @@ def test_gradients_of_gradients() -> None:
     assert torch.autograd.gradgradcheck(kernel, (x, weight))
 
 
-def test_nan_comes_through_a_maximum() -> None:
+def test_a_maximum_propagates_nan() -> None:
     x = tensor(3, 30, dtype=torch.float32)
     x[1, 7] = math.nan
     torch.testing.assert_close(pointwise(scaled)(x)[1], scaled(x)[1], equal_nan=True)
@@ -134,7 +134,7 @@ def test_one_step_forward_and_one_backward() -> None:
     gradient = cells_gradient_of(rms_norm, 2, (True,), (True, True))
     backward = trace_cells(gradient, (x, weight, x), (False,) * 3, "gradient", gradient=True)
     assert [len(forward.steps), len(backward.steps)] == [1, 1]
-    # The trace holds for any number of rows, but not for another width.
+    # The trace is valid for any number of rows, but not for another width.
     assert forward.free == ((0, None), (None,))
 
 
@@ -158,15 +158,15 @@ def test_in_compiled_code_and_under_vmap() -> None:
     [
         (lambda x: x - x.mean(0), r"aten\.mean\.dim reduces dimension 0 of 2(.|\n)*test_codegen_rows"),
         (lambda x: x - x.mean(), r"aten\.mean\.default reduces dimensions 0, 1 of 2"),
-        (lambda x: x.sum((0, 1)), r"reduces dimensions 0, 1 of 2, and a kernel reduces the last dimension alone"),
+        (lambda x: x.sum((0, 1)), r"reduces dimensions 0, 1 of 2, but a kernel can only reduce the last dimension"),
         (lambda x: x.amax(0), r"aten\.amax\.default reduces dimension 0 of 2"),
         (lambda x: (x > 0).to(torch.int32).amax(-1), r"aten\.amax\.default reduces torch\.int32"),
-        (lambda x: x - x.sum(-1, keepdim=True) * x.t().sum(-1)[0], "reduces rows of 9 elements, and others have 20"),
+        (lambda x: x - x.sum(-1, keepdim=True) * x.t().sum(-1)[0], "rows of 9 elements, but other rows have 20"),
         (lambda x: x.cumsum(-1), r"aten\.cumsum\.default does not work element by element"),
         (lambda x: x / x.prod(-1, keepdim=True), r"aten\.prod\.dim_int"),
     ],
 )
-def test_what_is_refused(function: Function, match: str) -> None:
+def test_refused_functions(function: Function, match: str) -> None:
     with pytest.raises(UnsupportedOpError, match=match):
         pointwise(function)(tensor(9, 20))
 
@@ -188,7 +188,7 @@ def test_sources() -> None:
 
 
 def test_a_row_that_no_program_has_room_for() -> None:
-    with pytest.raises(UnsupportedOpError, match="at most 65536 elements, and these have 70000"):
+    with pytest.raises(UnsupportedOpError, match="at most 65536 elements, but these have 70000"):
         pointwise(standardised).source(torch.empty(2, 70_000, device="meta"), target=TRITON)
 
 
@@ -199,4 +199,4 @@ def test_files_that_stand_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert main([*show, "--target", "cpp"]) == 0
     assert "row_sum" in capsys.readouterr().out
     assert main(show) != 0
-    assert "give --target cpp" in capsys.readouterr().err
+    assert "pass --target cpp" in capsys.readouterr().err

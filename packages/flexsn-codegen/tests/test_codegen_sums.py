@@ -1,4 +1,4 @@
-"""Gradients summed in the kernel, for arguments that broadcast; operands and results in other memory orders."""
+"""Gradients that the kernel sums, for arguments that broadcast. Operands and results have various memory orders."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of elements of each launch."""
+    """Records the number of elements of each launch."""
     found: list[int] = []
     run = PlannedLaunch.run
 
@@ -170,7 +170,7 @@ def test_no_terms_of_the_whole_size(
     assert len(made) == 2
 
 
-def test_a_gradient_that_comes_in_is_returned_and_not_shared() -> None:
+def test_an_incoming_gradient_is_returned_and_not_shared() -> None:
     kernel = pointwise(lambda x, y: x + y, autograd=True)
     x, y, given = tensor(20, 30).requires_grad_(), tensor(20, 30).requires_grad_(), tensor(20, 30)
     found = torch.autograd.grad(kernel(x, y), (x, y), given)
@@ -196,7 +196,7 @@ def test_gradients_of_gradients_and_of_a_batch() -> None:
 
 
 def kernel_of_gradient(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> KernelSource:
-    """The kernel of the gradient in float32, in Triton."""
+    """Returns the kernel of the gradient in float32, in Triton."""
     found: list[KernelSource] = []
     run = Plan.run
 

@@ -1,4 +1,4 @@
-"""The four names that users of SpikingJelly's torch2triton know: from a function to custom kernels around it."""
+"""The four names that users of SpikingJelly's torch2triton know, from a function to custom kernels around it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ BLOCK = 256
 
 
 def charge(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes two results, whose gradient needs some kept values."""
+    """Computes two results whose gradient needs some saved values."""
     h = v + (x - v) * torch.sigmoid(decay)
     return torch.tanh(h) * h, torch.where(h > 0, h, 0.1 * h)
 
 
 def kernel_of(graph: fx.Graph, name: str) -> tuple[Any, str]:
-    """Returns the graph's function, and its name, which a kernel around it calls."""
+    """Returns the graph's function, and its name. A kernel around it calls it by this name."""
     code, core_name = generate_triton_code_str(graph, name)
     return compile_triton_code_str(code, core_name), core_name
 
 
 def on_tensors(graph: fx.Graph, name: str, tensors: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
-    """Runs the graph's function in a kernel written as text, which finds the function by its name."""
+    """Runs the graph's function in a kernel that is written as text and finds the function by its name."""
     core, core_name = kernel_of(graph, name)
     arguments = [f"a{i}" for i in range(len(tensors))]
     results = [f"r{i}" for i in range(len(dtypes))]
@@ -84,7 +84,7 @@ def test_forward_and_backward_equal_autograd() -> None:
     weights = [torch.randn_like(e) for e in expected]
     for actual, wanted in zip((first, second), expected, strict=True):
         torch.testing.assert_close(actual, wanted)
-    # The arguments are the kept values, then the gradients of the results.
+    # The arguments are the saved values, followed by the gradients of the results.
     found = on_tensors(backward, "charge_backward", [*kept, *weights], dtypes_of(backward))
     for actual, wanted in zip(found, torch.autograd.grad(expected, tensors, weights), strict=True):
         torch.testing.assert_close(actual, wanted)
@@ -97,7 +97,7 @@ def test_requires_grad_leaves_gradients_out() -> None:
     assert [entry is None for entry in output.args[0]] == [False, True, False]
 
 
-# Triton 3.6 reads annotations, but knows only its own names.
+# Triton 3.6 reads annotations, but only knows its own names.
 @triton.jit  # type: ignore[untyped-decorator]
 def around(x_ptr, y_ptr, n, function: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """A kernel in a file, with the function as an argument."""

@@ -1,4 +1,4 @@
-"""The sweep's measure of distance, against the numbers of each dtype."""
+"""The sweep's measure of distance, compared with the numbers of each dtype."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def numbers(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def in_order(dtype: torch.dtype) -> Tensor:
-    """Returns every number of a half dtype from -inf on, each once, with zero as +0."""
+    """Returns every number of a half dtype once, from -inf on, with zero as +0."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     values = bits.view(dtype)
     values = values[~values.isnan() & ~((values == 0) & torch.signbit(values))]
@@ -51,7 +51,7 @@ def test_across_zero_and_out_to_infinity(dtype: torch.dtype) -> None:
     assert ulp_distance(smallest, -smallest).tolist() == [2]
     assert ulp_distance(zero, -zero).tolist() == [0]
     assert ulp_distance(numbers(info.max, dtype=dtype), numbers(math.inf, dtype=dtype)).tolist() == [1]
-    # With denormals, tiny is the first normal number, 2**(mantissa bits) steps from zero.
+    # If denormals count, tiny is the first normal number, which is 2**(mantissa bits) steps from zero.
     assert ulp_distance(numbers(info.tiny, dtype=dtype), zero).tolist() == [round(1 / info.eps)]
 
 
@@ -68,7 +68,7 @@ def test_nan(dtype: torch.dtype) -> None:
     x = numbers(math.nan, math.nan, 1.0, math.inf, dtype=dtype)
     y = numbers(math.nan, 0.0, math.nan, math.nan, dtype=dtype)
     assert ulp_distance(x, y).tolist() == [0, NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER]
-    # NaN equals NaN for any bits.
+    # NaN equals NaN, whatever its bits are.
     assert ulp_distance(x[:1], -x[:1]).tolist() == [0]
 
 

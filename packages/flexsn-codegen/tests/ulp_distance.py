@@ -1,4 +1,4 @@
-"""The distance of two floating-point numbers, in units in the last place."""
+"""The distance between two floating-point numbers, in units in the last place."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ NOT_A_NUMBER = 2**63 - 1
 
 
 def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
-    """Returns the number of steps, from one number of the dtype to the next, from `actual` to `expected`.
+    """Returns the distance between `actual` and `expected`, in steps from one number of the dtype to the next.
 
     Args:
-        actual: tensor of any floating-point dtype of Triton; for integers and bool, the distance is the difference.
+        actual: tensor of any floating-point dtype of Triton. For integers and bool, the distance is the difference.
         expected: tensor of equal dtype and shape.
 
     Returns:
         The distances as int64, in the arguments' shape. Zeros of both signs are one number, denormals count like all
-        others, and infinity is next to the largest number. Two NaNs have distance 0, and one NaN has `NOT_A_NUMBER`.
-        In float64, distances across zero end at `2**63 - 2`.
-
+        other numbers, and infinity is next to the largest number. Two NaNs have distance 0, and the distance between
+        NaN and a number is `NOT_A_NUMBER`. In float64, distances across zero are at most `2**63 - 2`.
     Example:
         >>> ulp_distance(torch.tensor([1.0]), torch.tensor([1.0 + 2**-22]))
         tensor([2])
@@ -46,13 +45,13 @@ def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
 
 
 def zero_signs_differ(actual: Tensor, expected: Tensor) -> Tensor:
-    """Returns where both are zero with different signs: they are equal, but their inverses are not."""
+    """Returns a mask of zeros whose signs differ. The zeros are equal, but their inverses are not."""
     if not actual.is_floating_point():
         return torch.zeros_like(actual, dtype=torch.bool)
     return (actual == 0) & (expected == 0) & (torch.signbit(actual) != torch.signbit(expected))
 
 
 def _places_from_zero(x: Tensor) -> Tensor:
-    """Returns the bits without the sign, which count the numbers between zero and `x`."""
+    """Returns the bits without the sign. They count the numbers between zero and `x`."""
     bits = x.view(_BITS[x.dtype]).to(torch.int64)
     return bits & torch.iinfo(_BITS[x.dtype]).max

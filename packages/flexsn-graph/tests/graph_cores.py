@@ -82,7 +82,7 @@ def lif_core(*, hard: bool = True, detach: bool = False, surrogate: Spike = spik
 
 
 class PLIF(nn.Module):
-    """LIF with a learnable time constant, which the step reads through `read`."""
+    """LIF with a learnable time constant. The step reads it through `read`."""
 
     def __init__(self, w: Tensor, read: Callable[[Tensor], Tensor] = lambda w: w) -> None:
         super().__init__()

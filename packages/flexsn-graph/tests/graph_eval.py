@@ -15,7 +15,7 @@ from flexsn_graph import LiftedLayout, StepTrace
 def read_lifted(tensor: Tensor, layout: LiftedLayout | None, step_shape: Sequence[int]) -> Tensor:
     """Returns the value of a lifted tensor that each element of the step reads."""
     if layout is None:
-        return torch.full(tuple(step_shape), 0, dtype=tensor.dtype)  # never read
+        return torch.full(tuple(step_shape), 0, dtype=tensor.dtype)  # the graph never reads it
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).flatten()
     return flat.as_strided(tuple(step_shape), layout.strides, layout.offset)
 
@@ -29,7 +29,7 @@ def sum_lifted(gradient: Tensor, tensor: Tensor, layout: LiftedLayout) -> Tensor
 
 
 def evaluate(graph: fx.Graph, arguments: Sequence[Tensor], step_shape: Sequence[int]) -> list[Any]:
-    """Runs `graph`; `arguments` broadcast to the step; entries of the result may be `None`."""
+    """Runs `graph`. `arguments` broadcast to the step. Entries of the result may be `None`."""
     shape = tuple(step_shape)
     values: dict[fx.Node, Any] = {}
     given = iter(arguments)
@@ -55,7 +55,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], shape: tuple[int, ...]) 
     expected = node.meta["val"]
     if target is torch.ops.prims.scalar_tensor.default:
         return torch.full(shape, node.args[0], dtype=expected.dtype)  # type: ignore[arg-type]
-    # Constants have the dtype of the tensors in their op; with a condition alone, that of the result.
+    # Constants have the dtype of the tensors in their op. If the only tensor is a condition, they have the result's.
     tensors = [values[n] for n in node.all_input_nodes]
     dtype = expected.dtype if target is torch.ops.prims.where.default else tensors[0].dtype
 
@@ -68,7 +68,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], shape: tuple[int, ...]) 
 
     result = target(*map(argument, node.args), **node.kwargs)
     if target is torch.ops.prims.signbit.default:
-        result = result.to(expected.dtype)  # bool, although its fake has the argument's dtype
+        result = result.to(expected.dtype)  # the result is bool, although its fake has the argument's dtype
     if isinstance(result, Tensor):
         assert result.dtype == expected.dtype, node.format_node()
         assert result.shape == shape, node.format_node()
@@ -109,7 +109,7 @@ def run_vjp(
 def _through_prologue(
     captured: Sequence[Tensor], lifted: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Returns the captured tensors' gradients from those of the lifted tensors that are computed from them."""
+    """Computes the gradients of captured tensors from those of the lifted tensors that are computed from them."""
     pairs = [(t, g) for t, g in zip(lifted, gradients, strict=True) if g is not None]
     asked = [t for t in captured if t.requires_grad]
     if not pairs or not asked:
@@ -145,7 +145,7 @@ def eager_vjp(
 
 
 def assert_same(one: Tensor, other: Tensor, rtol: float = 0.0) -> None:
-    """Compares to the last bit (or up to `rtol`), including the sign of 0; any NaN equals any NaN."""
+    """Compares to the last bit (or up to `rtol`), including the sign of 0. Any NaN equals any other NaN."""
     torch.testing.assert_close(one, other, rtol=rtol, atol=0, equal_nan=True)
     numbers = ~one.isnan()
     assert torch.equal(one[numbers].signbit(), other[numbers].signbit()), "the sign of a zero differs"
@@ -154,7 +154,7 @@ def assert_same(one: Tensor, other: Tensor, rtol: float = 0.0) -> None:
 def assert_forward_equal(
     trace: StepTrace, core: Callable[..., Any], arguments: Sequence[Tensor], rtol: float = 0.0
 ) -> None:
-    """Checks that the graph's results equal the core's."""
+    """Checks that the graph's results equal those of the core."""
     with torch.no_grad():
         expected = core(*[a.clone() for a in arguments])
     expected = expected if isinstance(expected, tuple | list) else (expected,)
@@ -191,10 +191,11 @@ def check_step(
     """Traces `core`, compares forward and VJP with eager mode, and returns the trace.
 
     Args:
-        arguments: real `[*inputs, *states]`; float64 for the tolerance of the gradients.
+        arguments: real `[*inputs, *states]`. Use float64, because of the tolerance of the gradients.
         counts: `num_inputs, num_states, num_outputs`.
-        rtol: relative tolerance of the forward. Eager mode applies a function to a small parameter, and the graph to
-            each element of the step; torch's vectorised functions and their remainder loops differ in the last bit.
+        rtol: relative tolerance of the forward. Eager mode applies a function to a small parameter, but the graph
+            applies it to each element of the step. Torch's vectorised functions and their remainder loops differ in
+            the last bit.
     """
     from flexsn_graph import trace_step
 

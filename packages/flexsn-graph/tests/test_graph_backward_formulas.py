@@ -1,4 +1,4 @@
-"""Hand-written backward formulas: they are right or refused, never wrong."""
+"""Hand-written backward formulas: the gradient is either correct or rejected."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[Exception], str]]
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     core, error, message = REFUSED[name]
-    trace = trace_step(core, 1, 1, 1, arguments())  # the forward alone has a trace
+    trace = trace_step(core, 1, 1, 1, arguments())  # the forward can be traced
     with pytest.raises(error, match=message) as caught:
         trace.vjp([True, True], [True] * (2 + len(trace.lifted)))
     assert re.search(r"test_graph_backward_formulas\.py:\d+", str(caught.value)), "no source line"

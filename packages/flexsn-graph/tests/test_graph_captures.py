@@ -1,4 +1,4 @@
-"""Captured tensors become lifted arguments: once each, as the user's own objects, up to date and unchanged."""
+"""Captured tensors become lifted arguments: once each, as the user's own objects, with current values, unchanged."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_parameter_that_was_replaced_is_reported() -> None:
         trace.vjp([True, True], [True] * 3)
 
 
-def test_a_trace_is_for_what_required_a_gradient_then() -> None:
+def test_a_trace_is_only_valid_for_equal_requires_grad() -> None:
     core = PLIF(torch.zeros(4, dtype=torch.float64))
     trace = trace_step(core, 1, 1, 1, arguments())
     core.w.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Numbers on the CPU with tensors of another device, which eager mode accepts. Tensors without data represent those."""
+"""Numbers on the CPU with tensors on another device, as eager mode accepts. Meta tensors represent the other device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BEFORE = {
 
 @pytest.fixture
 def another_device(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Returns the meta device, with traces that accept it; by themselves, they place its stand-ins on the CPU."""
+    """Returns the meta device. Here, traces accept it instead of creating its stand-ins on the CPU."""
 
     def fake_like(mode: Any, tensor: Tensor) -> Tensor:
         mode.allow_meta = True
@@ -53,7 +53,7 @@ CASES = [
     (lines, number)
     for lines in (*IN_STEP.values(), *BEFORE.values())
     for number in ("torch.tensor(0.25)", "k")
-    if (lines, number) != (IN_STEP["assigned"], "k")  # every device refuses this
+    if (lines, number) != (IN_STEP["assigned"], "k")  # every device rejects this
 ]
 
 

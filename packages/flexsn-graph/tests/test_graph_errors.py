@@ -1,4 +1,4 @@
-"""Mistakes in the arguments and results of a core, with clear messages."""
+"""Mistakes in the arguments and results of a core result in clear messages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_counts(counts: tuple[int, int, int]) -> None:
 
 
 def test_examples() -> None:
-    with pytest.raises(ExampleError, match="example 1 is a float: give a tensor") as caught:
+    with pytest.raises(ExampleError, match="example 1 is a float: pass a tensor") as caught:
         trace_step(lif_core(), 1, 1, 1, (X, 1.0))  # type: ignore[arg-type]
     assert isinstance(caught.value, TypeError)
     with pytest.raises(ExampleError, match=r"example 0 has the layout torch.sparse_coo"):
@@ -88,7 +88,7 @@ def test_length_of_requires_grad(requires_grad: tuple[bool, ...]) -> None:
         generate_forward_and_backward_graph(lif_core(), (X, X), requires_grad)
 
 
-def test_generators_refuse_what_returns_no_tensors() -> None:
+def test_generators_refuse_functions_that_return_no_tensors() -> None:
     for function in (lambda x: None, lambda x: {"x": x}, lambda x: [x, 1]):
         with pytest.raises(ValueError, match="must return a tensor or a flat list or tuple"):
             generate_inference_graph(function, (X,))

@@ -53,7 +53,7 @@ def test_special_values_are_exact() -> None:
 
 
 def test_integer_and_bool_states() -> None:
-    """Carries a refractory counter and a flag in their own dtypes."""
+    """Uses a refractory counter and a flag as states with their own dtypes."""
 
     def core(x: Tensor, wait: Tensor, fired: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s = (x > 0.5) & (wait == 0) & ~fired
@@ -116,7 +116,7 @@ def test_constants_that_their_dtype_does_not_hold() -> None:
 
 
 def test_sum_over_sizes_of_one() -> None:
-    """Checks sums that move no elements, and promote as sums do."""
+    """Checks sums that move no elements, but promote dtypes as sums do."""
     functions: list[Callable[[Tensor], Tensor]] = [
         lambda x: x.sum(0),
         lambda x: x.sum(0, keepdim=True) + x,
@@ -161,7 +161,7 @@ FUNCTIONS: list[Callable[[Tensor], Tensor]] = [
 def test_elementwise_functions(number: int) -> None:
     """Tests composite functions, whose decompositions contain constants, copies and conversions.
 
-    The limit is a few units in the last place, because torch's vectorised softplus differs from its definition.
+    The tolerance is a few units in the last place, because torch's vectorised softplus differs from its definition.
     """
     x = torch.linspace(-2, 2, 81, dtype=torch.float64)
     trace = trace_step(FUNCTIONS[number], 1, 0, 1, (x,))

@@ -85,7 +85,7 @@ def test_forward_and_backward_with_captured_tensors() -> None:
 
 
 def test_broadcasting_inputs() -> None:
-    """Tests a gated activation with a bias per channel: a pointwise kernel without a scan."""
+    """Tests a gated activation with a bias per channel, which is a pointwise kernel without a scan."""
 
     def function(x: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
         return (x + bias) * torch.sigmoid(gate)
@@ -106,7 +106,7 @@ def test_results_of_several_shapes() -> None:
 
 
 def test_a_gradient_that_would_be_counted_several_times_is_refused() -> None:
-    """Checks small results: they have their gradient once, not once for each element that shares it."""
+    """Checks that small results have their gradient once, not once for each element that shares it."""
     x, b, c = torch.zeros(3, 4), torch.zeros(4), torch.zeros(4)
     with pytest.raises(NonPointwiseError, match="reduces a gradient"):
         generate_forward_and_backward_graph(lambda x, b: (x * b, b * 2.0), (x, b))
@@ -132,7 +132,7 @@ def test_requires_grad_chooses_the_gradients() -> None:
 
 
 def test_the_cut_saves_little() -> None:
-    """Checks that LIF keeps at most its two arguments and the spike, without membrane and surrogate values."""
+    """Checks that LIF saves at most its two arguments and the spike, but no membrane or surrogate values."""
     x, v = torch.zeros(2, 100)
     forward, _ = generate_forward_and_backward_graph(lif_core(), (x, v))
     output = next(n for n in forward.nodes if n.op == "output")

@@ -1,4 +1,4 @@
-"""Tracing depends on the core and the examples alone, and has no side effects."""
+"""Tracing depends only on the core and the examples, and has no side effects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def printed(trace: StepTrace) -> str:
 
 
 def printed_everything() -> str:
-    """Returns graphs of cores of each kind, as text."""
+    """Returns the graphs of one core of each kind, as text."""
     graphs = [printed(trace_step(case.core, *case.counts, case.arguments())) for case in CASES[::3]]
     pair = generate_forward_and_backward_graph(PLIF(torch.zeros(3)), zeros())
     return "\n".join([*graphs, *map(str, pair)])
@@ -62,7 +62,7 @@ def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
 @pytest.mark.long(all_but=["alif", "lif_hard"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
-    """Traces as in a runtime that compiles the backward at its first use."""
+    """Traces in the same way as a runtime that compiles the backward at its first use."""
     found: list[list[str | None]] = []
 
     def note() -> None:
@@ -127,7 +127,7 @@ def test_examples_without_data() -> None:
         fake, gpu = torch.empty(2, 3), torch.empty(2, 3, device="cuda")
         assert printed(trace_step(core, 1, 1, 1, (fake, fake))) == expected
     assert printed(trace_step(core, 1, 1, 1, (fake, fake))) == expected
-    # The GPU is not present. (A present one would rightly refuse a parameter on the CPU.)
+    # The GPU must not be present. (If it were, a parameter on the CPU would rightly be rejected.)
     assert printed(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == printed(trace_step(PLAIN, 1, 1, 1, zeros()))
 
 
@@ -143,7 +143,7 @@ def test_strided_examples_give_the_same_graph() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-def test_what_is_switched_on_around_the_trace_does_not_matter() -> None:
+def test_modes_around_the_trace_do_not_matter() -> None:
     core = PLIF(torch.zeros(3))
     expected = printed(trace_step(core, 1, 1, 1, zeros()))
     examples = zeros()
@@ -163,7 +163,7 @@ def test_what_is_switched_on_around_the_trace_does_not_matter() -> None:
 
 def test_autocast_around_the_trace_does_not_apply_and_inside_the_core_does() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        # This is on autocast's list of functions in float32.
+        # Autocast runs this function in float32.
         return torch.nn.functional.huber_loss(x, v, reduction="none"), v
 
     def inside(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,7 +230,7 @@ def test_both_generators_are_deterministic() -> None:
     assert [str(g) for g in one] == [str(g) for g in other]
 
 
-def test_what_torch_remembers_of_each_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_that_torch_uses_for_each_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch_private, "_MOST_FAKE_RESULTS", len(_torch_private._fake_results) + 8)
     most = 0
     for number in range(12):

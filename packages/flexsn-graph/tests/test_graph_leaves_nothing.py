@@ -1,4 +1,4 @@
-"""A trace leaves every object that a core can write to unchanged; refusals name the objects that keep tensors."""
+"""A trace leaves every object that a core can write to unchanged. Errors name the objects that store tensors."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def content(where: Any) -> list[Any]:
 
 @pytest.mark.long(all_but=["attribute", "buffer", "in_a_list", "closure", "memo", "class_attribute", "slots"])
 @pytest.mark.parametrize("make", KINDS)
-def test_what_keeps_a_tensor_is_refused_by_name_and_left_as_it_was(make: Callable[[], tuple[Any, Step, str]]) -> None:
+def test_an_object_that_stores_a_tensor_is_named_and_restored(make: Callable[[], tuple[Any, Step, str]]) -> None:
     where, core, name = make()
     before = content(where)
     for _ in range(2):
@@ -252,7 +252,7 @@ def test_what_keeps_a_tensor_is_refused_by_name_and_left_as_it_was(make: Callabl
         assert location.file == __file__
         assert location.code
         assert [id(value) for value in content(where)] == [id(value) for value in before]
-    core(torch.ones(4), torch.zeros(4))  # it still runs as a plain function
+    core(torch.ones(4), torch.zeros(4))  # the core still runs as a plain function
 
 
 def test_the_line_is_the_one_that_writes() -> None:
@@ -278,7 +278,7 @@ class Counts(nn.Module):
         return x * 0.5, v
 
 
-def test_what_else_a_core_writes_is_put_back() -> None:
+def test_other_values_that_a_core_writes_are_restored() -> None:
     core = Counts()
     before = dict(vars(core))
     with pytest.raises(StatefulCoreError, match=r"self\.fixed"):

@@ -16,7 +16,7 @@ COTANGENTS = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
 
 
 def own(backward: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Returns the identity with a custom backward formula of its argument and the gradient."""
+    """Returns the identity with a custom backward formula, a function of its argument and the gradient."""
 
     class Own(torch.autograd.Function):
         @staticmethod

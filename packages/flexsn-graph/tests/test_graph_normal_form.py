@@ -1,4 +1,4 @@
-"""The closed set: prims on constants and nodes, no aliases, no duplicates, no unused nodes, with locations."""
+"""The closed op set: prims on constants and nodes, no aliases, no duplicates, no unused nodes, with locations."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_form(case: Case) -> None:
 
 
 def test_lif_is_as_small_as_by_hand() -> None:
-    """Expects `sub div add sub ge convert` to the spike, and `sub mul` for the reset."""
+    """Expects `sub div add sub ge convert` up to the spike, and `sub mul` for the reset."""
     trace = trace_step(lif_core(), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     expected = "sub div add sub ge convert_element_type sub mul"
     assert names(trace.forward.graph) == expected.split()
 
 
-def test_what_is_not_returned_is_not_computed() -> None:
+def test_values_that_are_not_returned_are_not_computed() -> None:
     trace = trace_step(lambda x, v: (x + 1.0, torch.exp(v) * 0.0 + v, v)[::2], 1, 1, 1, CASES[0].arguments())
     assert [n.target for n in calls(trace.forward.graph)] == [prims.add.default]
 
@@ -91,7 +91,7 @@ def test_names_of_placeholders() -> None:
 
 
 def test_growth_is_close_to_linear() -> None:
-    """Counts calls of Python functions, which are equal in every run, unlike time."""
+    """Counts calls of Python functions, because their number, unlike the time, is the same in every run."""
 
     def cost(repeats: int) -> int:
         def step(x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def test_growth_is_close_to_linear() -> None:
 
 
 def test_a_copy_of_a_broadcast_value_has_memory_of_its_own() -> None:
-    """Tests a view of the copy: the value's own strides allow none."""
+    """Tests a view of the copy that the value's own strides could not express."""
 
     def viewed(target: Tensor, value: Tensor) -> Tensor:
         copied: Tensor = torch.ops.aten.copy(target, value)

@@ -1,4 +1,4 @@
-"""Values that a core computes from captured tensors alone: those that no step can compute come before the loop."""
+"""Values that a core computes from captured tensors alone. If no step can compute them, they precede the loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def traced(core: Callable[[Tensor, Tensor], Any]) -> StepTrace:
 
 
 Core = Callable[[Tensor, Tensor], Any]
-# Name to (core, numbers of captured and of lifted tensors).
+# Maps a name to (core, numbers of captured and of lifted tensors).
 RIGHT: dict[str, tuple[Core, int, int]] = {
     "row": (lambda x, v: (x * W[0], v), 1, 1),
     "two_rows": (lambda x, v: (x * W[0], v * W[1]), 1, 2),
@@ -110,8 +110,8 @@ def test_equals_eager_and_has_its_gradients(name: str) -> None:
     assert [(tuple(t.shape), t.dtype) for t in values] == [(v.shape, v.dtype) for v in trace.lifted_values]
 
 
-def test_what_a_step_can_do_stays_in_the_step() -> None:
-    """Checks simple operations: they cost nothing in the step, but a kernel launch outside."""
+def test_computations_that_a_step_can_do_stay_in_the_step() -> None:
+    """Checks simple operations. They cost nothing in the step, but a kernel launch outside of it."""
     core: Core = lambda x, v: (x * U.sigmoid() + U.view(4, 1).clamp(0, 1).expand(4, 4).t(), v)  # noqa: E731
     trace = traced(core)
     assert trace.captured == (U,)
@@ -131,7 +131,7 @@ def test_lift_follows_the_captured_tensors() -> None:
     assert torch.equal(trace.lift([other])[0], other.softmax(0)[1])
 
 
-def test_lift_runs_as_it_was_traced_under_autocast() -> None:
+def test_lift_uses_the_autocast_settings_of_the_trace() -> None:
     trace = trace_step(lambda x: x * (SQUARE.float() @ SQUARE.float())[0], 1, 0, 1, (torch.zeros(4, 4),))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert [t.dtype for t in trace.lift(trace.captured)] == [torch.float32]
@@ -149,7 +149,7 @@ def test_the_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
     x = torch.ones(4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around):
         trace = trace_step(core, 1, 1, 1, (x, x))
-        product = table @ table  # autocast may cache a converted parameter, but not the trace's
+        product = table @ table  # autocast may cache the converted parameter, but not that of the trace
         assert product.dtype == (torch.bfloat16 if around else torch.float32)
         wide, narrow = sorted(trace.lift(trace.captured), key=lambda t: -t.element_size())
     assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
@@ -159,7 +159,7 @@ def test_the_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
     assert gradient.dtype == torch.float32
 
 
-def test_only_what_is_needed_is_computed() -> None:
+def test_only_needed_values_are_computed() -> None:
     calls: list[str] = []
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -190,7 +190,7 @@ def test_where_no_gradient_flows_it_has_none() -> None:
 
 
 class Surrogate(torch.autograd.Function):
-    """Reads a sum of its parameter forward, and has a custom gradient for it."""
+    """A function that reads a sum of its parameter in the forward, and has a custom gradient for the parameter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def test_inside_an_autograd_function() -> None:
     assert trace.captured == (U,)
 
 
-def test_a_trace_is_for_what_required_a_gradient_then() -> None:
+def test_a_trace_is_only_valid_for_equal_requires_grad() -> None:
     w = parameter(2, 4)
     core: Core = lambda x, v: (x * w[0], v)  # noqa: E731
     trace = traced(core)
@@ -229,7 +229,7 @@ def test_a_captured_tensor_that_changed_is_reported() -> None:
         trace.vjp([True, True], [True] * 3)
 
 
-def test_a_caller_that_does_not_lift_is_told() -> None:
+def test_a_caller_that_does_not_lift_gets_an_error() -> None:
     with pytest.raises(CaptureError, match=r"(?s)calls sum on captured tensors alone.*test_graph_prologue"):
         _ = traced(lambda x, v: (x * U.sum(), v)).lifted
 

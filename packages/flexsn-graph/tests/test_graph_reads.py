@@ -1,4 +1,4 @@
-"""Values that a core reads in Python: recorded by name, left unchanged, and compared; or else refused."""
+"""Values that a core reads in Python are recorded by name, left unchanged and compared, or the core is rejected."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_collection_of_garbage_is_no_part_of_the_core() -> None:
     assert "COLLECTED" not in reads.constants()
 
 
-def test_what_is_read_has_a_name() -> None:
+def test_every_value_that_is_read_has_a_name() -> None:
     offset = 0.125
     neuron = Neuron()
     reads = trace(lambda x, v: (neuron(x, v)[0], v + offset)).reads
@@ -92,7 +92,7 @@ def test_what_is_read_has_a_name() -> None:
     assert trace(neuron).reads.constants()["self.tau"] == 2.0
 
 
-def test_what_the_core_changes_itself_is_named_and_not_compared() -> None:
+def test_values_that_the_core_changes_are_named_and_not_compared() -> None:
     neuron = Neuron()
     reads = trace(neuron).reads
     assert set(reads.changed_by_core) == {"self.calls", "what is in self.log"}
@@ -133,7 +133,7 @@ def test_values_that_python_takes_for_equal(first: Any, second: Any) -> None:
     assert reads.fetch() is None
 
 
-def test_what_is_never_read_is_not_compared() -> None:
+def test_values_that_are_never_read_are_not_compared() -> None:
     neuron = Neuron()
     reads = trace(neuron).reads
     neuron.other = 3  # type: ignore[assignment]
@@ -141,7 +141,7 @@ def test_what_is_never_read_is_not_compared() -> None:
     assert reads.fetch() is not None
 
 
-def test_everything_is_left_as_it_was() -> None:
+def test_everything_is_restored() -> None:
     class Slow(logging.Logger):
         pass
 
@@ -205,7 +205,7 @@ TARGET = Neuron()
         (multiprocessing.Value("d", 2.0).get_obj(), "memory of ctypes"),
     ],
 )
-def test_what_cannot_be_seen_is_refused(value: Any, what: str) -> None:
+def test_objects_with_hidden_content_are_refused(value: Any, what: str) -> None:
     holder = Neuron()
     holder.source = value
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_seen_is_refused(value: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize("value", [[0.5] * 20_000, numpy.zeros(100_000), dict.fromkeys(range(20_000))], ids=type)
-def test_what_is_too_large_is_refused(value: Any) -> None:
+def test_values_that_are_too_large_are_refused(value: Any) -> None:
     holder = Neuron()
     holder.table = value
     with pytest.raises(CaptureError, match=r"holder\.table has \d+ (elements|bytes).*Make it a tensor"):
@@ -384,7 +384,7 @@ def test_where_a_value_can_change_unseen_by_its_function(name: str) -> None:
 
 
 class Setting:
-    """A setting of a library, which a core reads and a test sets."""
+    """A setting of a library. A core reads it, and a test changes it."""
 
     def __init__(self, ask: Callable[[], object], values: tuple[Any, Any], put: Callable[[Any], object]) -> None:
         self.ask, self.values, self.put = ask, values, put
@@ -400,7 +400,7 @@ SETTINGS = {
     "os.getenv": Setting(lambda: os.getenv("FLEXSN_TEST_TAU"), ("2.0", "3.0"), _put_environment),
     "math.pi": Setting(lambda: math.pi, (math.pi, 3.0), lambda pi: setattr(math, "pi", pi)),
     "sys.argv": Setting(lambda: "tau" in sys.argv, (sys.argv, ["tau"]), lambda argv: setattr(sys, "argv", argv)),
-    # This sets no attribute, because torch's own tests forbid that in a process that imports them.
+    # This does not set the attribute, because torch's own tests forbid this in a process that imports them.
     "cudnn": Setting(lambda: torch.backends.cudnn.benchmark, (False, True), torch._C._set_cudnn_benchmark),
     "deterministic": Setting(
         lambda: torch.are_deterministic_algorithms_enabled(), (False, True), torch.use_deterministic_algorithms
@@ -454,7 +454,7 @@ ONCE: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_what_is_asked_once_is_named_with_its_line(name: str) -> None:
+def test_values_that_are_read_once_are_named_with_their_line(name: str) -> None:
     ask = ONCE[name]
     once = trace(lambda x, v: (x * (2.0 if ask(x) is None else 3.0), v)).reads.once()
     assert list(once) == [name]
@@ -464,7 +464,7 @@ def test_what_is_asked_once_is_named_with_its_line(name: str) -> None:
     assert location.line == ask.__code__.co_firstlineno
 
 
-def test_what_a_library_asks_for_itself_is_not_named() -> None:
+def test_values_that_a_library_reads_for_itself_are_not_named() -> None:
     reads = trace(lambda x, v: (nn.functional.silu(x) * math.exp(len([W])) + x.clone().mul_(W), v)).reads
     assert not reads.once()
     assert "closure variable with_results" not in reads.constants()
@@ -506,7 +506,7 @@ def packed(x: Tensor) -> Tensor:
         (lambda x, v: (packed(x), v), "saved_tensors_hooks"),
     ],
 )
-def test_what_a_core_may_not_do_is_refused_with_its_line(core: Core, message: str) -> None:
+def test_forbidden_calls_are_refused_with_their_line(core: Core, message: str) -> None:
     with pytest.raises(CaptureError, match=message) as raised:
         trace(core)
     assert raised.value.location is not None

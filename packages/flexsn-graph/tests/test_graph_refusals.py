@@ -1,4 +1,4 @@
-"""Operations that a scan kernel cannot honour: refusals have the op's name and the user's line."""
+"""Operations that a scan kernel cannot perform: errors contain the op's name and the user's line."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ CASES: dict[str, tuple[type[UnsupportedCoreError], str, Function]] = {
     "complex_number": (ComplexDtypeError, "aten.mul", lambda x, v: (x * 1j).imag),
     "cond": (UnsupportedCoreError, "cond", lambda x, v: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
 }
-# The message names the ops that these consist of, one or two lines before.
+# The message names the ops of which these consist, which are one or two lines earlier.
 OTHER_OP = {"expand_transposed": "aten.diagonal", "cat": "aten.(slice|cat)"}
 
 
@@ -121,7 +121,7 @@ def test_refused_by_name_and_line(name: str) -> None:
     lines, start = inspect.getsourcelines(function)
     assert start <= location.line < start + len(lines)
     assert f"{location.file}:{location.line}" in str(caught.value)
-    # No tensor was changed before the refusal.
+    # No tensor was changed before the error.
     assert x.eq(1).all()
     assert v.eq(0).all()
     assert torch.equal(W, before[0])
@@ -155,7 +155,7 @@ def test_complex_arguments_and_captured_tensors() -> None:
 
 
 def test_an_input_that_moves_its_positions() -> None:
-    """Tests an input `[3]` of a step `[3, 3]`: it lies along the last axis, and reads along the first move it."""
+    """Tests an input `[3]` of a step `[3, 3]`. It lies along the last axis, so a read along the first axis moves it."""
     b, x = torch.zeros(3), torch.zeros(3, 3)
     with pytest.raises(NonPointwiseError, match=r"aten.unsqueeze.default moves elements"):
         trace_step(lambda b, x: x * b[:, None], 2, 0, 1, (b, x))

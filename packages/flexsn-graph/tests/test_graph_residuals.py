@@ -76,13 +76,13 @@ def bytes_kept(core: Core, num_inputs: int, *shapes: tuple[int, ...]) -> tuple[t
 
 def test_bytes() -> None:
     shape = (3, 5)
-    # An input is read once more; a state, or a value computed from both, is written and read.
+    # An input is read once more. A state, or a value computed from both, is written and read.
     assert bytes_kept(lambda x, v: (x * x, v + x), 1, shape, shape) == ((), 4.0)
     assert bytes_kept(lambda x, v: (v * v, v + x), 1, shape, shape) == ((torch.float32,), 8.0)
     assert bytes_kept(lambda x, v: ((v + x) * (v + x), v + x), 1, shape, shape) == ((torch.float32,), 8.0)
-    # Here, the condition alone is kept.
+    # Here, only the condition is saved.
     assert bytes_kept(lambda x, v: (torch.relu(v + x), v + x), 1, shape, shape) == ((torch.bool,), 2.0)
-    # Here, nothing is kept, or an input that is smaller than the step.
+    # Here, nothing is saved, or only an input that is smaller than the step.
     assert bytes_kept(lambda x, v: (v + 2.0 * x, v), 1, shape, shape) == ((), 0.0)
     dtypes, traffic = bytes_kept(lambda x, y, v: (x * y, v), 2, shape, (5,), shape)
     assert dtypes == ()

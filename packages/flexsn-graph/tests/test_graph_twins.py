@@ -1,4 +1,4 @@
-"""Traces that cores with equal code share: conditions for a twin, and differences that exclude one."""
+"""Traces that cores with equal code share: the conditions for a twin, and the differences that exclude one."""
 
 from __future__ import annotations
 
@@ -174,12 +174,12 @@ def test_another_instance_shares_the_trace(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TWINS if name not in ("recurrent", "default")])
-def test_what_a_twin_reads_is_followed(name: str) -> None:
+def test_values_that_a_twin_reads_are_followed(name: str) -> None:
     first, second = TWINS[name](), TWINS[name]()
     twin = traced(first).of_twin(second)
     assert twin is not None
     change(first)
-    assert twin.reads.fetch() is not None, "the first instance's number is no business of its twin"
+    assert twin.reads.fetch() is not None, "the twin depends on a number of the first instance"
     change(second)
     assert twin.reads.fetch() is None
 
@@ -337,7 +337,7 @@ def by_cache() -> tuple[Core, Core]:
 
 
 @pytest.mark.parametrize("make", [by_identity, by_hash, by_key, by_clock, by_cache])
-def test_a_core_that_tells_objects_apart_has_no_twin(make: Callable[[], tuple[Core, Core]]) -> None:
+def test_a_core_that_distinguishes_objects_has_no_twin(make: Callable[[], tuple[Core, Core]]) -> None:
     first, second = make()
     assert traced(first).of_twin(second) is None
 

@@ -1,4 +1,4 @@
-"""The VJP graph: autograd's gradients, for every choice of present and required gradients."""
+"""The VJP graph computes autograd's gradients for every choice of present and required gradients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_captured_parameter_that_is_not_contiguous() -> None:
 @pytest.mark.long(all_but=["shape0", "shape3", "shape5"])
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 1), (1, 4), (1, 1, 3, 4)])
 def test_input_smaller_than_the_step(shape: tuple[int, ...]) -> None:
-    """Checks that the gradient has the step's shape; the sum to the input's shape is linear in it."""
+    """Checks that the gradient has the step's shape, from which the sum to the input's shape is computed."""
     torch.manual_seed(0)
     small = torch.randn(shape, dtype=torch.float64)
     x, v = torch.randn(2, 2, 1, 3, 4, dtype=torch.float64)
@@ -98,7 +98,7 @@ def test_masks(cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
 
 
 def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
-    """Tests the last mask, too, where no gradient comes and nothing is computed."""
+    """Also tests the last mask, with which no gradient is present and nothing is computed."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s, v = lif_core()(x, v)
@@ -115,7 +115,7 @@ def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
     assert trace.vjp([False] * 3, [True, True]).gradients == (None, None)
 
 
-def test_what_is_not_wanted_is_not_computed() -> None:
+def test_gradients_that_are_not_required_are_not_computed() -> None:
     trace = trace_step(PLIF(torch.zeros(3)), 1, 1, 1, (torch.zeros(2, 3), torch.zeros(2, 3)))
     whole = len(trace.vjp([True, True], [True, True, True]).graph.nodes)
     without_parameter = len(trace.vjp([True, True], [True, True, False]).graph.nodes)
@@ -127,7 +127,7 @@ def test_what_is_not_wanted_is_not_computed() -> None:
 
 
 def test_gradients_that_are_always_zero_are_absent() -> None:
-    """Tests no path, a hard threshold, and `floor`, whose gradient in autograd is zeros."""
+    """Tests a missing path, a hard threshold, and `floor`, whose gradient in autograd is zeros."""
 
     def core(x: Tensor, y: Tensor, z: Tensor, n: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return (y > 0.0).to(v) + z.floor(), v + x
@@ -209,14 +209,14 @@ LOGITS: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LOGITS)
 def test_logit_and_cross_entropy_at_special_values(name: str, dtype: torch.dtype) -> None:
-    """Tests infinity, where torch's decomposition of the cross entropy returns NaN, and eager mode infinity."""
+    """Tests infinity. Torch's decomposition of the cross entropy returns NaN there, and eager mode returns infinity."""
     special = [0.0, 1.0, 0.5, 0.25, 2.0, -1.0, 100.0, -100.0, float("inf"), float("-inf")]
-    if name != "logit_eps":  # in eager mode, NaN depends on the element's place in memory
+    if name != "logit_eps":  # in eager mode, NaN depends on the element's position in memory
         special.append(float("nan"))
     x, t = (m.reshape(-1) for m in torch.meshgrid(2 * [torch.tensor(special, dtype=dtype)], indexing="ij"))
     core, ones = LOGITS[name], torch.ones_like(x)
     trace = trace_step(core, 2, 0, 1, (x, t))
-    # Vectorised half kernels on the CPU round after each op; others round once.
+    # Vectorised half-precision kernels on the CPU round after each op, and other kernels round once.
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     found, expected = run_forward(trace, (x, t))[0], core(x, t)
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)

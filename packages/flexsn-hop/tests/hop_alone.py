@@ -1,4 +1,4 @@
-"""Fixtures for tests of this package alone, for any imports of the process."""
+"""Fixtures for tests of this package alone, independent of the other imports of the process."""
 
 from __future__ import annotations
 

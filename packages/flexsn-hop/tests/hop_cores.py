@@ -41,7 +41,7 @@ def detach_spike(x: torch.Tensor) -> torch.Tensor:
 
 
 def smooth_spike(x: torch.Tensor) -> torch.Tensor:
-    """Computes a spike without a threshold, which gradcheck can check."""
+    """Computes a spike without a threshold, so that gradcheck can check it."""
     return torch.sigmoid(4 * x)
 
 
@@ -110,7 +110,7 @@ def two_by_two_core(spike: Spike) -> Core:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A core and its counts; ``lifted`` are the shapes of its lifted tensors."""
+    """A core and its counts. ``lifted`` contains the shapes of its lifted tensors."""
 
     name: str
     make: Callable[[Spike], Core]
@@ -131,7 +131,7 @@ class Case:
         seed: int = 0,
         requires_grad: bool = True,
     ) -> list[torch.Tensor]:
-        """Flat arguments ``[*input_seqs, *init_states, *lifted]``."""
+        """Returns the flat arguments ``[*input_seqs, *init_states, *lifted]``."""
         generator = torch.Generator().manual_seed(seed)
 
         def draw(*shape: int) -> torch.Tensor:

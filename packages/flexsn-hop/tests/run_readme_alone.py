@@ -1,9 +1,9 @@
-"""Runs the python blocks of a README with imports from the named folders alone.
+"""Runs the python blocks of a README. Imports are possible only from the named folders.
 
     python -I -S run_readme_alone.py README FOLDER...
 
-`-I` hides PYTHONPATH and the current folder. `-S` hides site-packages with its `.pth` files, and so hides packages that
-are installed from their folders. The script prints how many blocks ran, and which siblings of the package it found.
+`-I` hides PYTHONPATH and the current folder. `-S` hides site-packages and its `.pth` files, and thus the packages that
+are installed from their folders. The script prints the number of blocks, and the siblings of the package that it found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIBLINGS = ("flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_nn")
 def main() -> None:
     readme, *folders = sys.argv[1:]
     sys.path += folders
-    # Packages installed as wheels are in site-packages itself: siblings must be hidden there, too.
+    # Packages that are installed as wheels are in site-packages itself, so siblings must be hidden there, too.
     for name in SIBLINGS:
         sys.modules[name] = None  # type: ignore[assignment]
     found = []

@@ -1,4 +1,4 @@
-"""Recurrences for the tests of `scan`, and the loop for comparison."""
+"""Recurrences for the tests of `scan`, and the loop with which they are compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 def looped(
     step: Step, init: Any, xs: Any = None, *, length: int | None = None, reverse: bool = False, dim: int = 0
 ) -> tuple[Any, Any]:
-    """Computes `scan` as a loop written by hand, for at least one step."""
+    """Computes `scan` as a hand-written loop, for at least one step."""
     sequences = [leaf for leaf in tree_leaves(xs) if leaf is not None]
     steps = sequences[0].shape[dim] if sequences else length
     assert isinstance(steps, int)
@@ -36,7 +36,7 @@ def moving_average(mean: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class MinimalGRU(torch.nn.Module):
-    """A cell of one gate and matrices, which returns the state and a summary of it in another shape."""
+    """A cell with one gate and matrices. It returns the state, and a summary of the state in another shape."""
 
     def __init__(self, inputs: int = 3, hidden: int = 4) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Belief(NamedTuple):
 
 
 def kalman(belief: Belief, x: dict[str, Tensor]) -> tuple[Belief, tuple[Tensor, None]]:
-    """Filters a random walk, observed with noise of a known variance at each step."""
+    """Filters a random walk that is observed at each step with noise of a known variance."""
     predicted = belief.variance + 0.5
     gain = predicted / (predicted + x["noise"])
     mean = belief.mean + gain * (x["seen"] - belief.mean)
@@ -92,7 +92,7 @@ class Recurrence(NamedTuple):
 
 
 def recurrences(steps: int) -> Iterator[Recurrence]:
-    """Yields fresh steps and tensors each time, all in float64."""
+    """Yields new steps and tensors each time, all in float64."""
     yield Recurrence("moving_average", moving_average, draw(2, 3), draw(steps, 2, 3), {})
     yield Recurrence("backwards", moving_average, draw(2, 3), draw(2, steps, 3), {"dim": 1, "reverse": True})
     yield Recurrence("minimal_gru", MinimalGRU(), draw(2, 4), draw(2, 3, steps), {"dim": -1})

@@ -1,4 +1,4 @@
-"""Absent gradients are absent in a compiled scan's backward, too: no zero meets an infinite derivative."""
+"""Absent gradients are also absent in a compiled scan's backward, so that no zero meets an infinite derivative."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_equals_the_loop_in_compiled_code(name: str) -> None:
     assert_equals_the_loop(name, 3, (True, False, False), "inductor")
 
 
-def test_what_no_gradient_reaches_has_none() -> None:
+def test_values_that_no_gradient_reaches_have_no_gradient() -> None:
     x, v, w = torch.ones(3, 2), torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
 
     def loss(x: Tensor, v: Tensor) -> Tensor:
@@ -62,6 +62,6 @@ def assert_equals_the_loop(name: str, steps: int, in_loss: tuple[bool, ...], bac
         if found is None:
             assert expected is None
             continue
-        # In later steps alone, a gradient may exist: then the operator returns zeros, and the loop returns none.
+        # If a gradient exists in later steps only, the operator returns zeros, and the loop returns None.
         wanted = torch.zeros_like(found) if expected is None else expected
         torch.testing.assert_close(found, wanted, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Claims of `docs/why-not-torch-scan.md`: PyTorch's own scan of a recurrence, and `scan`.
+"""Claims of `docs/why-not-torch-scan.md`, which compares PyTorch's own scan of a recurrence with `scan`.
 
 On every version of torch, `scan` is compared with the loop. On the version that the page covers, torch's scan is
 compared with the page's claims.
@@ -20,7 +20,7 @@ from torch.func import grad, jvp, vmap
 from flexsn_hop import scan
 from flexsn_hop._torch_private import builtin_scan
 
-# torch's forward mode scripts its own formulas.
+# Torch's forward mode scripts its own formulas.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 SEEN_ON = "2.15"
@@ -96,7 +96,7 @@ def branch(how: Scan) -> Any:
 
 @dataclass(frozen=True)
 class Point:
-    """One row of the page: a program, and the outcome in torch's scan: an error's name, "wrong" or "silent"."""
+    """One row of the page: a program, and its outcome with torch's scan: an error's name, "wrong" or "silent"."""
 
     run: Callable[[Scan], Any]
     torchs: str
@@ -141,7 +141,7 @@ def test_scan_does_it_as_the_loop(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 @pytest.mark.parametrize("name", POINTS)
-def test_torchs_scan_does_what_the_page_says(name: str) -> None:
+def test_torchs_scan_behaves_as_the_page_describes(name: str) -> None:
     torch._dynamo.reset()
     point = POINTS[name]
     assert builtin_scan is not None

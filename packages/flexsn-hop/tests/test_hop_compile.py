@@ -1,4 +1,4 @@
-"""The operator under ``torch.compile``: captured as one node, equal to the eager scan."""
+"""The operator under ``torch.compile`` is captured as one node, and equals the eager scan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flexsn_hop import (
 )
 
 pytestmark = [
-    # torch's own tests have this recording backend.
+    # Torch's own tests have this recording backend.
     pytest.mark.filterwarnings("ignore:.*doesn't take boxed arguments:UserWarning"),
 ]
 
@@ -132,7 +132,7 @@ def test_a_gradient_that_did_not_come_is_not_computed_with() -> None:
 
 
 def test_a_state_that_needs_a_gradient_only_after_the_first_step() -> None:
-    # In the first step, the spike depends on the initial state alone, which needs no gradient.
+    # In the first step, the spike depends only on the initial state, which needs no gradient.
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         s = function_spike(v - 0.5)
         return s, 0.8 * v * (1 - s) + x
@@ -145,7 +145,7 @@ def test_a_state_that_needs_a_gradient_only_after_the_first_step() -> None:
     )
 
 
-def test_chain_of_states_whose_gradients_come_one_after_the_other() -> None:
+def test_a_chain_of_states_whose_gradients_arrive_one_after_the_other() -> None:
     def core(x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, b, c, count = states
         return c * 1.0, x * 2, function_spike(a) + a, b * a, count + 1
@@ -436,7 +436,7 @@ def test_empty_scan(scan: Run, reference: Run) -> None:
     x, v = torch.zeros(0, 2), torch.randn(2, requires_grad=True)
     expected = reference(core, 1, 1, 1, x, v, output_template_specs=specs)
     torch.testing.assert_close(run(x, v), expected, rtol=0, atol=0)
-    # One compiled function serves empty and other scans.
+    # One compiled function works for empty and other scans.
     x = torch.randn(3, 2)
     torch.testing.assert_close(run(x, v), reference(core, 1, 1, 1, x, v))
 

@@ -1,4 +1,4 @@
-"""Each error of the eager scan under ``torch.compile``: of equal kind, with equal words."""
+"""Each error of the eager scan under ``torch.compile`` has the same kind and the same words."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Module(torch.nn.Module):
 
 
 def refused(error: type[Exception], words: list[str], run: Run, *arguments: torch.Tensor, eager: bool = True) -> None:
-    """Checks that ``run`` raises ``error`` with ``words``, compiled and, with ``eager``, as it is."""
+    """Checks that ``run`` raises ``error`` with ``words`` when compiled and, if ``eager``, when not compiled."""
     runs = [torch.compile(run, fullgraph=True, backend="aot_eager")] + ([run] if eager else [])
     for attempt in runs:
         with pytest.raises(error) as caught:
@@ -97,7 +97,7 @@ def test_arity_of_a_core_made_inside() -> None:
         (errors.StateChangedError, lambda x, v: (x, v.half()), ["float32", "float16"]),
     ],
 )
-def test_what_the_core_returns(error: type[Exception], wrong: Run, words: list[str]) -> None:
+def test_wrong_results_of_the_core(error: type[Exception], wrong: Run, words: list[str]) -> None:
     refused(error, words, lambda x, v: flex_sn_scan(wrong, 1, 1, 1, x, v), X, V)
 
 
@@ -124,7 +124,7 @@ def test_random_operators(draw: Run) -> None:
     run: Run = lambda x, v: flex_sn_scan(noisy, 1, 1, 1, x, v)  # noqa: E731
     words = ["random numbers", "the line that the message names", "before the scan"]
     refused(errors.RandomOpError, words, run, X, V, eager=False)
-    run(X, V)  # the loop recomputes nothing
+    run(X, V)  # works, because the loop does not recompute anything
 
 
 def test_mutation() -> None:
@@ -164,7 +164,7 @@ def test_side_effects_and_printing() -> None:
 
 
 def test_lowerings(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Another test's imports may have registered a lowering.
+    # Imports of another test may have registered a lowering.
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     run: Run = functools.partial(flex_sn_scan, core, 1, 1, 1, lowering="fast")
     words = ["the argument lowering is 'fast'", "auto, kernel, compiled_loop, scan, while_loop, loop"]

@@ -27,14 +27,14 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 @pytest.fixture(autouse=True)
 def compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allows the compiled loop alone."""
+    """Allows only the compiled loop."""
     torch._dynamo.reset()
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
 
 
 @pytest.fixture
 def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Records the layouts of compiled steps. Steps run as graphs here, since Inductor needs seconds for each."""
+    """Records the layouts of compiled steps. Steps run as graphs here, because Inductor needs seconds for each step."""
     found: list[Any] = []
 
     def compile_step(module: Any, sequences: Any, rows: Any, *_: Any) -> Callable[[list[Any]], None]:
@@ -60,7 +60,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def grads(run: Callable[..., Any], step: Any, init: Any, xs: Any, options: dict[str, Any]) -> Any:
-    """Returns results and gradients of all floating leaves and of the step's parameters."""
+    """Returns results, and gradients of all floating-point leaves and of the step's parameters."""
     init, xs = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()) if t is not None else t, (init, xs))
     leaves = [t for t in tree_leaves((init, xs)) if t is not None and t.requires_grad] + parameters_of(step)
     results = run(step, init, xs, **options)
@@ -95,7 +95,7 @@ def test_recurrences_as_graphs(name: str, steps: int) -> None:
 
 
 def delay(carry: Any, x: Tensor) -> Any:
-    """Delays by three states, of which only the last one gets a gradient at the end."""
+    """Delays by three states. Only the last of them gets a gradient at the end."""
     first, second, third = carry
     return (x, first, second), third.sqrt()
 
@@ -118,7 +118,7 @@ def constant(carry: Tensor, x: Tensor) -> Any:
 @pytest.mark.parametrize("step", [delay, exchange, through, constant], ids=lambda step: step.__name__)
 @pytest.mark.parametrize("through_results", [True, False])
 def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
-    """Tests absent gradients: zeros in their place would meet infinite derivatives here."""
+    """Tests absent gradients. If they were replaced with zeros, these would meet infinite derivatives here."""
     number = {"delay": 3, "exchange": 2}.get(step.__name__, 0)
     leaves = [torch.rand(4, dtype=torch.float64, requires_grad=True) for _ in range(max(1, number))]
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
 
 
 def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
-    """Checks that compiled code does not depend on the number of steps, for any position of time."""
+    """Checks that compiled code does not depend on the number of steps, for any position of the time dimension."""
     weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
 
     def run(x: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def test_blocks_of_steps(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_states_of_several_kinds(layouts: list[Any]) -> None:
-    """Tests state sequences, channels-last, 0-d and integer states, and a core's sizes."""
+    """Tests state sequences, channels-last, 0-d and integer states, and a core that uses sizes."""
 
     def core(x: Tensor, v: Tensor, count: Tensor, scale: Tensor) -> Any:
         v = v * scale + x.mean(-1, keepdim=True) * x.shape[0]
@@ -229,7 +229,7 @@ def test_tensors_without_elements() -> None:
 
 
 def test_rows_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths up to more than one block, by one code of Inductor's for each direction: a row is an offset in it."""
+    """Tests lengths of up to more than one block. Inductor's code for each direction uses the row as an offset."""
     compiles: list[Any] = []
 
     def compile_step(*args: Any) -> Any:
@@ -270,8 +270,47 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("name", PARTS)
 def test_gradients_that_are_written_into_zeros(name: str) -> None:
-    """Inductor makes zeros of the gradient of a part, and writes to a part of these: they are not zeros then."""
+    """Inductor creates zeros for the gradient of a part, and writes to a part of them, so they are not zeros then."""
     part = PARTS[name]
     assert_equal_to_loop(
         lambda h, x: (torch.tanh(h), part(x) + 0.0), torch.rand(2).double(), torch.rand(4, 3, 3).double()
     )
+
+
+def _masked_after_index(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    v = torch.zeros(3, 2, dtype=x.dtype)
+    v[INDEX] = x
+    v[v > 0.1] = 0.3
+    return 0.5 * carry + torch.tanh(v), v.sum(0)
+
+
+def _rows_masked_after_index(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    v = carry.index_put((INDEX,), x, accumulate=True)
+    v[v[:, 0] > 0.1] = 0.3
+    return torch.sin(v), v.cumsum(0)
+
+
+def _added_by_mask(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    v = carry.index_put((INDEX,), x)
+    v = v.index_put((v > 0.1,), torch.tensor([0.3], dtype=x.dtype), accumulate=True)
+    return torch.sin(v), v * x
+
+
+INDEX = torch.tensor([2, 0, 1])
+
+
+@pytest.mark.long(all_but=["_masked_after_index"])
+@pytest.mark.parametrize("step", [_masked_after_index, _rows_masked_after_index, _added_by_mask])
+def test_masks_after_index_tensors(step: Step) -> None:
+    # Inductor of torch 2.11 and 2.13 has wrong results for such an assignment by a mask.
+    x = torch.randn(5, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    init = torch.full((3, 2), 0.2, dtype=torch.float64, requires_grad=True)
+
+    def run(init: Tensor, x: Tensor) -> list[Tensor]:
+        return tree_leaves(scan(step, init, x))
+
+    for _ in range(2):
+        found, expected = torch.compile(run, fullgraph=True)(init, x), run(init, x)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(loss(results), [init, x]) for results in (found, expected)]
+        torch.testing.assert_close(*gradients)

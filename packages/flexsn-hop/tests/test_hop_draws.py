@@ -1,4 +1,4 @@
-"""Operators that may draw random numbers: compiled steps contain them if a call draws none."""
+"""Operators that may draw random numbers. Compiled steps may contain them if the call does not draw any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flexsn_hop import errors, scan
 
-# torch.cond warns
+# torch.cond issues this warning.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 Part = Callable[[Tensor], Tensor]

@@ -17,7 +17,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def hand_written(core: Core, case: Case, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Computes the definition, separately from the package: index time, call, append to lists."""
+    """Computes the definition, independently of the package: index time, call, append to lists."""
     inputs = arguments[: case.num_inputs]
     states = list(arguments[case.num_inputs : case.num_inputs + case.num_states])
     lifted = arguments[case.num_inputs + case.num_states :]
@@ -56,7 +56,7 @@ def test_final_state_is_the_last_of_the_sequence(case: Case) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-# Detached resets are left out: by design, their gradient is not the derivative.
+# Detached resets are excluded, because their gradient intentionally differs from the derivative.
 @pytest.mark.parametrize("case", [c for c in CASES if not c.name.endswith("detached")], ids=lambda case: case.name)
 def test_gradcheck(case: Case) -> None:
     core = case.make(smooth_spike)
@@ -78,7 +78,7 @@ def test_surrogates_give_the_same_gradients() -> None:
 
 
 def test_closed_form_of_a_leaky_integrator() -> None:
-    # v[t] = a v[t-1] + x[t], so v[T] = a^T v0 + sum a^(T-t) x[t]; gradients follow.
+    # v[t] = a v[t-1] + x[t], so v[T] = a^T v0 + sum a^(T-t) x[t]. The gradients follow from this.
     decay = 0.5
     x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64, requires_grad=True)
     v0 = torch.tensor(8.0, dtype=torch.float64, requires_grad=True)
@@ -223,5 +223,5 @@ def test_backward_is_linear_in_steps() -> None:
 
     assert CASES[0].counts == (1, 1, 1)
     assert written(eager_scan, 256) < 20 * written(eager_scan, 16)
-    # In contrast, indexing writes gradients of x[t] as large as all of x.
+    # In contrast, indexing writes gradients of x[t] that are as large as all of x.
     assert written(by_index, 256) > 100 * written(by_index, 16)

@@ -220,8 +220,8 @@ def test_output_that_changes(run: Run) -> None:
     ("specs", "words"),
     [
         (None, ["num_outputs is 2", "no output_template_specs"]),
-        ([((2,), torch.float32)], ["num_outputs is 2", "1 of them"]),
-        ([((2,), torch.float32)] * 3, ["num_outputs is 2", "3 of them"]),
+        ([((2,), torch.float32)], ["num_outputs is 2", "1 output_template_specs"]),
+        ([((2,), torch.float32)] * 3, ["num_outputs is 2", "3 output_template_specs"]),
         ([((2,), torch.float32), ((2,),)], ["output_template_specs[1]"]),
         ([((2,), torch.float32), (torch.float32, (2,))], ["output_template_specs[1]"]),
         ([(2, torch.float32), ((2,), torch.float32)], ["output_template_specs[0]", "(shape, dtype)"]),

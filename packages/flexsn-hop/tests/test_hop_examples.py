@@ -24,8 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 
 def test_readme_with_this_package_alone() -> None:
-    """Runs its blocks one after the other in a new process that can import no other package of FlexSN."""
-    # torch may be outside of site-packages: a `.pth` file there may lead to it.
+    """Runs the blocks one after the other in a new process that cannot import any other package of FlexSN."""
+    # Torch may be outside of site-packages, because a `.pth` file there may point to it.
     places = [Path(flexsn_hop.__path__[0]).parent, *site.getsitepackages(), Path(torch.__path__[0]).parent]
     folders = list(dict.fromkeys(map(str, places)))
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""The order of results in memory, against PyTorch's own elementwise operations."""
+"""The order of results in memory, compared with PyTorch's own elementwise operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = (1, 2, 3, 5)
 
 
 def significant(tensor: Tensor) -> list[int | None]:
-    """Returns the strides of dimensions of more than one element."""
+    """Returns the strides of the dimensions with more than one element."""
     return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
 
 

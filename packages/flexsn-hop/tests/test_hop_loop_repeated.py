@@ -1,4 +1,4 @@
-"""The loop that Inductor calls: it repeats the computations of a step in each step and each call."""
+"""The loop that Inductor calls repeats all computations of a step, at each step and in each call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flexsn_hop.text import read_graph, write_graph
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # torch.cond warns
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # of torch.cond
 ]
 
 Step = Callable[[Any, Any], tuple[Any, Any]]

@@ -1,6 +1,6 @@
-"""The scan through PyTorch's own operators: it is right, or refused.
+"""The scan through PyTorch's own operators is either correct or rejected.
 
-torch 2.11.0 and 2.13.0 showed each of these cases.
+Each of these cases was observed on torch 2.11.0 and 2.13.0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flexsn_hop import (
     lowerable_while_loop_scan_final_state,
 )
 
-# Dynamo and Inductor use functions that torch deprecates.
+# Dynamo and Inductor use functions that torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 Run = Callable[..., Any]

@@ -113,7 +113,7 @@ def test_a_constant_inside_the_core_in_training() -> None:
 
 
 class Unrolled:
-    """A lowering without a GPU: the loops themselves, traced into Inductor's graph."""
+    """A lowering that works without a GPU: the loops themselves, traced into Inductor's graph."""
 
     version = "1"
 
@@ -134,7 +134,7 @@ class Unrolled:
     ) -> Sequence[torch.Tensor]:
         self.traced.append(layout)
         values = list(flat_args)
-        for position in layout.zero_positions:  # these are not written
+        for position in layout.zero_positions:  # the memory of these states is not written
             values[position] = torch.zeros(values[position].shape, dtype=values[position].dtype)
         return forward_loop(core, layout, values)
 
@@ -202,7 +202,7 @@ def test_a_state_of_zeros_is_neither_written_nor_kept(
     lowering = Unrolled()
     register(lowering)
     arguments = [torch.randn(3, 4, 5, requires_grad=True), torch.randn(5, requires_grad=True)]
-    if dynamic:  # except for time, which this lowering unrolls
+    if dynamic:  # all sizes except for time, because this lowering unrolls the loop
         torch._dynamo.mark_dynamic(arguments[0], 1)
     run = torch.compile(functools.partial(from_zero, scan, zero_states=(True, False)), fullgraph=True, backend=backend)
     assert_same(run, functools.partial(from_zero, reference), arguments)
@@ -214,7 +214,7 @@ def test_a_state_of_zeros_is_neither_written_nor_kept(
         assert backward.num_given == 3
 
 
-def test_what_is_said_to_be_zeros_still_gets_its_gradient() -> None:
+def test_a_state_declared_as_zeros_still_gets_its_gradient() -> None:
     def train(scan: Run, x: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
         return scan(lambda x, v: (x * v, 0.5 * v + x), 1, 1, 1, x, v, **options)
 
@@ -233,7 +233,7 @@ def test_zero_states_is_as_long_as_there_are_states(compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("final", [False, True])
-def test_a_state_that_is_said_to_be_zeros_and_is_not(final: bool) -> None:
+def test_a_state_declared_as_zeros_that_is_not_zero(final: bool) -> None:
     scan: Run = flex_sn_scan_final_state if final else flex_sn_scan
     with pytest.raises(errors.NonzeroStateError, match="state 1 is not zeros") as caught:
         from_zero(scan, torch.randn(3, 4), torch.randn(4), zero_states=(True, True))
@@ -255,7 +255,7 @@ def test_auto_falls_back_to_the_loop_and_kernel_does_not(
 
 
 class Refusing(Unrolled):
-    """Rejects each core, or each backward, for some part of it."""
+    """A lowering that rejects each core, or each backward, because of a part of it."""
 
     def __init__(self, name: str, words: str, *, only_backward: bool = False) -> None:
         super().__init__(name=name)
@@ -284,7 +284,7 @@ def test_the_first_that_can_takes_the_scan() -> None:
     assert scan_lowerings(*arguments) == {"away": "it is away", "picky": None, "half": None, "unrolled": None}
 
 
-def test_when_none_can_each_reason_is_told() -> None:
+def test_the_error_names_the_reason_of_each_lowering() -> None:
     register_scan_lowering(Unrolled(why="it is away", name="away"))
     register_scan_lowering(Refusing("picky", "not this core"))
     arguments = CASES[5].arguments(3, requires_grad=False)
@@ -323,17 +323,17 @@ def test_the_order_is_not_that_of_imports() -> None:
     ("lowering", "words"),
     [
         (Unrolled, r"a lowering is an object, and not a class: register Unrolled\(\)"),
-        (object(), "a object is no lowering: it has no name, no version, no checkpoint_interval"),
+        (object(), "a object is not a lowering: it has no name, no version, no checkpoint_interval"),
     ],
 )
-def test_what_is_no_lowering_is_not_registered(lowering: Any, words: str) -> None:
+def test_objects_that_are_no_lowering_are_not_registered(lowering: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         register_scan_lowering(lowering)
     assert scan_lowerings() == {}
 
 
 class Faulty(Unrolled):
-    """Makes one mistake."""
+    """A lowering that makes one mistake."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(name="faulty", interval=0 if fault == "interval" else 1)
@@ -364,13 +364,13 @@ class Faulty(Unrolled):
 
 FAULTS = {
     "why": "why_unavailable of the lowering 'faulty' failed with IndexError: out of range; lowering='loop'",
-    "interval": "checkpoint_interval of the lowering 'faulty' gave 0; it must give an int, 1 or more",
+    "interval": "checkpoint_interval of the lowering 'faulty' returned 0; it must return an int, 1 or more",
     "raises": "forward of the lowering 'faulty' failed with KeyError: 'lost'",
-    "count": "forward of the lowering 'faulty' gave . results; the layout wants",
-    "shape": r"forward of the lowering 'faulty' gave torch.float\d+ \[2.* as result 0; it must be torch.float\d+ \[3",
-    "dtype": "forward of the lowering 'faulty' gave torch.float64 .* as result 0; it must be torch.float32",
-    "kind": "forward of the lowering 'faulty' gave a int as result 0; it must be a torch.Tensor",
-    "constant": "forward of the lowering 'faulty' made a constant tensor, with torch.tensor maybe: torch.full",
+    "count": "forward of the lowering 'faulty' returned . results; the layout requires",
+    "shape": r"forward of the lowering 'faulty' returned torch.float\d+ \[2.* result 0; it must be torch.float\d+ \[3",
+    "dtype": "forward of the lowering 'faulty' returned torch.float64 .* as result 0; it must be torch.float32",
+    "kind": "forward of the lowering 'faulty' returned a int as result 0; it must be a torch.Tensor",
+    "constant": "forward of the lowering 'faulty' created a constant tensor, perhaps with torch.tensor: use torch.full",
     "gradient": "backward of the lowering 'faulty' gave",
 }
 
@@ -409,7 +409,7 @@ def test_a_constant_inside_the_core_is_left_to_the_loop(
     assert lowering.traced == []
     torch._dynamo.reset()
     kernel = functools.partial(flex_sn_scan, constant_core, 1, 1, 1, lowering="kernel")
-    with pytest.raises(Exception, match="'kernel' cannot compile this core: the core makes a constant tensor"):
+    with pytest.raises(Exception, match="'kernel' cannot compile this core: the core creates a constant tensor"):
         torch.compile(kernel, fullgraph=True)(*arguments)
 
 

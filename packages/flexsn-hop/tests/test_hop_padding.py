@@ -1,4 +1,4 @@
-"""Steps whose products Inductor has padded: without the padding, they are as before."""
+"""Steps whose products Inductor has padded are restored by removing the padding."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_products(sizes: tuple[int, int, int], batch: tuple[int, ...]) -> None:
     found = without_padding(graph)
     assert not is_padded(found)
     torch.testing.assert_close(found(a, b), torch.tanh(a @ b))
-    torch.testing.assert_close(graph(a, b), torch.tanh(a @ b))  # which is unchanged
+    torch.testing.assert_close(graph(a, b), torch.tanh(a @ b))  # the original graph is unchanged
 
 
 @pytest.mark.parametrize("shape", [(5,), (6, 5)])

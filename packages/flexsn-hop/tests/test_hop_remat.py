@@ -1,4 +1,4 @@
-"""`scan(..., remat=K)`: it keeps every K-th carry, and its gradients are bitwise equal."""
+"""`scan(..., remat=K)` keeps every K-th carry, and its gradients are bitwise equal."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_compiled_gradients_are_equal_to_the_bit(
 
 
 def saved_bytes(run: Callable[[], Tensor]) -> int:
-    """Returns the bytes of the tensors that autograd keeps for a backward, each memory once."""
+    """Returns the bytes of the tensors that autograd keeps for a backward. Each memory is counted once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def test_export_keeps_one_node() -> None:
 
 @pytest.mark.parametrize("remat", [0, -3])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_numbers_that_are_no_interval(remat: int, compiled: bool) -> None:
+def test_intervals_below_one_are_refused(remat: int, compiled: bool) -> None:
     def run(x: Tensor) -> Tensor:
         return scan(average, x[0], x, remat=remat)[0]
 
@@ -160,7 +160,7 @@ def test_numbers_that_are_no_interval(remat: int, compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("remat", [2.0, True, "4"])
-def test_what_is_no_number(remat: Any) -> None:
+def test_values_that_are_no_integer_are_refused(remat: Any) -> None:
     with pytest.raises(TypeError, match=r"remat is .*; it must be an int"):
         scan(average, torch.ones(2), torch.ones(4, 2), remat=remat)
 

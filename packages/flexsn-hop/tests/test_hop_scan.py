@@ -1,4 +1,4 @@
-"""`scan` without a compiler: equal to a loop written by hand, with all of its derivatives; and its errors."""
+"""`scan` without a compiler: it equals a hand-written loop, with all of its derivatives. Its errors are clear."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_differentiable_twice(name: str) -> None:
     torch.testing.assert_close(twice(scan), twice(looped))
 
 
-# torch's forward mode scripts its own formulas.
+# Torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("name", ["backwards", "minimal_gru", "kalman", "logsumexp"])
 def test_forward_mode(name: str) -> None:
@@ -83,7 +83,7 @@ def test_vmap() -> None:
     dims: Any = (Belief(*pair), {"seen": 1, "noise": None})
 
     def one(how: Scan, belief: Belief, xs: dict[str, Tensor]) -> Any:
-        last, (means, _) = how(kalman, belief, xs)  # vmap accepts no None
+        last, (means, _) = how(kalman, belief, xs)  # vmap does not accept None
         return last, means
 
     results = vmap(functools.partial(one, scan), dims)(beliefs, xs)
@@ -127,7 +127,7 @@ class State:
 register_dataclass(State)
 
 
-def test_structures_come_back_as_they_were() -> None:
+def test_structures_are_returned_unchanged() -> None:
     def fall(state: State, _: tuple[()]) -> tuple[State, tuple[Tensor, None]]:
         return State(state.position + state.speed, state.speed - 1), (state.position, None)
 
@@ -140,7 +140,7 @@ def test_structures_come_back_as_they_were() -> None:
 
 
 class Pair:
-    """A container that checks its parts, and was registered without their names."""
+    """A container that checks its parts, and that was registered without their names."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         assert first.dtype == second.dtype
@@ -170,7 +170,7 @@ class Unknown:
 
 
 def containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
-    """Yields such a container in each place: name, step, init, xs."""
+    """Yields such a container in each position, as name, step, init, xs."""
     x, v = draw(4, 3), draw(3)
     yield "xs", lambda c, x: (c + x.first, x.second * c), v, kind(x, x.cos())
     yield "carry", lambda c, x: (kind(c.second + x, c.first), c.first), kind(v, v.cos()), x
@@ -180,7 +180,7 @@ def containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
 
 
 @pytest.mark.parametrize("kind", [Pair, Span])
-def test_containers_that_check_what_they_are_made_of(kind: Any) -> None:
+def test_containers_that_check_their_elements(kind: Any) -> None:
     for name, step, init, xs in containers(kind):
         results = scan(step, init, xs)
         torch.testing.assert_close(tree_leaves(results), tree_leaves(looped(step, init, xs)), rtol=0, atol=0, msg=name)
@@ -218,7 +218,7 @@ def test_sparse_tensors(sparse: Callable[[Tensor], Tensor]) -> None:
         torch.testing.assert_close(ys.to_dense(), dense)
 
 
-# float8 has no flip.
+# `flip` does not support float8.
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bool, torch.uint16, torch.bfloat16])
 def test_backwards_in_every_dtype(dtype: torch.dtype) -> None:
     x = torch.arange(4).to(dtype)
@@ -312,7 +312,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a dataclass that is not registered": (
         lambda: scan(lambda c, x: (c, x), {"a": Unknown(V)}, X),
         errors.NotATensorError,
-        r"init\['a'\] is a Unknown; .* known: torch.export.register_dataclass",
+        r"init\['a'\] is a Unknown; .* registered container: torch.export.register_dataclass",
     ),
     "a nested tensor": (
         lambda: scan(lambda c, x: (c, x), V, torch.nested.nested_tensor([V, V])),

@@ -1,4 +1,4 @@
-"""`scan` in graphs: one node each way, equal to the loop, with the errors of a call without a compiler."""
+"""`scan` in graphs: one node each for forward and backward, equal to the loop, with the errors of uncompiled calls."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Network(torch.nn.Module):
         return scan(self.step, h, x, dim=1)
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11 warns
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11 issues this warning
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_for_every_length(strict: bool) -> None:
@@ -160,7 +160,7 @@ def test_export_for_every_length(strict: bool) -> None:
 
 
 class OverTime(torch.nn.Module):
-    """A cell of PyTorch's, whose operator checks sizes in C++."""
+    """A PyTorch cell whose operator checks sizes in C++."""
 
     def __init__(self, kind: Callable[[int, int], torch.nn.RNNCellBase]) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class OverTime(torch.nn.Module):
 )
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_of_cells_for_every_batch(strict: bool, kind: type[torch.nn.RNNCellBase]) -> None:
-    """A symbolic size stays one, though operators of recurrent cells compare sizes as numbers."""
+    """A symbolic size stays symbolic, although operators of recurrent cells compare sizes as numbers."""
     sizes = {0: torch.export.Dim("time", min=2), 1: torch.export.Dim("batch", min=2)}
     network = OverTime(kind)
     program = torch.export.export(network, (draw(6, 5, 3),), strict=strict, dynamic_shapes=(sizes,))
@@ -192,7 +192,7 @@ def test_export_of_cells_for_every_batch(strict: bool, kind: type[torch.nn.RNNCe
 
 
 def test_options_that_change() -> None:
-    """Dynamo makes numbers symbolic that change from call to call: these ones shape the graph."""
+    """Dynamo makes numbers symbolic that change from call to call, but these numbers determine the graph."""
 
     def run(x: Tensor, dim: int, remat: int) -> Any:
         return scan(lambda h, x: (torch.tanh(h + x), h * x), x.select(dim, 0), x, dim=dim, remat=remat)
@@ -275,7 +275,7 @@ def test_containers_of_the_users_own(kind: Any) -> None:
         torch.testing.assert_close(tree_leaves(results), tree_leaves(expected), rtol=0, atol=0, msg=name)
 
 
-# torch's forward mode scripts its own formulas.
+# Torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_transforms() -> None:
     init = draw(3)
@@ -293,7 +293,7 @@ def test_transforms() -> None:
     torch.testing.assert_close(run(*arguments), everything(looped, *arguments))
 
 
-# Errors that depend on data do not appear while a graph is made, or cause a graph break.
+# Errors that depend on data do not appear while a graph is created, or they cause a graph break.
 ONLY_EAGER = {"y of another shape", "y of another structure", "a nested tensor"}
 
 

@@ -1,4 +1,4 @@
-"""Text arguments of an operator: read back as written."""
+"""Text arguments of an operator are restored as they were written."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from flexsn_hop import eager_scan, flex_sn_scan, flex_sn_scan_final_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    # torch warns while it loads and packages an exported program.
+    # Torch issues warnings while it loads and packages an exported program.
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),
 ]

@@ -79,7 +79,7 @@ TRANSFORMS: dict[str, tuple[Callable[[Run], Run], tuple[torch.Tensor, ...]]] = {
 }
 
 
-# torch's forward mode scripts its own formulas.
+# Torch's forward mode scripts its own formulas.
 @pytest.mark.long(all_but=["vmap of the input", "vmap of a captured tensor", "vmap of grad", "jvp"])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -148,7 +148,7 @@ def test_autocast(final_state: bool) -> None:
 
     def network(scan: Run, **options: Any) -> Run:
         def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            h = x @ weight + v  # bfloat16, under autocast
+            h = x @ weight + v  # this is bfloat16 under autocast
             return smooth_spike(h), h
 
         def run(x: torch.Tensor) -> Any:
@@ -174,7 +174,7 @@ def test_autocast(final_state: bool) -> None:
     assert actual[0][0].dtype == torch.bfloat16
     assert expected_states.dtype == torch.bfloat16
     torch.testing.assert_close(actual, expected)
-    # The backward recomputes the step as in the forward: in bfloat16.
+    # The backward recomputes the step in bfloat16, as in the forward.
     products = [
         node
         for graph in backend.bw_graphs[0].children()
@@ -187,7 +187,7 @@ def test_autocast(final_state: bool) -> None:
 
 
 def test_no_autocast_where_there_is_none() -> None:
-    """Checks that the step of the backward has the forward's products in float32 (they once were bfloat16)."""
+    """Checks that the step of the backward has the forward's products in float32, which used to be bfloat16."""
     weight = torch.randn(3, 3).requires_grad_()
 
     def run(scan: Run) -> torch.Tensor:
@@ -248,7 +248,7 @@ def test_compiled_code_is_found_on_disk_by_the_version_that_made_it(tmp_path: Pa
 
 
 def test_gradients_of_gradients() -> None:
-    """Tests the loop, which has them, and a graph's operator, which refuses them even among other terms."""
+    """Tests the loop, which supports them, and a graph's operator, which rejects them even among other terms."""
 
     def twice(scan: Run, others: float = 0.0) -> Run:
         def call(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Scenarios that two processes run together for `test_nn_distributed.py`; each returns tensors to compare."""
+"""Scenarios that two processes run together for `test_nn_distributed.py`. Each one returns tensors to compare."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _network(backend: str) -> nn.Sequential:
 
 
 def random(seed: int, *shape: int) -> Tensor:
-    """Draws random numbers on the default device; they are equal on all devices."""
+    """Draws random numbers on the default device. They are equal on all devices."""
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     return numbers.to(torch.get_default_device())
 
@@ -169,7 +169,7 @@ def fsdp_from_an_old_checkpoint(rank: int, mesh: DeviceMesh, folder: Path) -> An
 
 
 def parallel_linears(mesh: DeviceMesh) -> nn.Sequential:
-    """Makes linear layers between which the neuron receives a DTensor, sharded along its features."""
+    """Makes linear layers with a neuron in between, which receives a DTensor that is sharded along its features."""
     net = network()
     plan = {
         "0": ColwiseParallel(use_local_output=False),
@@ -209,7 +209,7 @@ def compiled(net: nn.Module) -> Any:
 
 
 def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Shards each dimension, none, and gathers during the call, in two calls each, in the loop and in kernels."""
+    """Shards each dimension or none, or gathers during the call, in two calls each, in the loop and in kernels."""
     results = []
     placements = ((Shard(1), False), (Shard(2), False), (Shard(-1), False), (Replicate(), False), (Shard(1), True))
     for (placement, gathered), backend in itertools.product(placements, ("torch", "triton")):
@@ -275,7 +275,7 @@ def time_shards(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 
 class Sum(Stateful):
-    """A layer as users derive it, which returns a pair."""
+    """A layer like those of users, which returns a pair."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         before = self.states[0] if self.states else torch.zeros_like(x[0])
@@ -334,7 +334,7 @@ def time_shards_without_a_way_back(rank: int, mesh: DeviceMesh, folder: Path) ->
 
 
 def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Runs two stages with four micro-batches, cut along the batch, the second dimension of a sequence."""
+    """Runs two stages with four micro-batches, which divide the batch, the second dimension of a sequence."""
     net = network("torch")
     stage = FromReset(net[:3] if rank == 0 else net[3:])
     schedule = ScheduleGPipe(

@@ -1,6 +1,6 @@
-"""Each neuron as a separate equation, and a plain loop that runs it: the oracle of the tests.
+"""Each neuron as a separate equation, and a plain loop that runs it, as the reference of the tests.
 
-This file takes nothing from flexsn_nn but the constructors under test.
+This file uses nothing from flexsn_nn except the constructors under test.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def sigmoid_spike(x: Tensor, *, strict: bool = False) -> Tensor:
 
 
 def atan_spike(x: Tensor) -> Tensor:
-    """A step at `x > 0` whose derivative is that of `atan(pi x) / pi`."""
+    """A step at `x > 0` with the derivative of `atan(pi x) / pi`."""
     return with_gradient(torch.where(x > 0, 1.0, 0.0).to(x.dtype), x, 1 / (1 + (math.pi * x) ** 2))
 
 
@@ -83,10 +83,10 @@ class Case:
     """A neuron, its equation, and the initial values of its states.
 
     Attributes:
-        make: function that makes the neuron; takes `backend` and similar options.
+        make: function that creates the neuron. It takes `backend` and similar options.
         step: `(parameters, x, states) -> (output, *new_states)`.
         starts: initial value of each state.
-        scale, shift: applied to the input, so that some neurons fire and others do not.
+        scale, shift: factor and offset of the input, so that some neurons fire and others do not.
         fires: True if the neuron can fire.
         smooth: the neuron with a smooth spike function, for gradcheck; `None` if there is none.
     """
@@ -371,7 +371,7 @@ def _alpha(mechanism: str) -> Step:
 def _lapicque(mechanism: str) -> Step:
     def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         (v,) = states
-        # With dt = 1 and R = 2, C follows from beta: dt / (R C) = -ln(beta).
+        # With dt = 1 and R = 2, beta determines C: dt / (R C) = -ln(beta).
         inverse_rc = -p["beta"].log() if "beta" in p else torch.tensor(1 / (2 * 3), dtype=v.dtype)
         r = torch.where(v > 0.6, 1.0, 0.0).to(v.dtype)
         h = (1 - inverse_rc) * v + 2 * inverse_rc * x
@@ -686,8 +686,8 @@ class Result:
     """Results of a run.
 
     Attributes:
-        outputs, states: `[T, *step]`, and the last states.
-        gradients: gradients by name: `x`, `state 0`, ..., and parameters.
+        outputs, states: outputs `[T, *step]`, and last states.
+        gradients: gradients by name: `x`, `state 0`, ..., and names of parameters.
     """
 
     outputs: Tensor
@@ -703,7 +703,7 @@ def draw_input(case: Case, steps: int, shape: Sequence[int], seed: int = 0) -> T
 
 
 def draw_states(case: Case, shape: Sequence[int]) -> list[Tensor]:
-    """Draws states as in the middle of a run."""
+    """Draws states like those in the middle of a run."""
     generator = torch.Generator().manual_seed(3)
     return [0.3 * torch.randn(tuple(shape), generator=generator, dtype=torch.float64) for _ in case.starts]
 
@@ -723,7 +723,7 @@ def run_oracle(case: Case, neuron: Neuron, x: Tensor, states: Sequence[Tensor] |
 
 
 def run_neuron(neuron: Neuron, x: Tensor, states: Sequence[Tensor] | None = None) -> Result:
-    """Runs the neuron under test; `states=None`: from its own initial states."""
+    """Runs the neuron under test. With `states=None`, it begins with its own initial states."""
     neuron.reset()
     leaf = x.detach().clone().requires_grad_()
     starts: list[Tensor] = []

@@ -1,6 +1,6 @@
-"""A recorder of graphs without a GPU: a dispatch mode records torch's operations, and replays write to their memory.
+"""A recorder of graphs without a GPU. A dispatch mode records torch's operations, and replays write to their memory.
 
-As with a CUDA graph, nothing is computed during the recording, Python runs once, and each replay overwrites results.
+As with a CUDA graph, the recording computes nothing, Python runs once, and each replay overwrites the results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps that compute the functions in front of a neuron in compiled graphs: equal results, and fewer stored values."""
+"""Compiled graphs whose steps compute the functions before a neuron: equal results, and fewer stored values."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Before, int]] = {
 @pytest.mark.long(
     all_but=["False-residual, activated", "False-per channel", "False-of one step, with time", "False-folded, two"]
 )
-def test_what_is_absorbed(case: str, dynamic: bool) -> None:
+def test_functions_are_absorbed(case: str, dynamic: bool) -> None:
     before, count = CASES[case]
     net, (x, y) = Behind(before), of_sequence(B, C, 4)
     backend = AbsorbingBackend(EAGER)
@@ -104,8 +104,8 @@ def test_what_is_absorbed(case: str, dynamic: bool) -> None:
     torch.testing.assert_close(got[1:], wanted[1:])
 
 
-def test_names_are_of_the_users_lines() -> None:
-    """Checks this also for stacks with torch's own frames below the user's."""
+def test_messages_name_the_users_lines() -> None:
+    """Tests stacks with torch's own frames below the user's, too."""
     before, count = CASES["per channel"]
     net, (x, y) = Behind(before), of_sequence(B, C, 4)
     backend = AbsorbingBackend(EAGER)
@@ -164,8 +164,8 @@ def in_autocast(x: Tensor, y: Tensor) -> Tensor:
 
 LEFT: dict[str, tuple[Before, str | None]] = {
     "written after": (written_after, None),
-    "operand written": (operand_written, "written to in place"),
-    "part written": (part_written, "written to in place"),
+    "operand written": (operand_written, "changed in place"),
+    "part written": (part_written, "changed in place"),
     "data written": (data_written, "after it"),
     "list written": (list_written, "after it"),
     "no_grad": (without_gradient, "after it"),
@@ -180,7 +180,7 @@ LEFT: dict[str, tuple[Before, str | None]] = {
 
 @pytest.mark.parametrize("case", LEFT)
 @pytest.mark.long(all_but=["written after", "list written", "no_grad", "autocast", "folded otherwise"])
-def test_what_stays(case: str) -> None:
+def test_functions_that_are_not_absorbed(case: str) -> None:
     before, reason = LEFT[case]
     net, (x, y) = Behind(before), of_sequence(B, C, 4)
     backend = AbsorbingBackend(EAGER)
@@ -207,7 +207,7 @@ class Shared(nn.Module):
 
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_several_readers(elsewhere: bool) -> None:
+def test_several_layers_that_read_one_result(elsewhere: bool) -> None:
     net, (x, y) = Shared(elsewhere), of_sequence(B, 4)
     backend = AbsorbingBackend(EAGER)
     got, wanted = results(net, x, y, backend), results(net, x, y, None)
@@ -226,7 +226,7 @@ def test_a_scale_is_computed_again_for_each_reader() -> None:
 
 
 class Weighted(nn.Module):
-    """A weight that is used in front of a neuron and in its step."""
+    """A weight that is used before a neuron and in its step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class Weighted(nn.Module):
 
 @pytest.mark.parametrize("num_steps", [1, T])
 @pytest.mark.long(all_but=["5"])
-def test_what_the_step_captures_too(num_steps: int) -> None:
+def test_values_that_the_step_also_captures(num_steps: int) -> None:
     net, (x, y) = Weighted(), of_sequence(B, 4)
     backend = AbsorbingBackend(EAGER)
     net.neuron = FlexSN(net.neuron.core, 1, 1, 1, example_outputs=(x[0],))
@@ -260,7 +260,7 @@ def test_within_autocast() -> None:
     torch.testing.assert_close(got[1:], wanted[1:])
 
 
-def test_a_step_without_dimensions_stays_as_it_is() -> None:
+def test_a_step_without_dimensions_is_unchanged() -> None:
     net = Behind(lambda x, y: x * torch.tensor(2.0, dtype=torch.float64))
     backend = AbsorbingBackend(EAGER)
     got, wanted = (results(net, torch.ones(T), torch.ones(T), b) for b in (backend, None))
@@ -268,7 +268,7 @@ def test_a_step_without_dimensions_stays_as_it_is() -> None:
     torch.testing.assert_close(got, wanted)
 
 
-def test_kernels_take_all_that_is_absorbed() -> None:
+def test_kernels_accept_all_absorbed_functions() -> None:
     functions: list[Any] = [*_FUNCTIONS, *(getattr(Tensor, name) for name in _METHODS)]
     more: dict[str, tuple[Any, ...]] = {"clamp": (0.0, 0.5), "to": (torch.float32,)}
     of_two = ("add", "sub", "mul", "div", "true_divide", "truediv", "maximum", "minimum")
@@ -341,7 +341,7 @@ def test_norms_are_those_that_are_fused_by_hand(norm: str, dtype: torch.dtype, t
         assert torch.equal(a, b)
 
 
-def test_what_a_norm_in_front_keeps_is_not_kept() -> None:
+def test_tensors_that_a_norm_would_keep_are_not_kept() -> None:
     net = nn.Sequential(convolutional(nn.BatchNorm2d(C)), OverTime(nn.Conv2d(C, 2, 3)))
     x = torch.rand(T, B, 2, 9, 9)
     partitioned = "aot_eager_decomp_partition"
@@ -356,8 +356,8 @@ def test_what_a_norm_in_front_keeps_is_not_kept() -> None:
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.long(all_but=["True"])
-def test_what_a_norm_reads(residual: bool) -> None:
-    """Checks that one function of the convolution's output is computed in the step, too, but a sum is not."""
+def test_inputs_of_a_norm(residual: bool) -> None:
+    """Checks that the step also computes a function of the convolution's output, but not a sum."""
 
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks of attributes that are set, called or removed after construction: they use the present state."""
+"""Attributes that are set, called or removed after construction: checks use their current values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hooked() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [Scaled, lambda: ScaledPSN(4), hooked], ids=["forward", "psn", "hook"])
-def test_outputs_that_are_no_spikes_are_not_kept_as_bits(make: Callable[[], nn.Module]) -> None:
+def test_outputs_that_are_not_spikes_are_not_kept_as_bits(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 32), make(), nn.Linear(32, 5), LIF())
     x = 2 * torch.randn(4, 8, 16)
@@ -55,7 +55,7 @@ def test_conduct_of_each_step_needs_sequences() -> None:
         neuron(torch.rand(6))
 
 
-def test_names_and_delays_that_are_assigned() -> None:
+def test_assigned_names_and_delays() -> None:
     neuron, delay = Leaky(0.7), Delay(1, max_delay=2)
     neuron.reset_mechanism = "zero"
     with pytest.raises(UnknownNameError, match="sbutract"):
@@ -74,7 +74,7 @@ def test_integers_between_two_steps() -> None:
         assert Delay(delay)(x > 0).flatten().tolist() == [0.0, 0.5, 1.0, 1.0]
 
 
-def test_dtypes_stay_that_of_the_input() -> None:
+def test_results_have_the_dtype_of_the_input() -> None:
     dropout, delay = SharedDropout(0.5), Delay(1.0)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         assert dropout(torch.rand(3, 40, dtype=dtype)).dtype == dtype

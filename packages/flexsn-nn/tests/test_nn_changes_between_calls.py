@@ -1,4 +1,4 @@
-"""Two calls with a change in between: the second equals the loop, however the first one has prepared later calls."""
+"""Two calls with a change in between: the second one equals the loop, no matter what the first one prepared."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def call(layer: Any, seed: int) -> dict[str, Any]:
 
 
 def step(layer: Any, seed: int) -> dict[str, Any]:
-    """Collects everything that `step` returns from the present state and stores on the module."""
+    """Collects everything that `step` returns from the current state and stores on the module."""
     neuron = neuron_of(layer)
     x = data(layer, seed)
     output, states = layer.step(x, neuron.states or None)
@@ -245,6 +245,15 @@ def in_inference(layer: Any, seed: int) -> None:
     neuron_of(layer).reset()
 
 
+def trained(layer: Any, seed: int) -> None:
+    """Calls and backwards, after which the compiled launcher repeats whole calls."""
+    for i in range(5):
+        neuron_of(layer).reset()
+        call(layer, seed + i)["output"].sum().backward()
+    layer.zero_grad()
+    assert (neuron_of(layer)._again is None) == (neuron_of(layer).backend == "torch")
+
+
 ROADS: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
     "calls": (call, call),
     "steps": (step, step),
@@ -254,6 +263,10 @@ ROADS: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
     "no_grad": (without_gradients, without_gradients),
     "inference_mode": (in_inference,),
 }
+TRAINED: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
+    "trained": (trained, call),
+    "trained, no_grad": (trained, *(without_gradients,) * 4),
+}
 
 
 def life(make: Callable[[], nn.Module], road: str, step_mode: str, change: str) -> list[dict[str, Any]]:
@@ -261,7 +274,7 @@ def life(make: Callable[[], nn.Module], road: str, step_mode: str, change: str) 
     layer = make()
     neuron = neuron_of(layer)
     neuron.step_mode = step_mode
-    for seed, act in enumerate(ROADS[road]):
+    for seed, act in enumerate((ROADS | TRAINED)[road]):
         act(layer, seed)
     neuron.states[:] = [state.detach() for state in neuron.states]
     CHANGES.get(change, CHANGES["nothing"])(layer)
@@ -326,12 +339,32 @@ def test_compiled_kernels(kind: str, step_mode: str, change: str, road: str, com
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("kind", [kind for kind in NEURONS if kind != "RLIF"])
+@pytest.mark.parametrize("change", BOTH)
+@pytest.mark.parametrize("road", TRAINED)
+@pytest.mark.long(
+    all_but=[
+        *(f"trained-{change}-NormNeuron" for change in ("eval", "other parameters", "PackedSpikes", "buffers")),
+        *(f"trained-{change}-LIF" for change in ("threshold", "autocast")),
+        "trained, no_grad-no requires_grad of the input-ParametricLIF",
+    ]
+)
+def test_the_compiled_launcher(
+    kind: str, change: str, road: str, compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
+    # Launches of Triton's interpreter have no address.
+    monkeypatch.setattr("flexsn_nn._batch_affine.batch_moments", lambda *given: None)
+    assert_like_the_loop(kind, "cpp", road, "m", change)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("kind", NEURONS)
 @pytest.mark.parametrize("change", [change for change in BOTH if change != "step_mode"])
 @pytest.mark.parametrize("road", ["a step and a call", "counted"])
 @pytest.mark.long(all_but=["a step and a call-store_state_seqs-LIF", "counted-nothing-LIF"])
 def test_triton(kind: str, change: str, road: str, interpreted: None) -> None:
-    """Tests kernels of sequences only, since Triton runs no single steps."""
+    """Tests only kernels for sequences, because Triton does not run single steps."""
     assert_like_the_loop(kind, "triton", road, "m", change)
 
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: correct or refused, but never silently wrong."""
+"""Activation checkpointing is either correct or refused, but never silently wrong."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: boo
     x, weights = problem()
     neuron(x.detach())
     output: Tensor = checkpoint(neuron, x, use_reentrant=reentrant)
-    if reset:  # too early: the first run did not begin at a reset
+    if reset:  # too early, because the first run did not begin with a reset
         neuron.reset()
     with pytest.raises(StateError, match=r"checkpointing.*Checkpoint neuron\.step, or a function that calls reset"):
         (output * weights).sum().backward()
@@ -84,7 +84,7 @@ def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: boo
 @reentrant
 @pytest.mark.parametrize("first", [False, True])
 def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: bool, first: bool) -> None:
-    """Runs two functions, one of which resets. `first`: that one runs first, and runs again last."""
+    """Runs two functions, one of which resets. If `first`, this one runs first, and is recomputed last."""
     neuron = LIF(backend=backend)
     x, weights = problem()
     before = neuron(x.detach())[-1]

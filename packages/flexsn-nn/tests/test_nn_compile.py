@@ -1,4 +1,4 @@
-"""A neuron inside of `torch.compile`: one graph with a loop or the operator, and correct reports about kernels."""
+"""A neuron inside of `torch.compile`: one graph with the loop or the operator, and correct reports about kernels."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-# Dynamo reads the gradients of tensors that a graph passes on at its break.
+# Dynamo reads the gradients of tensors that pass a graph break.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(("backend", "fullgraph"), [("torch", True), ("hop", True), ("triton", False)])
-def test_a_compiled_network_gives_what_the_plain_one_gives(backend: str, fullgraph: bool, interpreted: None) -> None:
+def test_a_compiled_network_equals_the_plain_one(backend: str, fullgraph: bool, interpreted: None) -> None:
     network = Network(backend)
     x = torch.randn(4, 7, 6)
     parameters = list(network.parameters())
@@ -63,7 +63,9 @@ def test_a_compiled_network_gives_what_the_plain_one_gives(backend: str, fullgra
 
 
 @pytest.mark.parametrize(("backend", "lowering"), [("hop", "auto"), ("hop", "while_loop"), ("torch", "auto")])
-def test_a_compiled_neuron_goes_on_from_its_state(backend: str, lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_neuron_continues_from_its_state(
+    backend: str, lowering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tests without state sequences, too, and without gradients, as `while_loop` requires."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", lowering)
     x = 3.0 * torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""`convert` if neither library is installed: modules that it does not change, and libraries that it never imports."""
+"""`convert` without either library installed: it leaves modules unchanged, and never imports the libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_nn import LIF, OverTime, UnknownNameError
 from flexsn_nn.convert import Conversion, Converted, Left, Moved, convert
 
 
-def test_a_network_of_others_is_left_alone() -> None:
+def test_networks_of_other_libraries_are_unchanged() -> None:
     net = nn.Sequential(nn.Linear(3, 3), LIF(), OverTime(nn.Conv1d(1, 1, 1)))
     children = list(net)
     conversion = convert(net)
@@ -36,7 +36,7 @@ def test_neither_library_is_imported() -> None:
     assert done.stdout.split() == ["none"]
 
 
-def test_the_report_says_everything_once() -> None:
+def test_the_report_lists_each_entry_once() -> None:
     conversion = Conversion(
         nn.Linear(1, 1),
         [Converted("a", "lib Old", "New", ("it rounds.",))],
@@ -45,7 +45,7 @@ def test_the_report_says_everything_once() -> None:
         {"a.gone": "no use."},
     )
     assert str(conversion).splitlines() == [
-        "1 converted, 1 left as they were",
+        "1 converted, 1 left unchanged",
         "  a: lib Old -> New",
         "    differs: it rounds.",
         "  left b: lib Other: it mixes.",

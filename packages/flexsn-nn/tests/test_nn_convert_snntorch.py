@@ -1,4 +1,4 @@
-"""`convert` with snnTorch itself: a loop over time gives equal bits before and after."""
+"""`convert` with snnTorch installed: a loop over time returns equal bits before and after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[[nn.Module, Tensor], list[Tensor]]
 
 
 class Loop(nn.Module):
-    """A network whose `forward` loops over time and passes on the states of its neurons."""
+    """A network whose `forward` loops over time and passes the states of its neurons on."""
 
     def __init__(self, *neurons: nn.Module) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def build(name: str) -> tuple[nn.Module, Conversion, Run]:
     torch.manual_seed(3)
     make, run = MODELS[name]
     before = make()
-    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
+    conversion = convert(copy.deepcopy(before), backend="torch")  # kernels compute exp differently
     assert conversion.left == []
     assert len(conversion.converted) == 2
     return before, conversion, run
@@ -288,11 +288,11 @@ def test_checkpoints(name: str) -> None:
 
 
 @EACH
-def test_a_whole_sequence_is_the_loop(name: str) -> None:
-    """Checks step mode "m", which needs no loop: spikes of all steps at once, and states if they are returned."""
+def test_a_whole_sequence_equals_the_loop(name: str) -> None:
+    """Tests step mode "m", without a loop: it returns spikes of all steps at once, and states if requested."""
     before, conversion, run = build(name)
     if run is whole or name == "conv":
-        return  # their forward itself loops; convolutions need OverTime
+        return  # their forward loops itself, or a convolution would need OverTime
     wanted = run(before, draw())
     functional.set_step_mode(conversion.model, "m")
     found = whole(conversion.model, draw())
@@ -336,7 +336,7 @@ def test_kernels(name: str, interpreted: None) -> None:
 
 
 def test_recurrent_neurons_in_detail() -> None:
-    """Checks a convolution, named states, attributes, and the reset that snnTorch computes and discards."""
+    """Tests a convolution, named states, attributes, and the reset that snnTorch computes and discards."""
     torch.manual_seed(0)
     theirs = snn.RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     ours: Any = convert(copy.deepcopy(theirs), backend="torch").model
@@ -357,7 +357,7 @@ def test_recurrent_neurons_in_detail() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_states_by_name_and_none() -> None:
+def test_states_by_name_and_no_states() -> None:
     theirs = snn.Synaptic(0.5, 0.8)
     ours: Any = convert(snn.Synaptic(0.5, 0.8)).model
     x = draw()[0]
@@ -386,7 +386,7 @@ def test_states_by_name_and_none() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_parameters_stay_the_objects_that_an_optimizer_has() -> None:
+def test_parameters_remain_the_objects_of_an_optimizer() -> None:
     net = Loop(snn.Leaky(0.6, learn_beta=True))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     before = {name: id(p) for name, p in net.named_parameters()}
@@ -409,8 +409,8 @@ def own(**options: Any) -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: snn.SLSTM(N, N), "a recurrent layer with weights inside"),
-        (lambda: snn.SConv2dLSTM(1, 1, 3), "a recurrent layer with weights inside"),
+        (lambda: snn.SLSTM(N, N), "a recurrent layer with internal weights"),
+        (lambda: snn.SConv2dLSTM(1, 1, 3), "a recurrent layer with internal weights"),
         (lambda: snn.Leaky(0.5, inhibition=True), "only one neuron of a layer fire"),
         (lambda: snn.Leaky(0.5, state_quant=lambda x: x), "a function of the whole state"),
         (lambda: snn.Leaky(0.5, spike_grad=surrogates.SSO()), "draws random numbers"),
@@ -421,7 +421,7 @@ def own(**options: Any) -> nn.Module:
         (own, "derived from Leaky"),
     ],
 )
-def test_what_is_left_says_why(make: Callable[[], nn.Module], reason: str) -> None:
+def test_unconverted_modules_have_a_reason(make: Callable[[], nn.Module], reason: str) -> None:
     left = make()
     net = nn.Sequential(snn.Leaky(0.5), left)
     with pytest.raises(ConversionError, match="nothing was"):
@@ -436,7 +436,7 @@ def test_what_is_left_says_why(make: Callable[[], nn.Module], reason: str) -> No
     assert item.reason in str(conversion)
 
 
-def test_a_spike_function_of_ones_own_is_traced_as_it_is() -> None:
+def test_a_custom_spike_function_is_traced_unchanged() -> None:
     class Spike(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -457,7 +457,7 @@ def test_a_spike_function_of_ones_own_is_traced_as_it_is() -> None:
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
 
 
-def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
+def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None:
     """`fully_shard` requires a dimension. Existing optimizers keep working, and checkpoints load in both directions."""
     net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True, learn_threshold=True, init_hidden=True))
     before = copy.deepcopy(net)

@@ -1,4 +1,4 @@
-"""`convert` with SpikingJelly itself: a network gives equal bits before and after."""
+"""`convert` with SpikingJelly installed: a network returns equal bits before and after."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Amplify(nn.Module):
 
 
 def mlp(*neurons: Callable[..., nn.Module], step_mode: str = "m") -> nn.Module:
-    """Makes a network with a linear layer in front of each neuron."""
+    """Makes a network with a linear layer before each neuron."""
     net = nn.Sequential()
     for i, make in enumerate(neurons):
         net.append(layer.Linear(N, N) if i % 2 else nn.Linear(N, N))
@@ -201,9 +201,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "ilif": lambda: mlp(maker("ILIFNode"), maker("ILIFNode", tau=2.0, v_threshold=0.5)),
 }
 del MODELS["liaf"]  # a separate test covers it in sequences
-# Modules that are not converted, on purpose: they run as before.
+# Modules that are not converted on purpose. They run as before.
 KEPT = {"residual": {"vote"}, "containers": {"3"}}
-# Not bitwise equal, because of a difference that the report lists.
+# These are not bitwise equal, because of a difference that the report lists.
 NEARLY = {"ilif"}
 # In evaluation mode, SpikingJelly's neuron has no surrogate.
 WITHOUT_GRADIENT = {"clif", "clif_by_steps"}
@@ -304,10 +304,10 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
 
 
 @EACH
-def test_states_go_on_from_call_to_call(name: str) -> None:
+def test_states_continue_from_call_to_call(name: str) -> None:
     before, conversion = build(name)
     if name in ("readout", "masked", "gated") or "psn" in name or "sliding" in name:
-        return  # these start again in each call; the report lists neurons that continue
+        return  # these begin again in each call; the report lists neurons that continue
     before.eval()
     conversion.model.eval()
     with torch.no_grad():
@@ -402,14 +402,14 @@ def test_a_published_network() -> None:
             assert torch.equal(gradient, parameter.grad), key
 
 
-def test_a_network_needs_spikingjelly_no_more() -> None:
+def test_a_converted_network_does_not_need_spikingjelly() -> None:
     for name in ("lif", "norms", "gated", "masked"):
         _, conversion = build(name)
         homes = {type(module).__module__ for module in conversion.model.modules()}
         assert not any(home.startswith("spikingjelly") for home in homes)
 
 
-def test_parameters_stay_the_objects_that_an_optimizer_has() -> None:
+def test_parameters_remain_the_objects_of_an_optimizer() -> None:
     net = residual()
     before = {id(p) for p in net.parameters()}
     convert(net)
@@ -436,7 +436,7 @@ def test_one_neuron_is_returned() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_spikingjellys_own_functions_reach_converted_neurons() -> None:
+def test_functions_of_spikingjelly_reach_converted_neurons() -> None:
     net = mlp(maker("LIFNode"))
     theirs.reset_net(net)  # it caches the modules that it found
     convert(net)
@@ -466,12 +466,12 @@ def own(**options: Any) -> nn.Module:
         (lambda: neuron.IFNode(surrogate_function=surrogate.SquarewaveFourierSeries(n=1)), "no terms"),
         (lambda: neuron.OTTTLIFNode(), "no counterpart"),
         (lambda: neuron.MaskedPSN(k=2, T=4), "number of the step"),
-        (lambda: layer.SynapseFilter(), "runs as it is"),
+        (lambda: layer.SynapseFilter(), "runs unchanged"),
         (lambda: neuron.FlexSN(lambda x, v: (x + v, x + v), 1), "a step function already"),
         (lambda: layer.MaxPool2d(2, return_indices=True, step_mode="m"), "indices"),
     ],
 )
-def test_what_is_left_says_why(make: Callable[[], nn.Module], reason: str) -> None:
+def test_unconverted_modules_have_a_reason(make: Callable[[], nn.Module], reason: str) -> None:
     left = make()
     net = nn.Sequential(neuron.IFNode(), left)
     with pytest.raises(ConversionError, match="nothing was"):
@@ -511,7 +511,7 @@ def test_surrogates(name: str) -> None:
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-6, atol=1e-6)
 
 
-def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
+def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None:
     """Checks that parameters have the dimension that `fully_shard` requires.
 
     Existing optimizers keep working, and checkpoints load in both directions.
@@ -606,7 +606,7 @@ def test_a_conversion_that_is_refused_changes_no_shape() -> None:
     assert [p.shape for name, p in net.named_parameters() if name.endswith(("1.beta", "1.w"))] == [()]
 
 
-def test_spikingjellys_learners_work_beside_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learners_of_spikingjelly_work_with_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks STDP of a layer before a neuron: the changes of its weights equal those with SpikingJelly's neuron."""
     board: Any = ModuleType("torch.utils.tensorboard")  # the learners import it, but do not use it here
     board.SummaryWriter = None

@@ -70,7 +70,7 @@ def test_counts_are_sums(backend: str, shape: tuple[int, ...], monkeypatch: pyte
 @pytest.mark.long(all_but=["triton-dtype1"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_counts_of_other_dtypes(backend: str, dtype: torch.dtype) -> None:
-    """Counts beyond 256, which bfloat16 cannot count."""
+    """Counts beyond 256, where bfloat16 cannot count."""
     neuron = counting(LIF(v_threshold=0.1, backend=backend))
     output = neuron(data(300, 2, 3, dtype=dtype).add(1))
     assert counts(neuron).dtype == torch.promote_types(dtype, torch.float32)
@@ -99,7 +99,7 @@ def test_gradients_of_a_rate_regulariser(backend: str, regulariser_alone: bool) 
     assert found[0][0].abs().max() > 0
 
 
-def test_formats_outputs_and_states_stay(backend: str) -> None:
+def test_memory_formats_of_outputs_and_states(backend: str) -> None:
     x = data(3, 2, 4, 3, 3).flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (3, 2))
     plain, neuron = LIF(backend=backend), counting(LIF(backend=backend))
     plain.store_state_seqs = neuron.store_state_seqs = True
@@ -113,7 +113,7 @@ def test_formats_outputs_and_states_stay(backend: str) -> None:
     assert torch.equal(counts(neuron), expected.sum((0, 1, 3, 4)))
 
 
-def test_inputs_that_want_no_gradient_and_norms(backend: str) -> None:
+def test_inputs_without_a_gradient_and_norms(backend: str) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x + v, 0.5 * v
 
@@ -161,7 +161,7 @@ def test_steps_loops_and_switching(backend: str, monkeypatch: pytest.MonkeyPatch
         neuron(x)
     assert neuron.spike_counts is None
     counting(neuron).step(x)
-    assert neuron.spike_counts is None, "the module keeps nothing of a step"
+    assert neuron.spike_counts is None, "the module stores no result of a step"
     with RateMonitor(counting(neuron)) as monitor:
         neuron.reset()
         neuron(x)

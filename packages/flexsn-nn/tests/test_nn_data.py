@@ -1,4 +1,4 @@
-"""Batches of sequences of different lengths: results equal those of each sequence alone."""
+"""Batches of sequences of different lengths: results equal those of separate sequences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gradients(net: nn.Module, value: Tensor) -> list[Tensor]:
 @pytest.mark.usefixtures("loops")
 @pytest.mark.long(all_but=["max", "last"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_a_sequence_in_a_batch_is_read_as_alone(reduction: str) -> None:
+def test_readouts_of_a_batch_equal_those_of_single_sequences(reduction: str) -> None:
     net, weights = network(), torch.linspace(-1, 1, 4, dtype=torch.float64)
     together = scores(net, samples(), reduction)
     alone = [scores(net, [sample], reduction) for sample in samples()]
@@ -56,7 +56,7 @@ def test_a_sequence_in_a_batch_is_read_as_alone(reduction: str) -> None:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_what_stands_in_the_padding_does_not_count(reduction: str) -> None:
+def test_values_in_the_padding_do_not_count(reduction: str) -> None:
     lengths = torch.tensor(LENGTHS)
     x = torch.randn(12, 5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     junk = torch.where(data.length_mask(lengths, 12)[:, :, None, None], x, 1e6).requires_grad_()
@@ -123,13 +123,13 @@ def test_sums_of_half_precision_do_not_stop_at_2048() -> None:
     ("batch", "said"),
     [
         ([], "no samples"),
-        ([(torch.ones(2, 3), 0), (torch.ones(0, 3), 0)], r"sequence 1 .* \[0, 3\]; wanted \[T, \*step\] with T >= 1"),
+        ([(torch.ones(2, 3), 0), (torch.ones(0, 3), 0)], r"sequence 1 .* \[0, 3\]; expected \[T, \*step\] with T >= 1"),
         ([(torch.tensor(1.0), 0)], r"sequence 0 .* \[\]"),
         ([(torch.ones(2, 3), 0), (torch.ones(2, 4), 0)], r"sequence 1 .* \[4\] .* sequence 0 has \[3\]"),
         ([(torch.ones(2, 3), 0), (torch.ones(2, 3).int(), 0)], "torch.int32.*torch.float32"),
     ],
 )
-def test_batches_that_are_none(batch: list[tuple[Tensor, int]], said: str) -> None:
+def test_invalid_batches_are_refused(batch: list[tuple[Tensor, int]], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         data.pad_sequences(batch)
 
@@ -137,10 +137,10 @@ def test_batches_that_are_none(batch: list[tuple[Tensor, int]], said: str) -> No
 @pytest.mark.parametrize(
     ("sequence", "lengths", "said"),
     [
-        (torch.ones(3, 2), torch.tensor([3, 0]), "from 0 to 3; wanted from 1 to 3"),
+        (torch.ones(3, 2), torch.tensor([3, 0]), "from 0 to 3; expected from 1 to 3"),
         (torch.ones(3, 2), torch.tensor([4, 1]), "from 1 to 4"),
         (torch.ones(3, 2), torch.tensor([3]), r"\[3, 2\] and lengths of shape \[1\]"),
-        (torch.ones(3), torch.tensor([3]), r"wanted \[T, B, \*step\]"),
+        (torch.ones(3), torch.tensor([3]), r"expected \[T, B, \*step\]"),
         (torch.ones(0, 2), torch.tensor([1, 1]), "T >= 1"),
         (torch.ones(3, 2), torch.tensor([3.0, 1.0]), "whole numbers"),
         (torch.ones(3, 2), torch.tensor([True, True]), "whole numbers"),

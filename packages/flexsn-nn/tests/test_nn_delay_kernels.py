@@ -13,7 +13,7 @@ import flexsn_nn._delay
 from flexsn_nn.layer import Delay
 from flexsn_runtime.delays import _delayed
 
-# More steps than one program computes, and no multiple; one delay for each neuron, each channel, all, or each element.
+# Numbers of steps that are no multiple of a program's; a delay per neuron, per channel, for all, and per element.
 SHAPES = [((11, 3, 5), (5,)), ((3, 2, 3, 4), (3, 1)), ((11, 3, 5), (1,)), ((9, 2, 3, 4), (2, 1, 4))]
 KINDS: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -78,7 +78,7 @@ def check(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("shape", "of_delay"), SHAPES)
 @pytest.mark.long(all_but=["shape1-of_delay1-*", "shape0-of_delay0-linear"])
-def test_gradients_are_those_of_operations(
+def test_gradients_equal_those_of_operations(
     shape: tuple[int, ...], of_delay: tuple[int, ...], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_delayed, "_DEVICES", {"cpu"})
@@ -96,7 +96,7 @@ def test_in_evaluation(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.long(all_but=["linear"])
-def test_gradients_of_gradients_are_those_of_operations(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_gradients_equal_those_of_operations(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_delayed, "_DEVICES", {"cpu"})
     layer = made(kind, (4,), torch.float64)
 

@@ -1,4 +1,4 @@
-"""Two processes with a part of the work each: together they compute the results of one process."""
+"""Two processes that each do a part of the work compute the same results as one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Device of the two processes, and of the process that they are compared with."""
+    """The device of the two processes, and of the process with which they are compared."""
     kind: str = request.param
     torch.set_default_device(kind)
     yield kind
@@ -48,7 +48,7 @@ def found_by_two(folder: Path, device: str, scenarios: Sequence[Callable[..., An
             )
             for rank, file in enumerate(said)
         ]
-        for process in processes:  # they wait for each other, so an error in one ends both
+        for process in processes:  # an error in one ends both, because they wait for each other
             stack.callback(process.wait)
             stack.callback(process.kill)
         for process, file in zip(processes, said, strict=True):
@@ -75,7 +75,7 @@ def test_data_parallel(results: list[dict[str, Any]]) -> None:
 
 
 def test_random_numbers_of_rows(results: list[dict[str, Any]]) -> None:
-    """Checks that the losses of two processes, and so the parameters, are those of one process."""
+    """Checks that the losses of two processes, and therefore the parameters, equal those of one process."""
     wanted = work.train(work.noisy_network(0), work.batch())
     for found in results:
         assert_close(found["noise_of_rows"], wanted)
@@ -158,13 +158,15 @@ def test_a_sharded_step(results: list[dict[str, Any]]) -> None:
         ("state", "state 0 is a plain tensor"),
     ],
 )
-def test_what_no_process_can_do_by_itself_is_refused(results: list[dict[str, Any]], call: str, words: str) -> None:
+def test_steps_that_mix_elements_of_several_processes_are_refused(
+    results: list[dict[str, Any]], call: str, words: str
+) -> None:
     for found in results:
         assert found["refused"][call].startswith("PlacementError: ")
         assert words in found["refused"][call]
 
 
-def test_parts_of_the_time_are_one_sequence(results: list[dict[str, Any]]) -> None:
+def test_parts_of_the_time_equal_one_sequence(results: list[dict[str, Any]]) -> None:
     net, x = work.network(), work.batch(7).requires_grad_()
     out = net(x)
     (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
@@ -180,7 +182,7 @@ def test_parts_of_the_time_are_one_sequence(results: list[dict[str, Any]]) -> No
     assert not torch.equal(truncated[0][1], exact[0][1])
 
 
-def test_layers_with_a_state_go_on_in_the_next_part(results: list[dict[str, Any]]) -> None:
+def test_layers_with_a_state_continue_in_the_next_part(results: list[dict[str, Any]]) -> None:
     net, x = work.Layers(), work.batch(7).requires_grad_()
     out = net(x)
     (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
@@ -194,11 +196,11 @@ def test_layers_with_a_state_go_on_in_the_next_part(results: list[dict[str, Any]
     assert not torch.equal(truncated[0][1], exact[0][1])
 
 
-def test_a_state_without_a_way_back_leaves_nobody_waiting(results: list[dict[str, Any]]) -> None:
+def test_a_state_without_a_gradient_does_not_block_a_process(results: list[dict[str, Any]]) -> None:
     assert all(len(found["time_shards_without_a_way_back"]) == 2 for found in results)
 
 
-def test_micro_batches_do_not_see_each_other(results: list[dict[str, Any]]) -> None:
+def test_micro_batches_are_independent(results: list[dict[str, Any]]) -> None:
     net = work.network()
     reset_net(net)
     out = net(work.batch()).transpose(0, 1)

@@ -24,7 +24,7 @@ def test_examples(name: str) -> None:
     assert results.failed == 0
 
 
-def test_some_are_found() -> None:
+def test_docstrings_are_found() -> None:
     finder = doctest.DocTestFinder()
     with_examples = [
         name for name in MODULES if any(test.examples for test in finder.find(importlib.import_module(name)))

@@ -1,4 +1,4 @@
-"""PyTorch's own tools on networks with neurons: results equal the loop, or an error says what to do."""
+"""PyTorch's tools on networks with neurons: results equal the loop, or an error names a remedy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions.*"),
 ]
 
-X = (torch.arange(5 * 3 * 8) * 0.37 % 3).reshape(5, 3, 8)  # moves the state far from the initial one
+X = (torch.arange(5 * 3 * 8) * 0.37 % 3).reshape(5, 3, 8)  # moves the state far away from the initial one
 backends = pytest.mark.parametrize("backend", ["torch", "auto", "hop"])
 
 
@@ -63,7 +63,7 @@ def by_the_loop(net: nn.Module, x: Tensor = X) -> Tensor:
 
 
 class Doubling(LIF):
-    """A user's class with a `forward` of its own."""
+    """A user's class that overrides `forward`."""
 
     def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
         return super().forward(2 * inputs[0], **options)
@@ -133,7 +133,7 @@ def test_hooks_do_not_see_proxies() -> None:
     assert seen == [Tensor]
 
 
-def test_symbolic_trace_of_a_neuron_alone() -> None:
+def test_symbolic_trace_of_a_single_neuron() -> None:
     for single in (LIF(), FlexSN(lambda x, v: (x, v), 1, 1, 1)):
         with pytest.raises(ExportError, match=r"(?s)symbolic_trace.*nn\.Sequential"):
             torch.fx.symbolic_trace(single)
@@ -304,7 +304,7 @@ def test_the_meta_device(kind: str, backend: str) -> None:
 @pytest.mark.long(all_but=["dtype0-*", "dtype1-auto"])
 @backends
 @pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16, torch.double])
-def test_dtypes_there_and_back(dtype: torch.dtype, backend: str) -> None:
+def test_dtypes_change_and_return(dtype: torch.dtype, backend: str) -> None:
     net = network(backend)
     before = net(X)
     changed = net.to(dtype)
@@ -481,7 +481,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def penalised(f: Function, x: Tensor) -> Tensor:
-    """Computes the gradient, with respect to the incoming gradient, of a penalty on gradients."""
+    """Computes the gradient of a penalty on gradients, with respect to the incoming gradient."""
     incoming = torch.ones_like(x).requires_grad_()
     (gradient,) = torch.autograd.grad(f(x), x, incoming, create_graph=True)
     return torch.autograd.grad(gradient.square().sum(), incoming, allow_unused=True)[0]
@@ -506,7 +506,7 @@ DERIVATIVES: dict[str, Callable[[Function, Tensor], Any]] = {
     "func.vmap": lambda f, x: torch.func.vmap(f, in_dims=1, out_dims=1)(x),
 }
 TWICE = {"jvp", "hvp", "vhp", "hessian", "penalty"}
-# Transforms in which a norm's statistics differ, or its running statistics are written, which torch refuses.
+# Transforms that change a norm's statistics, or in which torch does not allow a norm to write its running statistics.
 WITHOUT_NORM = {"func.vmap", "func.grad", "func.vjp", "func.jacrev", "func.grad of grad"}
 
 
@@ -523,7 +523,7 @@ WITHOUT_NORM = {"func.vmap", "func.grad", "func.vjp", "func.jacrev", "func.grad 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("kind", DIFFERENTIATED)
 def test_derivatives(kind: str, derivative: str, backend: str) -> None:
-    """Checks that derivatives equal the loop's, or are refused with an error that names the loop."""
+    """Checks that derivatives equal those of the loop, or that an error suggests the loop."""
     if kind == "a norm in the step" and derivative in WITHOUT_NORM:
         pytest.skip("torch's norm refuses it")
 
@@ -543,7 +543,7 @@ def test_derivatives(kind: str, derivative: str, backend: str) -> None:
 
 @backends
 def test_a_state_does_not_outlive_its_transform(backend: str) -> None:
-    """Checks that the next call continues from the state's value, inside of another transform and outside of any."""
+    """Checks that the next call continues from the state's value, both inside and outside of other transforms."""
     net, loop = network(backend), network("torch")
 
     def loss(values: Any) -> Tensor:

@@ -31,7 +31,7 @@ def test_the_smallest_draw_is_no_spike_of_probability_zero(monkeypatch: pytest.M
     assert encoding.rate(torch.tensor([0.0, 1e-9]), 2).tolist() == [[0.0, 1.0], [0.0, 1.0]]
 
 
-def test_rate_is_the_generators() -> None:
+def test_rate_uses_the_generator() -> None:
     x = torch.full((100,), 0.5)
 
     def draw(seed: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Exchange between neurons and layers with exact products: equal results, and no outdated values."""
+"""Values that neurons and layers with exact products exchange: equal results, and no outdated values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_near(found: list[Tensor], want: list[Tensor], tolerance: float = 3e-6
 
 @pytest.fixture
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Records for each product whether its spikes came in bfloat16 and whether it offered links."""
+    """Records for each product whether its spikes were in bfloat16, and whether it offered links."""
     calls = []
     run = RepeatedProducts.run
 
@@ -62,7 +62,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
 BOTH = [(False, True), (True, True), (True, False)]
 
 
-def test_the_results_are_those_of_a_plain_network(handed: list[tuple[bool, bool]]) -> None:
+def test_results_equal_those_of_a_plain_network(handed: list[tuple[bool, bool]]) -> None:
     want = step(network(), spikes())
     net = network()
     products = exact_products(net, also=["0"])
@@ -70,7 +70,7 @@ def test_the_results_are_those_of_a_plain_network(handed: list[tuple[bool, bool]
         assert_near(step(net, spikes()), want)
     assert handed == BOTH * 3
     assert all(one.exact for one in products.layers)
-    # Repeats this for a sequence in two parts, so that the second begins with states.
+    # Repeats this for the next part of the sequence, which begins with states.
     functional.detach_net(net)
     found = step(net, spikes(), reset=False)
     plain = network()
@@ -107,7 +107,7 @@ def test_without_gradients(handed: list[tuple[bool, bool]]) -> None:
         assert_near([net(spikes())], [want])
 
 
-def test_parts_of_a_gradient_add_up_to_it() -> None:
+def test_the_parts_of_a_gradient_sum_to_the_gradient() -> None:
     """Checks that the links receive the gradient that the layer's output would receive."""
     torch.manual_seed(0)
     s, weight, bias = spikes(), torch.randn(16, 24, requires_grad=True), torch.randn(16, requires_grad=True)
@@ -196,7 +196,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], l
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.long(all_but=["a view", "in place", "by data"])
-def test_what_lies_between_is_seen(case: str, handed: list[tuple[bool, bool]]) -> None:
+def test_functions_between_layers_are_respected(case: str, handed: list[tuple[bool, bool]]) -> None:
     before, after, want_handed = CASES[case]
     torch.manual_seed(0)
     net = Between(before, after)
@@ -211,7 +211,7 @@ def test_what_lies_between_is_seen(case: str, handed: list[tuple[bool, bool]]) -
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["forward", "pre", "backward"])
 @pytest.mark.long(all_but=["forward-1", "pre-2"])
-def test_hooks_of_modules_see_and_change_what_they_did(place: int, kind: str) -> None:
+def test_hooks_of_modules_receive_and_change_the_same_tensors(place: int, kind: str) -> None:
     def halve(net: Any) -> list[Tensor]:
         module = net[place]
 
@@ -235,7 +235,7 @@ def test_hooks_of_modules_see_and_change_what_they_did(place: int, kind: str) ->
     assert_near(halve(net), want)
 
 
-def test_a_gradient_of_a_layers_output_is_there_for_hooks_and_retain_grad() -> None:
+def test_hooks_and_retain_grad_receive_the_gradient_of_a_layers_output() -> None:
     def watched(net: Any) -> list[Tensor]:
         found = []
         y = net[0](spikes())
@@ -251,14 +251,14 @@ def test_a_gradient_of_a_layers_output_is_there_for_hooks_and_retain_grad() -> N
     assert_near(watched(net), want)
 
 
-def test_a_hook_that_comes_too_late_is_an_error() -> None:
+def test_a_hook_after_the_call_raises() -> None:
     net = network()
     exact_products(net, also=["0"])
     for besides in (0, 1):
         y = net[0](spikes())
         s = net[1](y)
         y.retain_grad()
-        with pytest.raises(RuntimeError, match="Register it before"):
+        with pytest.raises(RuntimeError, match="Register the hook earlier"):
             (s.sum() + besides * y.sum()).backward()
         functional.reset_net(net)
 
@@ -276,7 +276,7 @@ def test_two_readers_of_one_output() -> None:
     assert_near(both(net), want)
 
 
-def test_several_gradients_and_second_derivatives_are_those_without_links() -> None:
+def test_several_gradients_and_second_derivatives_equal_those_without_links() -> None:
     net = network()
     exact_products(net, also=["0"])
     y = net(spikes())
@@ -302,7 +302,7 @@ class Doubled(nn.Module):
     scale = 1.0
 
 
-def test_only_outputs_that_are_known_to_be_spikes_are_written_so(handed: list[tuple[bool, bool]]) -> None:
+def test_only_outputs_that_are_known_to_be_spikes_are_written_in_bfloat16(handed: list[tuple[bool, bool]]) -> None:
     for neuron in (TernaryLIF, claimed):
         handed.clear()
         net = network(neuron)

@@ -1,4 +1,4 @@
-"""Networks whose layers multiply spikes exactly: the layers that do so, other behaviour unchanged, correct products."""
+"""Networks whose layers multiply spikes exactly: selected layers, unchanged behaviour, and correct products."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def assert_near(found: list[Tensor], want: list[Tensor]) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_layers_behind_neurons_multiply_exactly_and_nothing_else_changes() -> None:
+def test_layers_after_neurons_multiply_exactly_and_no_other_layer_changes() -> None:
     net, x = network(), data()
     keys, want = list(net.state_dict()), step(network(), data())
     products = exact_products(net)
@@ -78,7 +78,7 @@ def test_layers_behind_neurons_multiply_exactly_and_nothing_else_changes() -> No
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_it_is_undone_by_a_call() -> None:
+def test_a_call_undoes_the_replacement() -> None:
     net, x = network(), data()
     before = {name: set(vars(module)) for name, module in net.named_modules()}
     want = step(net, x)
@@ -93,7 +93,7 @@ def test_it_is_undone_by_a_call() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_copies_and_pickles_have_products_of_their_own() -> None:
+def test_copies_and_pickles_have_separate_products() -> None:
     net, x = network(), data()
     exact_products(net)
     want = step(net, x)
@@ -105,7 +105,7 @@ def test_copies_and_pickles_have_products_of_their_own() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_the_precision_is_torchs_unless_it_is_given() -> None:
+def test_the_default_precision_is_that_of_torch() -> None:
     net, x = network(), data()
     products = exact_products(net)
     try:
@@ -125,13 +125,13 @@ def test_the_precision_is_torchs_unless_it_is_given() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_exact_concerns_weights_on_a_grid_alone() -> None:
+def test_exact_precision_applies_only_to_weights_on_a_grid() -> None:
     net, x = network(), data()
     on_grid(net[3])
     products = exact_products(net, "exact")
     step(net, x)
     assert ran(products) == {"0": False, "2.fc": False, "3": True, "5": False}
-    assert "5: its weight is on no grid: flexsn_nn.on_grid(layer)" in str(products)
+    assert "5: its weight is not on a grid: flexsn_nn.on_grid(layer)" in str(products)
     torch.nn.utils.parametrize.remove_parametrizations(net[3], "weight")
     torch.nn.utils.parametrize.remove_parametrizations(net[3], "bias")
     step(net, x)
@@ -151,11 +151,14 @@ def test_layers_that_the_user_names() -> None:
     assert_near(step(net, spikes), want)
     assert ran(products) == {"0": True, "2.fc": True, "3": True, "5": False}
     assert_near(step(net, data()), step(network(), data()))  # the input has no spikes
-    assert "0: exact products; weight in 3 parts, gradients in 3 (float32); its input was not whole" in str(products)
+    assert (
+        "0: exact products; weight in 3 parts, gradients in 3 (float32); its input had numbers that are not whole"
+        in str(products)
+    )
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_under_autocast_it_is_as_before() -> None:
+def test_autocast_changes_nothing() -> None:
     net, x = network(), data()
     with torch.autocast("cpu", torch.bfloat16):
         want = step(net, x)
@@ -187,7 +190,7 @@ def test_inside_of_a_compiled_graph() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_it_goes_with_packed_spikes_norms_and_checkpoints() -> None:
+def test_exact_products_with_packed_spikes_norms_and_checkpoints() -> None:
     x = data()
 
     def made() -> Any:
@@ -239,7 +242,7 @@ class Scaled(LIF):
 
 
 class Own(nn.Linear):
-    """A layer with a forward of its own."""
+    """A layer that overrides `forward`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + 1
@@ -309,7 +312,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], FlexSN], bool]] 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_a_product_is_exact_or_torchs_and_never_wrong(case: str, training: bool) -> None:
+def test_a_product_is_exact_or_equals_that_of_torch(case: str, training: bool) -> None:
     function, neuron, exact = CASES[case]
     torch.manual_seed(0)
     net = Between(function, neuron())
@@ -335,10 +338,10 @@ def test_a_product_is_exact_or_torchs_and_never_wrong(case: str, training: bool)
 REPAIRED = {"a change that autograd does not see", "a neuron that is said to give spikes"}
 
 
-def test_what_is_never_replaced_is_said() -> None:
+def test_layers_that_are_never_replaced_are_reported() -> None:
     net = nn.Sequential(LIF(), Own(10, 10), nn.Conv1d(3, 3, 1, padding=1))
     products = exact_products(net)
-    assert "1: Own has a forward of its own" in str(products)
+    assert "1: Own overrides forward" in str(products)
     assert "2: a convolution over more than single points" in str(products)
     assert "forward" not in vars(net[1])
 
@@ -381,7 +384,7 @@ def test_a_network_on_a_gpu(grid: bool) -> None:
     assert all(ran(products).values()), str(products)
     if grid:
         assert torch.equal(found[0], want[0])  # all spikes and their sums are equal
-    # Without a grid, spikes may differ if the last bit of a sum does; the last layer's gradients are means over many.
+    # Without a grid, spikes may differ if the last bit of a sum differs. The last layer's gradients average over many.
     for one, other in zip(found, want, strict=True):
         norm = float(other.norm())
         assert float((one - other).norm()) <= (1e-5 if grid else 2e-2) * norm + 1e-6
@@ -420,7 +423,7 @@ def whole_loads() -> Any:
 
 
 @pytest.mark.gpu
-def test_what_is_handed_over_on_a_gpu_is_what_passes_would_make(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exchanged_tensors_on_a_gpu_equal_converted_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
     x = (torch.rand(50, 64, 704, generator=torch.Generator().manual_seed(0)) < 0.1).float().cuda()
     net, plain = whole_loads(), whole_loads()

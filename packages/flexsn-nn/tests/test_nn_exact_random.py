@@ -1,4 +1,4 @@
-"""Random networks with ranges that are hard to follow, with and without exact products; gradients of two processes."""
+"""Random networks whose ranges are hard to derive, with and without exact products; gradients of two processes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def trained(net: nn.Module, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.long(all_but=[str(seed) for seed in range(2)])
-def test_random_networks_are_exact_or_left_alone(seed: int) -> None:
+def test_random_networks_are_exact_or_unchanged(seed: int) -> None:
     torch.manual_seed(seed)
     net = Random(seed)
     functional.set_backend(net, "triton")

@@ -37,10 +37,10 @@ def test_before_the_first_call() -> None:
 @pytest.mark.parametrize(
     ("backend", "runs"), [("hop", "hop"), ("torch", "torch"), ("triton", "triton"), ("inductor", "triton")]
 )
-def test_a_backend_that_was_asked_for(backend: str, runs: str) -> None:
+def test_a_requested_backend(backend: str, runs: str) -> None:
     layer = neuron(backend)
     layer(ones(2, 3))
-    assert layer.explain().splitlines()[0] == f"{runs}: asked for as backend={backend!r}"
+    assert layer.explain().splitlines()[0] == f"{runs}: requested by backend={backend!r}"
 
 
 def test_the_choice_of_auto(compiler: None) -> None:
@@ -59,8 +59,8 @@ def test_the_choice_of_auto(compiler: None) -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there, kernels need no compiler on the path")
-def test_without_a_compiler_auto_is_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tests with a path without a compiler: sequences, gradients, single steps, and inside of torch.compile."""
+def test_without_a_compiler_auto_chooses_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tests a machine without a compiler: sequences, gradients, single steps, and inside of torch.compile."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     ours, loop = LIF(), LIF(backend="torch")
@@ -84,7 +84,7 @@ def test_without_a_compiler_auto_is_the_loop(monkeypatch: pytest.MonkeyPatch, tm
         LIF(backend="cpp")(x)
 
 
-def test_single_steps_are_kernels_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_steps_run_in_kernels_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_backends, "why_unavailable", lambda device, target: None)
     for device in ("cpu", "cuda"):
         runs = {"cpu": "cpp", "cuda": "triton"}[device]
@@ -160,7 +160,7 @@ def test_the_kernels_built_so_far() -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_what_a_call_moves(keep: bool) -> None:
+def test_bytes_moved_by_a_call(keep: bool) -> None:
     layer = neuron("triton", residuals="recompute")
     layer.store_state_seqs = keep
     told = layer.explain(ones(50, 20, 10))
@@ -176,17 +176,18 @@ def test_what_a_call_moves(keep: bool) -> None:
     assert layer.states == [], "nothing has run"
 
 
-def test_what_is_kept_for_the_backward() -> None:
+def test_tensors_kept_for_the_backward() -> None:
     told = neuron("triton").explain(ones(50, 20, 10))
-    assert "training writes what its gradient needs (nothing at every step), and backward reads that and" in told
+    written = "training writes the values that its gradient needs (nothing at every step)"
+    assert f"{written}, and backward reads them and" in told
     assert "80 kB, 2.00 streams more" in told
     layer = FlexSN(lambda x, v: (torch.relu(v + x), v + x), 1, 1, 1, backend="triton", residuals="save")
     told = layer.explain(ones(50, 20, 10))
-    assert "training writes what its gradient needs (bool at every step)" in told
+    assert "training writes the values that its gradient needs (bool at every step)" in told
     assert "100 kB, 2.50 streams more" in told
 
 
-def test_what_layout_costs() -> None:
+def test_copies_that_a_layout_causes() -> None:
     strided, dense = ones(5, 4, 6).transpose(1, 2), ones(5, 6, 4)
     for x, told in (
         (dense, "outputs and states are contiguous\n"),
@@ -211,7 +212,7 @@ def test_what_layout_costs() -> None:
 
 
 def test_other_kinds_of_neurons() -> None:
-    """Checks that a state with other initial values, or a captured tensor, is read; a step is a sequence of 1."""
+    """Checks that a state with other initial values or a captured tensor is read, and that a step counts as T = 1."""
     x = ones(4, 2, 3)
     assert "reads input 0 (96 B), state 0 (24 B); writes" in LIF(v_reset=-1.0).explain(x)
     assert "state 0 (24 B)" in LIF(precision="float32").explain(x.half())
@@ -226,12 +227,12 @@ def test_a_core_that_kernels_refuse() -> None:
     x = ones(3, 2)
     layer(x)
     told = layer.explain(x).splitlines()
-    assert told[0] == "torch: asked for as backend='torch'"
+    assert told[0] == "torch: requested by backend='torch'"
     assert told[1].startswith("not triton: ")
     assert "cumsum" in layer.explain(x)
 
 
-def test_what_is_read_once_has_its_line(interpreted: None) -> None:
+def test_values_read_once_are_listed(interpreted: None) -> None:
     neuron = FlexSN(lambda x, v: (x * (2.0 if torch.is_grad_enabled() else 3.0), v), 1, 1, 1, backend="triton")
     neuron(torch.ones(2, 3))
     account = neuron.explain()
@@ -339,13 +340,13 @@ def test_each_reason_for_the_loop(reason: str, mode: str, compiler: None, monkey
     layer.backend = "torch"
     assert layer.explain().startswith("backend='torch': nothing has run yet.")
     layer(X)
-    assert layer.explain().splitlines()[0] == "torch: asked for as backend='torch'"
+    assert layer.explain().splitlines()[0] == "torch: requested by backend='torch'"
     assert "refuse" not in layer.explain()
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
-def test_a_refusal_by_what_comes_in(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks a core of which kernels run some calls and the loop others: `explain` lists both, with reasons."""
+def test_a_refusal_depends_on_inputs(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests a core whose calls run partly in kernels and partly as a loop: `explain` lists both with reasons."""
     ran = recorded(monkeypatch)
     layer = FlexSN(lambda x, v: (x.cumsum(0) if x.dim() > 2 else x + v, v + x), 1, 1, 1)
     layer(X)
@@ -357,8 +358,8 @@ def test_a_refusal_by_what_comes_in(compiler: None, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
-def test_a_refusal_by_what_a_module_is_set_to(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a core that is changed from inside, by its mode and by a flag."""
+def test_a_refusal_depends_on_settings_of_modules(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests a core whose behaviour depends on its mode and on a flag."""
 
     class Noisy(nn.Module):
         noisy = False
@@ -388,7 +389,7 @@ def test_a_refusal_by_what_a_module_is_set_to(compiler: None, monkeypatch: pytes
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there, kernels refuse sequences that a loop runs on the CPU")
-def test_a_verdict_over_several_ways(compiler: None) -> None:
+def test_a_verdict_about_several_backends(compiler: None) -> None:
     layer = LIF()
     layer(ones(2, 3))
     assert layer.explain().splitlines()[0].startswith("cpp: ")
@@ -397,15 +398,15 @@ def test_a_verdict_over_several_ways(compiler: None) -> None:
     assert layer.explain().splitlines()[0] == "calls ran in 2 ways: cpp, torch"
 
 
-def test_the_first_line_says_what_would_run(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_line_names_the_backend_that_would_run(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(4, 3)
     told = LIF().explain(x).splitlines()
-    assert told[0].startswith("backend='auto': nothing has run yet. These inputs would run by cpp: the tensors are on")
+    assert told[0].startswith("backend='auto': nothing has run yet. These inputs would run on cpp: the tensors are on")
     loop = FlexSN(lambda x, v: (x.flip(0), v + x), 1, 1, 1)
     assert (
         loop.explain(x)
         .splitlines()[0]
-        .startswith("backend='auto': nothing has run yet. These inputs would run by torch: the loop ran instead")
+        .startswith("backend='auto': nothing has run yet. These inputs would run on torch: the loop ran instead")
     )
     monkeypatch.setattr(_backends, "why_unavailable", lambda device, target: "there is no GPU")
     assert "would raise: backend='triton' cannot run: there is no GPU" in LIF(backend="triton").explain(x)

@@ -30,7 +30,7 @@ class Network(nn.Module):
 
 
 class Again(nn.Module):
-    """Calls one neuron several times: on parts of a sequence, or on single steps."""
+    """Calls one neuron several times, with parts of a sequence or with single steps."""
 
     def __init__(self, neuron: nn.Module, part: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def fresh_compiler() -> Iterator[None]:
 def test_a_network_begins_at_the_initial_state(backend: str, strict: bool) -> None:
     network, x = Network(backend), torch.randn(4, 2, 6)
     program = torch.export.export(network, (x,), strict=strict)
-    assert network.neuron.states == [], "nothing of the export stays"
+    assert network.neuron.states == [], "the export leaves no state"
     other = torch.randn(4, 2, 6)
     wanted = network(other)
     assert 0 < wanted.count_nonzero() < wanted.numel()
@@ -83,7 +83,7 @@ def test_a_network_begins_at_the_initial_state(backend: str, strict: bool) -> No
 
 
 @strictness
-def test_a_state_in_and_out(strict: bool) -> None:
+def test_a_state_enters_and_leaves_an_onnx_program(strict: bool) -> None:
     network, x = WithState("hop"), torch.randn(6, 2, 6)
     program = torch.export.export(network, (x[:3], torch.zeros(2, 5)), strict=strict).module()
     spikes, v = program(x[:3], torch.zeros(2, 5))
@@ -114,7 +114,7 @@ def test_a_state_that_would_be_forgotten_is_refused() -> None:
 
 @pytest.mark.long(all_but=["LIF", "steps"])
 @neurons
-def test_calls_in_one_program_go_on(neuron: str) -> None:
+def test_calls_in_one_program_continue(neuron: str) -> None:
     torch.manual_seed(0)
     net, x = Again(NEURONS[neuron](), 3), 2.0 * torch.rand(6, 20, 5)
     wanted = net(x)
@@ -130,7 +130,7 @@ def test_calls_in_one_program_go_on(neuron: str) -> None:
     torch.testing.assert_close(net(x), wanted)
 
 
-def test_a_neuron_in_a_closure_goes_on_in_one_program_alone() -> None:
+def test_a_neuron_in_a_closure_continues_only_in_one_program() -> None:
     neuron, x = LIF(), 2.0 * torch.rand(6, 2, 5)
 
     class Hidden(nn.Module):

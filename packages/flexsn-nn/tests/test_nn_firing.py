@@ -1,4 +1,4 @@
-"""Warnings, given once, for layers that never or always fire in training; `fluctuation_driven_` makes layers fire."""
+"""Warnings for layers that never or always fire in training. `fluctuation_driven_` makes layers fire."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_a_layer_that_always_fires_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: IF(), lambda: Recurrent(LIF(), 3), lambda: Leaky(0.9)])
-def test_single_steps_are_looked_at_now_and_then(make: Any) -> None:
+def test_single_steps_are_checked_occasionally(make: Any) -> None:
     neuron = make()
     neuron.step_mode = "s"
     assert found(neuron, torch.zeros(2, 3), calls=16 + 7 * 128 - 10) == []
     assert len(found(neuron, torch.zeros(2, 3), calls=20)) == 1
 
 
-def test_a_layer_that_fires_again_begins_the_count_again() -> None:
+def test_a_layer_that_fires_again_restarts_the_count() -> None:
     neuron = LIF()
     silent, loud = torch.zeros(5, 2, 3), torch.full((5, 2, 3), 2.5)
     for _ in range(4):
@@ -67,7 +67,7 @@ def test_a_layer_that_fires_again_begins_the_count_again() -> None:
 
 
 @pytest.mark.parametrize("how", ["evaluation", "no gradients", "argument", "attribute", "environment", "step"])
-def test_without_training_or_where_it_is_turned_off_nothing_is_said(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_warning_without_training_or_if_turned_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "environment":
         monkeypatch.setenv("FLEXSN_WATCH_FIRING", "0")
     neuron = LIF(watch_firing=False) if how == "argument" else LIF()
@@ -84,13 +84,13 @@ def test_without_training_or_where_it_is_turned_off_nothing_is_said(how: str, mo
     assert Recurrent(neuron, 3).watch_firing == neuron.watch_firing
 
 
-def test_outputs_that_are_no_spikes_may_be_anything_but_zero() -> None:
+def test_outputs_that_are_not_spikes_count_if_nonzero() -> None:
     average = FlexSN(lambda x, v: (v + x, v + x), 1, 1, 1)
     assert found(nn.Sequential(LI(), average), torch.ones(5, 2, 3)) == []
     assert len(found(average, torch.zeros(5, 2, 3))) == 1
 
 
-def test_a_look_changes_no_result_and_copies_count_for_themselves() -> None:
+def test_checks_change_no_result_and_copies_have_separate_counts() -> None:
     torch.manual_seed(0)
     neuron, other = LIF(), LIF(watch_firing=False)
     x = torch.rand(6, 2, 3, requires_grad=True)
@@ -140,7 +140,7 @@ def test_on_a_gpu_no_call_waits() -> None:
 
 @pytest.mark.parametrize("make", [RLIF, RALIF])
 @pytest.mark.parametrize("tau", [2.0, 10.0])
-def test_recurrent_layers_learn_as_they_are(make: type[RLIF] | type[RALIF], tau: float) -> None:
+def test_recurrent_layers_learn_with_default_arguments(make: type[RLIF] | type[RALIF], tau: float) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(10, 32), make(32, tau=tau), nn.Linear(32, 32), make(32, tau=tau), nn.Linear(32, 2))
     labels = torch.arange(32) % 2
@@ -188,12 +188,12 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
     with torch.no_grad():
         neuron(linear(spikes))
     v = neuron.state_seq("v")[100:] - (0.5 if threshold == 1.5 else 0.0)
-    deviation = float(v.var(0).mean().sqrt())  # of each neuron, over time
+    deviation = float(v.var(0).mean().sqrt())  # over time, for each neuron
     assert deviation == pytest.approx((threshold - mean) / 2, rel=0.08)
     assert float(v.mean()) == pytest.approx(mean, abs=0.05)
 
 
-def test_dead_layers_fire_once_their_weights_start_there() -> None:
+def test_dead_layers_fire_with_the_initial_weights() -> None:
     torch.manual_seed(0)
     net: Any = nn.Sequential(nn.Linear(20, 32), dead(32), nn.Linear(32, 32), dead(32))
     x = (torch.rand(50, 4, 20) < 0.1).float()
@@ -206,7 +206,7 @@ def test_dead_layers_fire_once_their_weights_start_there() -> None:
         with monitor.RateMonitor(net) as rates:
             net(x)
         rate = rates.rates()[["1", "3"][neuron is net[3]]]
-        assert 0.001 < rate < 0.5, "in front of the next layer are the spikes of this one"
+        assert 0.001 < rate < 0.5, "this layer's spikes drive the next layer"
 
 
 def test_a_share_divides_the_variance_and_a_generator_repeats_the_draw() -> None:

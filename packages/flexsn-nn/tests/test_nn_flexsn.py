@@ -27,7 +27,7 @@ from flexsn_runtime import _availability
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 BACKENDS = ("torch", "hop", "triton", "inductor", "cpp", "auto")
-# Here, "auto" means "cpp", and "inductor" launches the kernels of "triton".
+# In these tests, "auto" means "cpp", and "inductor" launches the kernels of "triton".
 backends = pytest.mark.parametrize(
     "backend", [pytest.param(b, marks=[pytest.mark.long] if b in ("cpp", "inductor") else []) for b in BACKENDS]
 )
@@ -199,7 +199,7 @@ def test_no_steps_and_no_example_outputs(backend: str) -> None:
 
 
 @backends
-def test_state_goes_on_until_reset(backend: str) -> None:
+def test_the_state_continues_until_reset(backend: str) -> None:
     x = random(6, *STEP)
     layer = neuron(backend)
     assert layer.states == []
@@ -270,7 +270,7 @@ def test_another_batch_size_without_reset(backend: str) -> None:
 @pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_truncated_backpropagation_trains(backend: str) -> None:
-    """Trains over two calls with an optimizer step between them: the second backward must not reach the first call."""
+    """Trains with two calls and an optimizer step in between. The second backward must not reach the first call."""
     core = Decay().to(DEVICE)
     layer = FlexSN(core, 1, 1, 1, backend=backend)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
@@ -283,7 +283,7 @@ def test_truncated_backpropagation_trains(backend: str) -> None:
     assert core.decay.grad.any()
 
 
-def test_modified_state_is_noticed() -> None:
+def test_modified_states_are_detected() -> None:
     layer = neuron("auto" if HAS_GPU else "triton")
     x = random(3, *STEP).requires_grad_()
     layer(x)
@@ -370,7 +370,7 @@ def copies() -> list[Callable[[FlexSN], FlexSN]]:
 @pytest.mark.long(all_but=["deepcopy-hop", "deepcopy-torch", "by_pickle-triton", "by_torch_save-auto"])
 @backends
 @pytest.mark.parametrize("make", copies(), ids=lambda make: make.__name__)
-def test_copies_go_on_by_themselves(backend: str, make: Callable[[FlexSN], FlexSN]) -> None:
+def test_copies_continue_separately(backend: str, make: Callable[[FlexSN], FlexSN]) -> None:
     layer = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend)
     x = random(3, *STEP)
     layer(x)
@@ -467,7 +467,7 @@ def test_kernels_without_gpu_and_interpreter(monkeypatch: pytest.MonkeyPatch) ->
         assert remedy in str(refused.value)
     layer.backend = "auto"
     layer(torch.zeros(2, 3))
-    why = "compiled kernels cannot run: CXX names 'no-such-compiler', which is not there."
+    why = "compiled kernels cannot run: CXX names 'no-such-compiler', which does not exist."
     assert layer.explain().startswith(f"torch: {why}")
     assert issubclass(BackendUnavailableError, RuntimeError)
 
@@ -515,7 +515,7 @@ def test_a_state_that_changes_shape(backend: str) -> None:
         layer(random(3, *STEP))
 
 
-def test_examples_bring_errors_to_construction() -> None:
+def test_examples_make_construction_raise_errors_of_the_core() -> None:
     examples = (torch.zeros(STEP), torch.zeros(STEP))
     with pytest.raises(ValueError, match="returned 2 values"):
         FlexSN(soft_lif, 1, 1, 2, example_inputs=examples)

@@ -1,4 +1,4 @@
-"""Helpers for whole networks: state, step mode, backend."""
+"""Helpers for whole networks: state, step mode and backend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_reset_starts_again() -> None:
 
 
 def test_truncated_backpropagation() -> None:
-    """Checks that `detach_net` keeps values and cuts the gradient, so each chunk has its own gradient."""
+    """Checks that `detach_net` keeps the values and cuts the gradient, so that each chunk has its own gradient."""
     net = make_net()
     whole = net(X)
     functional.reset_net(net)
@@ -55,7 +55,7 @@ def test_truncated_backpropagation() -> None:
     functional.reset_net(net)
     (full,) = torch.autograd.grad(net(leaf).sum(), leaf)
     assert torch.equal(gradients[1], full[3:]), "the last chunk has no later one"
-    assert not torch.equal(gradients[0], full[:3]), "the first one misses what it did to the second"
+    assert not torch.equal(gradients[0], full[:3]), "the first one lacks its effect on the second"
 
 
 def test_step_mode_and_backend_of_all() -> None:
@@ -89,7 +89,7 @@ def test_a_refused_change_changes_nothing() -> None:
         functional.set_backend(net, "triton2")
 
 
-def test_states_out_and_in() -> None:
+def test_states_are_read_and_set_again() -> None:
     net = make_net()
     assert functional.get_states(net) == {"1": [], "2.1": []}
     net(X[:3])
@@ -121,7 +121,7 @@ def test_reset_finds_modules_that_are_shared_nested_and_replaced() -> None:
 
 
 def test_a_reset_of_a_network_takes_a_few_calls_of_python() -> None:
-    """Counts calls instead of time: one call for each module with a state, none for other modules."""
+    """Counts calls instead of time: there is one call per module with a state, and none for other modules."""
 
     def calls(blocks: int) -> int:
         net = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), IF()) for _ in range(blocks)))

@@ -1,4 +1,4 @@
-"""`fuse_delays`: neurons' kernels that load earlier steps equal a delay in front of the neuron."""
+"""`fuse_delays`: kernels of neurons that load earlier steps equal a delay before the neuron."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def learned(*shape: int, most: int = 6) -> Delay:
-    """Makes delays that include whole numbers, the largest delay and the smallest one."""
+    """Makes delays, including whole numbers, the largest delay and the smallest one."""
     delay = most * random(*shape, seed=1)
     flat = delay.view(-1)
     flat[0], flat[-1] = most, flat[-1].round()
     return Delay(delay, max_delay=most, learn=True)
 
 
-# Numbers of steps beyond several chunks, and numbers below the delay.
+# Numbers of steps of more than several chunks, and numbers of steps below the delay.
 CASES: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN], tuple[int, ...]]] = {
     "for each neuron": (lambda: learned(5), LIF, (21, 3, 5)),
     "for each channel": (lambda: learned(3, 1), ParametricLIF, (10, 2, 3, 4)),
@@ -64,7 +64,7 @@ def ran(net: Net, x: Tensor, **options: Any) -> list[Tensor]:
 
 
 def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, tolerance: float = 1e-12) -> None:
-    """Checks results for equality to the bit, and gradients up to the order of sums."""
+    """Checks that results are bitwise equal, and gradients are equal up to the order of sums."""
     assert len(fused) == len(apart)
     for i, (ours, theirs) in enumerate(zip(fused, apart, strict=True)):
         if i < len(fused) - num_gradients:
@@ -74,7 +74,7 @@ def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, toleranc
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes delays in front of a neuron fail."""
+    """Makes delays before a neuron fail."""
 
     def refused(self: Delay, x: Tensor) -> Tensor:
         raise AssertionError("the delay ran before the neuron")
@@ -102,7 +102,7 @@ def test_equal_to_a_delay_before(case: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("also", ["lengths", "resets", "both"])
 @pytest.mark.long(all_but=["both"])
-def test_with_lengths_and_resets(also: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delays_with_lengths_and_resets(also: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fused, apart = pair(learned(5), LIF())
     fused[1].backend, apart[1].backend = "triton", "torch"  # type: ignore[assignment]
     options: dict[str, Tensor] = {}
@@ -152,7 +152,7 @@ APART: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN]]] = {
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("case", APART)
 @pytest.mark.long(all_but=["a step with sums over neurons"])
-def test_else_the_delay_runs_before(case: str) -> None:
+def test_the_delay_runs_before_neurons_that_cannot_compute_it(case: str) -> None:
     delay, neuron = APART[case]
     torch.manual_seed(0)
     fused, apart = pair(delay(), neuron())
@@ -167,7 +167,7 @@ def test_else_the_delay_runs_before(case: str) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_calls_of_all_kinds() -> None:
-    """Tests a stream in parts, evaluation, and single steps, each of which continues the call before."""
+    """Tests a stream in parts, evaluation, and single steps. Each call continues from the previous one."""
     fused, apart = pair(gaussian(), LIF())
     fused[1].backend, apart[1].backend = "auto", "torch"  # type: ignore[assignment]
     x = random(8, 3, 5)
@@ -200,9 +200,9 @@ def test_reasons() -> None:
     hooked = Net(Delay(1), LIF())
     hooked[0].register_forward_hook(lambda *_: None)
     reasons = {
-        "no neuron": Net(Delay(1), nn.Linear(3, 3)),
+        "not a neuron": Net(Delay(1), nn.Linear(3, 3)),
         "2 places": Twice(),
-        "a forward of its own": Net(Mine(1), LIF()),
+        "overrides forward": Net(Mine(1), LIF()),
         "forward hook": hooked,
         "step_mode": Net(Delay(1, step_mode="s"), LIF()),
     }
@@ -211,8 +211,8 @@ def test_reasons() -> None:
         assert not report.fused
         assert reason in str(report)
     net = Net(Delay(1), LIF())
-    assert fuse_delays(net, skip=["1"]).left == {"0": "it was to be skipped"}
-    assert str(fuse_delays(net)) == str(fuse_delays(net)) == "1 of 1 delays are made by neurons\n  0 into 1"
+    assert fuse_delays(net, skip=["1"]).left == {"0": "it is in skip"}
+    assert str(fuse_delays(net)) == str(fuse_delays(net)) == "1 of 1 delays are computed by neurons\n  0 into 1"
     unfuse_norms(net)
     x = torch.rand(4, 2)
     assert torch.equal(net[0](x)[1:], x[:-1])

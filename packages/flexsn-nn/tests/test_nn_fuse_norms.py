@@ -77,7 +77,7 @@ def training_step(net: nn.Module, function: Any = run) -> dict[str, Tensor]:
     return {"output": output, **dict(zip(["x", *parameters], gradients, strict=True)), **dict(net.named_buffers())}
 
 
-def test_the_network_it_was() -> None:
+def test_the_network_is_restored() -> None:
     apart = network().double()
     fused = copy.deepcopy(apart)
     report = fuse_norms(fused)
@@ -116,7 +116,7 @@ def test_copies_checkpoints_and_monitors() -> None:
 
 
 def test_parts() -> None:
-    """Checks that a fused layer alone returns its norm's input, and a neuron alone accepts any input."""
+    """Checks separate calls: a fused layer returns its norm's input, and a neuron accepts any input."""
     layer, neuron = convolution(2, 4), LIF()
     net = nn.Sequential(layer, neuron)
     fuse_norms(net)
@@ -208,22 +208,22 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a neuron of two layers": (OfTwoLayers, "its neuron neuron is called 2 times"),
     "a second reader": (Beside, "2 places: neuron, relu()"),
     "another in training": (InTraining, "2 places"),
-    "control flow of data": (OnData, "cannot be followed"),
-    "no neuron": (lambda: nn.Sequential(convolution(2, 2), nn.ReLU()), "goes to 1, which is no neuron"),
-    "the last layer": (lambda: convolution(2, 2), "no forward that can be followed calls its layer"),
+    "control flow of data": (OnData, "cannot be traced"),
+    "no neuron": (lambda: nn.Sequential(convolution(2, 2), nn.ReLU()), "goes to 1, which is not a neuron"),
+    "the last layer": (lambda: convolution(2, 2), "no traced forward calls its layer"),
     "not the last": (lambda: OverTime(nn.BatchNorm2d(2), nn.ReLU()), "not the last layer of an OverTime"),
-    "a residual": (lambda: MSBlock(2, 2, IF), "goes to add(), which is no neuron"),
+    "a residual": (lambda: MSBlock(2, 2, IF), "goes to add(), which is not a neuron"),
     "hooks of the norm": (lambda: hooked("norm"), "it has hooks"),
     "hooks of the layer": (lambda: hooked("layer"), "its layer has a forward hook"),
     "hooks of the neuron": (lambda: hooked("neuron"), "forward pre-hook"),
-    "initial states": (lambda: nn.Sequential(convolution(2, 2), Started()), "init_states of its own"),
+    "initial states": (lambda: nn.Sequential(convolution(2, 2), Started()), "overrides init_states"),
     "step modes": (lambda: nn.Sequential(convolution(2, 2), LIF(step_mode="s")), "its layer has step_mode='m'"),
 }
 
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("what", LEFT)
-def test_what_is_left_and_why(what: str) -> None:
+def test_reasons_for_unfused_layers(what: str) -> None:
     make, why = LEFT[what]
     net = make()
     x = torch.randn(3, 2, 2, 6, 6)
@@ -258,7 +258,7 @@ def test_skip() -> None:
     net = network()
     report = fuse_norms(net, skip=["1", "2.first", "5.0"])
     assert [pair.norm for pair in report.fused] == ["2.second.1", "3.1.1"]
-    assert {left.reason for left in report.left} == {"it was to be skipped"}
+    assert {left.reason for left in report.left} == {"it is in skip"}
     with pytest.raises(UnknownNameError):
         fuse_norms(net, skip=["first"])
     assert not fuse_norms(nn.Sequential(NormNeuron(nn.BatchNorm2d(2), LIF()))).left
@@ -291,7 +291,7 @@ def test_a_forward_that_makes_tensors_of_sizes_does_not_crash(make: Callable[[Te
 
 
 class SizedByValue(nn.Module):
-    """Uses a tensor's value as a size, in a function that calls `isinstance`, too."""
+    """Uses a tensor's value as a size in a function that also calls `isinstance`."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -308,8 +308,8 @@ class SizedByValue(nn.Module):
 
 @pytest.mark.parametrize("make", [torch.zeros, None, torch.arange, lambda n: torch.ones(4)[:n]])
 def test_a_value_as_a_size_does_not_end_the_process(make: Any) -> None:
-    """Guessing classes by names in a function's code would make `torch.zeros` read a number's memory as a tensor."""
+    """If classes were guessed from names in the code, `torch.zeros` would read the memory of a number as a tensor."""
     net = SizedByValue(make)
     report = fuse_norms(net)
     assert len(report.fused) + len(report.left) == 1
-    assert not report.left or "cannot be followed" in str(report)
+    assert not report.left or "cannot be traced" in str(report)

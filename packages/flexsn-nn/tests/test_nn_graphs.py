@@ -1,4 +1,4 @@
-"""Captured steps without a GPU: kinds of calls, memory of a replay, changes, and runs in Python."""
+"""Captured steps without a GPU: kinds of calls, memory of replays, changes, and runs in Python."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_gradients_are_added_without_an_optimizer(recorder: OperationsRecorder) 
     assert recorder.recorded == 2
 
 
-def test_counts_and_sequences_are_the_latest(recorder: OperationsRecorder) -> None:
+def test_counts_and_sequences_are_those_of_the_last_step(recorder: OperationsRecorder) -> None:
     net = network()
     neuron = net[1]
     neuron.count_spikes = neuron.store_state_seqs = True
@@ -213,7 +213,7 @@ SCALE = 1.0
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_changes_are_seen(recorder: OperationsRecorder, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_detected(recorder: OperationsRecorder, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "SCALE", 1.0)
     net = network(LIF, nn.Dropout(0.2))
     net[1], net[2] = net[2], net[1]  # linear, neuron, dropout, linear
@@ -242,7 +242,7 @@ def test_changes_are_seen(recorder: OperationsRecorder, what: str, monkeypatch: 
     CHANGES[what](twin, other)
     train(5)
     assert recorder.recorded == before + 1
-    if what != "double precision":  # the arguments have it, too
+    if what != "double precision":  # the arguments are in double precision, too
         assert "recorded again" in captured.explain()
 
 
@@ -304,7 +304,7 @@ OBSTACLES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("what", OBSTACLES)
-def test_obstacles_run_by_python_and_say_so(recorder: OperationsRecorder, what: str) -> None:
+def test_obstacles_run_in_python_and_are_reported(recorder: OperationsRecorder, what: str) -> None:
     make, words = OBSTACLES[what]
     net = network(LIF, make())
     captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
@@ -449,7 +449,7 @@ def test_numbers_among_the_arguments_are_part_of_the_kind(recorder: OperationsRe
     assert recorder.recorded == 2
 
 
-def test_on_the_cpu_it_is_a_plain_call() -> None:
+def test_on_the_cpu_steps_run_in_python() -> None:
     net = network()
     captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
     for i in range(3):
@@ -458,7 +458,7 @@ def test_on_the_cpu_it_is_a_plain_call() -> None:
     assert captured.explain() == "plain calls: the network is on cpu, where steps are plain calls"
 
 
-def test_a_plain_step_is_the_loop_that_one_writes() -> None:
+def test_a_captured_step_equals_a_training_loop() -> None:
     net = network(LIF, norm(), nn.Dropout(0.2))
     twin = copy.deepcopy(net)
     optimizer, other = sgd(net), sgd(twin)
@@ -492,7 +492,7 @@ def test_wrong_arguments(options: dict[str, Any], words: str) -> None:
         graphs.capture(network(), loss_of, **options)
 
 
-def test_a_loss_that_is_no_tensor() -> None:
+def test_a_loss_that_is_not_a_tensor() -> None:
     with pytest.raises(ParameterError, match="the loss function returned a float"):
         graphs.capture(network(), lambda out, y: 1.0)(*batch(0))
 
@@ -572,7 +572,7 @@ NEURONS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.long(all_but=["ALIF", "KLIF", "StochasticLIF"])
 @pytest.mark.parametrize("name", NEURONS)
-def test_calls_of_neurons_change_nothing_that_is_watched(name: str, compiler: None) -> None:
+def test_calls_of_neurons_change_no_watched_value(name: str, compiler: None) -> None:
     net: Any = nn.Sequential(nn.Linear(6, 16), NEURONS[name](), nn.Linear(16, 3))
     step = graphs.capture(net, loss_of, sgd(net), states="carry").step
     step.run(batch(0)[0], (batch(0)[1],))
@@ -585,12 +585,12 @@ def test_calls_of_neurons_change_nothing_that_is_watched(name: str, compiler: No
     assert not watch.holds()
 
 
-def test_ranges_are_looked_at_between_replays(recorder: OperationsRecorder) -> None:
+def test_ranges_are_checked_between_replays(recorder: OperationsRecorder) -> None:
     net = network(lambda: Leaky(beta=0.5, learn_beta=True))
     captured = graphs.capture(net, loss_of, torch.optim.SGD(net[0].parameters(), lr=0.1))
     for i in range(4):
         captured(*batch(i))
-    net[1].beta.data.fill_(1.5)  # as a replay writes it, without a new version
+    net[1].beta.data.fill_(1.5)  # like a replay, this writes without a new version
     with pytest.warns(RangeWarning, match="has left its range"):
         captured_often(captured)
     assert recorder.recorded == 1
@@ -601,7 +601,7 @@ def captured_often(captured: CapturedStep) -> None:
         captured(*batch(i))
 
 
-def test_what_classes_have_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_of_classes_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = StepWatch({"net": nn.Sequential(Scaled())}, torch.device("cpu"))
     assert watch.holds()
     monkeypatch.setitem(globals(), "SCALE", 5.0)
@@ -627,7 +627,7 @@ class Scaled(nn.Module):
         return x * self.factor * SCALE
 
 
-def test_what_functions_reach_is_watched() -> None:
+def test_values_reachable_from_functions_are_watched() -> None:
     factor = [1.0]
     options = argparse.Namespace(scale=1.0)
 
@@ -649,7 +649,7 @@ def test_what_functions_reach_is_watched() -> None:
     assert watch.changes() == ["factor"]
 
 
-def test_memories_of_replaced_forwards_are_not_watched() -> None:
+def test_records_of_replaced_forwards_are_not_watched() -> None:
     """Checks that a call of another size or dtype between two steps, as in evaluation, causes no new recording."""
     net = nn.Sequential(nn.MaxPool1d(2), nn.Linear(6, 6), LIF(backend="torch"), nn.Linear(6, 3))
     exact_products(net)
@@ -668,7 +668,7 @@ def test_memories_of_replaced_forwards_are_not_watched() -> None:
     assert not watch.holds()
 
 
-def test_what_is_compared_of_variables_and_tensors() -> None:
+def test_compared_properties_of_variables_and_tensors() -> None:
     weight, scale = torch.ones(2, 3), 1.0
 
     def loss(x: Tensor) -> Tensor:
@@ -706,7 +706,7 @@ def test_long_containers_are_compared_by_their_length() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_numbers_of_modules_that_dynamo_makes_symbolic() -> None:
-    """As it does for modules that FSDP holds: the second of two neurons has other numbers of states and outputs."""
+    """Tests numbers like those of modules in FSDP: two neurons differ in their numbers of states and outputs."""
     torch._dynamo.reset()
     for make in (LIF, ALIF, LIF):
         neuron, loop = make(), make(backend="torch")

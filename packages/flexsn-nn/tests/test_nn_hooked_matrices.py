@@ -50,7 +50,7 @@ def train(neuron: RLIF, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.long(all_but=["pruned"])
 @pytest.mark.parametrize("hook", [pruned, normed])
-def test_training_equals_the_loop_and_the_attribute_is_as_there(hook: Callable[[nn.Module], None]) -> None:
+def test_training_and_the_attribute_equal_those_of_the_loop(hook: Callable[[nn.Module], None]) -> None:
     x = torch.rand(9, 3, 5)
     neurons = [rlif("torch"), rlif("cpp")]
     optimizers = []
@@ -96,7 +96,7 @@ def test_single_steps_and_element_by_element() -> None:
 @pytest.mark.long(all_but=["True-parametrised"])
 @pytest.mark.parametrize("hook", [spectral, parametrised])
 @pytest.mark.parametrize("used", [False, True])
-def test_spectral_norm_is_the_loop_in_training_and_kernels_in_eval(
+def test_spectral_norm_runs_as_a_loop_in_training_and_in_kernels_in_evaluation(
     hook: Callable[[nn.Module], None], used: bool
 ) -> None:
     """Tests a power iteration that writes to buffers at each step in training."""

@@ -43,7 +43,7 @@ def test_results_and_gradients() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_it_keeps_no_state() -> None:
+def test_a_kernel_stores_no_state() -> None:
     kernel, args = FlexSNKernel(core, 2, 1, 2), problem()
     for a, b in zip(kernel(*args), kernel(*args), strict=True):
         assert torch.equal(a, b)
@@ -64,7 +64,7 @@ def test_requires_grad_masks() -> None:
 
 
 @pytest.mark.parametrize("make", [copy.deepcopy, lambda k: pickle.loads(pickle.dumps(k))])
-def test_copies_compile_for_themselves(make: Any) -> None:
+def test_copies_compile_separately(make: Any) -> None:
     kernel, args = FlexSNKernel(core, 2, 1, 2), problem()
     expected = kernel(*args)
     for a, b in zip(make(kernel)(*args), expected, strict=True):

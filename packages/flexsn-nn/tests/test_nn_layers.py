@@ -93,7 +93,7 @@ def test_learned_delays_have_gradients() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
-def test_learned_delays_stay_in_their_range() -> None:
+def test_learned_delays_remain_in_their_range() -> None:
     layer = Delay(torch.tensor([1.0, 1.0]), max_delay=3, learn=True)
     assert isinstance(layer.delay, nn.Parameter)
     layer.delay.data = torch.tensor([-1.0, 9.0])
@@ -166,7 +166,7 @@ def test_a_delay_finds_a_target() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Delay(3), lambda: Delay(1.5), lambda: Delay(torch.tensor([0.5, 2.0, 3.0]))])
-def test_delays_go_on_from_call_to_call(make: Callable[[], Delay]) -> None:
+def test_delays_continue_from_call_to_call(make: Callable[[], Delay]) -> None:
     layer, x = make(), draw(7, 2, 3).float()
     whole = layer(x)
     layer.reset()
@@ -180,14 +180,14 @@ def test_delays_go_on_from_call_to_call(make: Callable[[], Delay]) -> None:
         layer(x[0, :1])
 
 
-def test_delays_that_cannot_be() -> None:
+def test_delays_out_of_range() -> None:
     with pytest.raises(ParameterError, match="delay is -1"):
         Delay(-1)
     with pytest.raises(ParameterError, match="delay is 4, above max_delay=3"):
         Delay(torch.tensor([1.0, 4.0]), max_delay=3)
 
 
-def test_states_of_layers_are_of_the_network() -> None:
+def test_states_of_layers_belong_to_the_network() -> None:
     net = nn.Sequential(Delay(2), nn.Linear(3, 3), IF(), SharedDropout(0.5))
     x = draw(4, 2, 3).float()
     net(x)
@@ -202,7 +202,7 @@ def test_states_of_layers_are_of_the_network() -> None:
 
 
 @pytest.mark.parametrize("channels", [False, True])
-def test_a_dropout_drops_the_same_at_every_step(channels: bool) -> None:
+def test_dropout_drops_the_same_elements_at_every_step(channels: bool) -> None:
     torch.manual_seed(0)
     layer = SharedDropout(0.4, channels=channels)
     x = torch.ones(5, 8, 20, 4, 4)
@@ -256,7 +256,7 @@ NORMS = [
 
 
 @pytest.mark.parametrize(("kind", "plain", "shape"), NORMS)
-def test_tdbn_fits_its_input_to_the_threshold(
+def test_tdbn_scales_its_input_to_the_threshold(
     kind: Callable[..., OverTime], plain: Callable[..., nn.Module], shape: tuple[int, ...]
 ) -> None:
     layer = kind(3, alpha=0.5, v_threshold=0.8, momentum=0.3).double()

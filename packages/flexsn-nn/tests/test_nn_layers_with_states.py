@@ -1,4 +1,4 @@
-"""Layers with a state that are not neurons: checkpointing, export, copies, states that are passed on."""
+"""Layers with a state that are not neurons: checkpointing, export, copies, and passing states on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_runtime import FreedGraphError
 
 
 class Sum(Stateful):
-    """A layer as users derive it: it reads and assigns `states`."""
+    """A layer like those of users, which reads and assigns `states`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_a_second_run_from_another_past_is_refused(name: str, reentrant: bool, l
 
 @layers
 @reentrant
-def test_a_detach_in_the_second_run_is_no_new_beginning(name: str, reentrant: bool) -> None:
+def test_a_detach_in_the_second_run_does_not_count_as_a_reset(name: str, reentrant: bool) -> None:
     layer = LAYERS[name]()
 
     def run(x: Tensor) -> Tensor:
@@ -104,13 +104,13 @@ def test_a_function_that_sets_the_state_first(name: str, reentrant: bool, begin:
     (wanted,) = torch.autograd.grad((run(x) * weights).sum(), x)
     torch.manual_seed(1)
     y: Tensor = checkpoint(run, x, use_reentrant=reentrant)
-    layer(data())  # calls between the two runs have no influence
+    layer(data())  # calls between the two runs do not matter
     (y * weights).sum().backward()
     torch.testing.assert_close(x.grad, wanted)
 
 
 @reentrant
-def test_neurons_take_an_assigned_state_for_a_beginning_too(reentrant: bool) -> None:
+def test_an_assigned_state_counts_as_a_reset(reentrant: bool) -> None:
     neuron = LIF()
     x = data().requires_grad_()
     neuron(x.detach())
@@ -141,7 +141,7 @@ def test_layers_without_a_past_may_run_twice(make: Callable[[], Stateful]) -> No
 @layers
 @pytest.mark.filterwarnings("ignore:The tensor attribute", "ignore:While compiling, we found certain side effects")
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_export_begins_at_the_start_or_refuses(name: str, strict: bool) -> None:
+def test_exports_begin_with_the_initial_state_or_raise(name: str, strict: bool) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]().eval()
     x = data(3)
@@ -172,7 +172,7 @@ class Twice(nn.Module):
 
 @layers
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
-def test_calls_in_one_exported_program_go_on(name: str) -> None:
+def test_calls_in_one_exported_program_continue(name: str) -> None:
     net = Twice(LAYERS[name]().eval())
     program = torch.export.export(net, (data(),), strict=False)
     torch.testing.assert_close(program.module()(data()), net(data()))
@@ -183,7 +183,7 @@ def test_calls_in_one_exported_program_go_on(name: str) -> None:
 
 @layers
 @pytest.mark.long(all_but=["Delay", "Sum"])
-def test_compiled_layers_go_on(name: str) -> None:
+def test_compiled_layers_continue(name: str) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]()
     if name == "SharedDropout":
@@ -199,7 +199,7 @@ def test_compiled_layers_go_on(name: str) -> None:
 
 
 @layers
-def test_states_go_with_copies_and_helpers(name: str) -> None:
+def test_states_are_copied_and_reset_by_functional(name: str) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]()
     net = nn.Sequential(layer)
@@ -277,7 +277,7 @@ def test_a_past_on_another_device_is_refused() -> None:
 
 
 class Filter(Stateful):
-    """Stores values that it computes by operations of its own."""
+    """A layer that stores values from its own operations."""
 
     def forward(self, x: Tensor) -> Tensor:
         kept = self.states[0] if self.states else torch.zeros_like(x[0])
@@ -312,7 +312,7 @@ def test_a_forgotten_reset_is_named(name: str, step_mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(FORGETFUL))
-def test_graphs_that_are_there_may_be_gone_through(name: str) -> None:
+def test_retained_graphs_may_be_traversed(name: str) -> None:
     net = nn.Sequential(nn.Linear(5, 5), nn.Sigmoid(), FORGETFUL[name]())
     net(data()).sum().backward(retain_graph=True)
     net(data()).sum().backward()

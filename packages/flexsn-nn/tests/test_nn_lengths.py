@@ -1,4 +1,4 @@
-"""Sequences of several lengths in one batch: results and gradients equal those of each sequence alone."""
+"""Sequences of several lengths in one batch: results and gradients equal those of separate sequences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flexsn_nn.memory import PackedSpikes
 from flexsn_nn.neuron import Feedback
 from flexsn_nn.transforms import Lengths
 
-# A step has 35 elements: more than one block of the smallest kernels, and no multiple.
+# A step has 35 features, which are more than one block of the smallest kernels, and not a multiple of it.
 FEATURES = 35
 # Kernels of more than 8 steps do not depend on the number of steps.
 LENGTHS = torch.tensor([19, 11, 0, 9, 12])
@@ -94,7 +94,7 @@ def assert_alone(neuron: FlexSN, inputs: list[Tensor], states: list[Tensor], got
         assert all(torch.equal(a[row], s) for a, s in zip(final, wanted[1], strict=True))
         for i, (found, expected) in enumerate(zip(gradients, wanted[2], strict=True)):
             part = found[:end, row] if i < len(inputs) else found[row]
-            # In a loop's autograd and in products step by step, sums of more than two gradients have another order.
+            # Sums of more than two gradients have another order in the loop's autograd and in products step by step.
             if neuron.backend == "torch" or isinstance(neuron, Feedback):
                 torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
             else:
@@ -154,7 +154,7 @@ def network(backend: str) -> nn.Sequential:
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "auto", "hop"])
-def test_a_network_runs_each_sequence_as_if_alone(backend: str) -> None:
+def test_a_network_returns_the_results_of_separate_sequences(backend: str) -> None:
     net, lengths = network(backend), torch.tensor([12, 9, 0])
     for seed in range(3):  # a repeated call has other lengths
         x = data(12, 3, 6, seed=seed).requires_grad_()
@@ -180,7 +180,7 @@ def test_a_network_runs_each_sequence_as_if_alone(backend: str) -> None:
     assert net(x).square().sum() > output.square().sum(), "without lengths, nothing ends"
 
 
-def test_layers_that_look_at_several_steps_are_refused() -> None:
+def test_layers_that_read_several_steps_are_refused() -> None:
     for layer in (Delay(1), PSN(T=3)):
         net = nn.Sequential(LIF(), layer)
         with pytest.raises(StepModeError, match=f"layer 1 \\({type(layer).__name__}\\) reads several steps"):
@@ -272,7 +272,7 @@ def test_half_precision_in_float32(backend: str) -> None:
     assert torch.equal(output[:3, :1], neuron(x[:3, :1]))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatches_are_refused() -> None:
     neuron, x = LIF(), data(3, 2, 4)
     wrong: list[tuple[Any, type[Exception], str]] = [
         ([1, 2], TypeError, "lengths is a list"),
@@ -301,9 +301,9 @@ def test_lengths_that_are_written_to_are_read_again() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("features", [35, 128])  # blocks of several sequences, and of a part of one
+@pytest.mark.parametrize("features", [35, 128])  # blocks with several sequences, and blocks with a part of one
 @pytest.mark.parametrize("num_steps", [6, 40])  # one chunk, and several
-def test_each_sequence_is_as_alone_on_a_gpu(num_steps: int, features: int) -> None:
+def test_results_equal_those_of_separate_sequences_on_a_gpu(num_steps: int, features: int) -> None:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(0, num_steps + 1, (9,), generator=generator)
     lengths[0] = num_steps

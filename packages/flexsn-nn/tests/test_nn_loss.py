@@ -68,7 +68,7 @@ def test_gradients(function: object) -> None:
 )
 def test_bad_shapes_and_dtypes(function: object) -> None:
     assert callable(function)
-    with pytest.raises(ParameterError, match=r"shape \[2, 2, 3\] and targets of shape \[3\]; wanted"):
+    with pytest.raises(ParameterError, match=r"shape \[2, 2, 3\] and targets of shape \[3\]; expected"):
         function(SPIKES, torch.tensor([0, 1, 2]))
     with pytest.raises(ParameterError, match=r"shape \[2, 3\]"):
         function(SPIKES[0], TARGETS)

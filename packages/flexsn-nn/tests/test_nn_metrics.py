@@ -36,7 +36,7 @@ def test_accuracy_of_populations() -> None:
     targets = targets % 3
     wanted = metrics.accuracy(spikes.unflatten(2, (3, 2)).sum(3), targets)
     assert torch.equal(metrics.accuracy(spikes, targets, num_classes=3), wanted)
-    with pytest.raises(ParameterError, match="6 neurons are no population code of 4 classes"):
+    with pytest.raises(ParameterError, match="6 neurons are not a population code of 4 classes"):
         metrics.accuracy(spikes, targets, num_classes=4)
 
 
@@ -54,7 +54,7 @@ def test_first_spikes() -> None:
     assert metrics.time_to_first_spike(-spikes).tolist() == times.tolist()
 
 
-def test_snntorchs_agree() -> None:
+def test_results_equal_those_of_snntorch() -> None:
     theirs: Any = pytest.importorskip("snntorch.functional.acc")
     spikes, targets = draw()
     assert metrics.accuracy(spikes, targets).item() == pytest.approx(theirs.accuracy_rate(spikes, targets))
@@ -73,7 +73,7 @@ def test_snntorchs_agree() -> None:
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     _, targets = draw()
     for metric in (metrics.accuracy, metrics.first_spike_accuracy):
-        with pytest.raises(ParameterError, match=r"wanted \[T, B, C\] and \[B\]"):
+        with pytest.raises(ParameterError, match=r"expected \[T, B, C\] and \[B\]"):
             metric(torch.zeros(shape), targets)
     with pytest.raises(ParameterError, match="T >= 1"):
         metrics.time_to_first_spike(torch.zeros(0, 3))

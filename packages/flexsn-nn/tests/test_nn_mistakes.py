@@ -1,4 +1,4 @@
-"""Mistakes: errors name them in the user's terms and say what to do instead."""
+"""Mistakes of users: errors name them in the user's terms, and name the remedy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def made(core: Callable[..., Any] = leaky, **options: Any) -> FlexSN:
 
 
 def test_several_gradients_at_once() -> None:
-    """Checks that the loop batches the gradients, and that kernels report that they cannot."""
+    """Checks that the loop supports batched gradients, and that kernels report that they do not."""
 
     def batched(backend: str) -> Tensor:
         x = X.clone().requires_grad_()
@@ -180,7 +180,7 @@ def test_cores_and_counts(make: Callable[[], object], message: str) -> None:
 
 
 @backends
-def test_states_of_none_are_a_reset(backend: str) -> None:
+def test_assigning_none_to_states_resets_them(backend: str) -> None:
     layer = made(backend=backend)
     first = layer(X)
     layer.states = None  # type: ignore[assignment]
@@ -252,7 +252,7 @@ def test_v_reset_as_a_tensor(value: Tensor) -> None:
         (lambda: Leaky(0.9), "reset_mem", r"neuron\.reset\(\)"),
     ],
 )
-def test_what_other_libraries_call_it(make: Callable[[], Any], name: str, words: str) -> None:
+def test_names_of_other_libraries_get_hints(make: Callable[[], Any], name: str, words: str) -> None:
     layer = make()
     with pytest.raises(UnknownAttributeError, match=words):
         getattr(layer, name)
@@ -279,7 +279,7 @@ def test_supported_backends() -> None:
     assert "triton" not in layer.supported_backends
 
 
-def test_the_backend_of_some_neurons_alone() -> None:
+def test_the_backend_of_only_some_neurons() -> None:
     net = nn.Sequential(LIF(), nn.Linear(2, 2), Leaky(0.9), made())
     functional.set_backend(net, "torch", instance=LIF)
     assert [cast(FlexSN, net[i]).backend for i in (0, 2, 3)] == ["torch", "auto", "auto"]

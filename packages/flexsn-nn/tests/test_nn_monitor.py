@@ -1,4 +1,4 @@
-"""Monitors: they record what neurons do, and do not change the neurons."""
+"""Monitors record the activity of neurons without changing the neurons."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_states_of_a_core_without_names() -> None:
     assert not neuron.store_state_seqs
 
 
-def test_the_compiled_path_is_seen() -> None:
+def test_the_compiled_path_is_detected() -> None:
     neuron = LIF(backend="triton")
     with monitor.StateMonitor(neuron) as v, monitor.SpikeMonitor(neuron) as spikes:
         output = neuron(X)

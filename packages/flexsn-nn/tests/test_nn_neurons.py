@@ -1,4 +1,4 @@
-"""Neurons: comparison with their equations, in values, states and all gradients, on every backend."""
+"""Neurons compared with their equations, in values, states and all gradients, on every backend."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_operator_equals_the_equation(case: Case) -> None:
     assert_same(run_neuron(made, x, states), run_oracle(case, made, x, states))
 
 
-# For an input with fewer elements than the step, no kernel has gradients yet in steps with a product: the loop runs.
+# If an input has fewer elements than the step, kernels of steps with a product have no gradients, so the loop runs.
 @pytest.mark.long(
     all_but=[
         "lif",
@@ -88,14 +88,14 @@ def test_kernels_equal_the_equation(case: Case) -> None:
 
 @pytest.mark.long(all_but=["refractory_relative", "leaky_zero"])
 @SOME
-def test_kernels_start_where_the_equation_does(case: Case) -> None:
+def test_kernels_begin_with_the_state_of_the_equation(case: Case) -> None:
     made = case.make(backend="triton")
     x = draw_input(case, 3, STEP)
     assert_same(run_neuron(made, x), run_oracle(case, made, x))
 
 
 @EACH
-def test_chunks_of_time_are_one_run(case: Case) -> None:
+def test_chunks_of_time_equal_one_run(case: Case) -> None:
     made = case.make(backend="torch")
     x = draw_input(case, 9, (3, 35))
     whole = made(x)
@@ -107,7 +107,7 @@ def test_chunks_of_time_are_one_run(case: Case) -> None:
 
 
 @EACH
-def test_single_steps_are_one_run(case: Case) -> None:
+def test_single_steps_equal_one_run(case: Case) -> None:
     made = case.make(backend="torch")
     x = draw_input(case, 5, (3, 35))
     whole = made(x)
@@ -139,7 +139,7 @@ def test_gradcheck_of_the_smooth_parts(case: Case) -> None:
 
 
 @SOME
-def test_copies_run_alike_and_apart(case: Case) -> None:
+def test_copies_compute_equal_results_separately(case: Case) -> None:
     made = case.make(backend="torch")
     x = draw_input(case, 4, STEP)
     wanted = made(x).detach()
@@ -161,7 +161,7 @@ def test_state_dict_moves_parameters() -> None:
     assert target.tau.item() == pytest.approx(3.0)
 
 
-def test_a_constant_that_is_assigned_anew_is_seen_by_the_kernels() -> None:
+def test_kernels_follow_a_replaced_constant() -> None:
     x = torch.full((3, 4), 1.2)
     made = LIF(tau=2.0, backend="triton")
     before = made(x)
@@ -193,7 +193,7 @@ def test_a_constant_becomes_a_tensor_and_a_number_again() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @SOME
-def test_half_precision_states_stay_half(case: Case, dtype: torch.dtype) -> None:
+def test_half_precision_states_remain_half(case: Case, dtype: torch.dtype) -> None:
     """Checks that float32 parameters, as under autocast, do not widen the state."""
     made = case.make(backend="torch").float()
     x = draw_input(case, 4, STEP).to(dtype).requires_grad_()
@@ -204,7 +204,7 @@ def test_half_precision_states_stay_half(case: Case, dtype: torch.dtype) -> None
 
 
 class GpuAutocast(TorchDispatchMode):
-    """Simulates a GPU's autocast inside of a core, which computes these functions in float32; a CPU's does not."""
+    """Simulates autocast of a GPU in a core. Unlike that of a CPU, it computes these functions in float32."""
 
     WIDENED: ClassVar[set[str]] = {"exp", "expm1", "log", "log1p", "pow", "reciprocal", "rsqrt", "softplus", "tan"}
 
@@ -239,7 +239,7 @@ def test_autocast_on_a_gpu_does_not_widen_states_by_parameters_per_channel() -> 
         assert_stays_narrow(made, x)
 
 
-def test_a_neuron_of_ones_own() -> None:
+def test_a_custom_neuron() -> None:
     """Tests the example in the docstring of `Neuron`; its parameters are found."""
 
     class LeakyIntegrator(Neuron):

@@ -67,7 +67,7 @@ def test_clif_resets_deeper_after_more_spikes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["logistic", "gaussian"])
-def test_chances_are_as_documented(kind: str) -> None:
+def test_firing_probabilities_are_as_documented(kind: str) -> None:
     torch.manual_seed(0)
     distance, scale = 0.3, 0.5
     neuron = StochasticLIF(scale=scale, noise=kind, tau=1.0)
@@ -78,7 +78,7 @@ def test_chances_are_as_documented(kind: str) -> None:
     assert rate == pytest.approx(wanted.item(), abs=0.0056)
 
 
-def test_noise_is_drawn_anew_or_given() -> None:
+def test_noise_is_drawn_again_or_passed() -> None:
     x = torch.rand(20, 30) * 2
     neuron = StochasticLIF(scale=0.5)
     torch.manual_seed(1)

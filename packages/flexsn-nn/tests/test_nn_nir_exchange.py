@@ -1,4 +1,4 @@
-"""Import and export of NIR: equal spikes after a round trip, NIR's own equations, and clear refusals."""
+"""Import and export of NIR: equal spikes after a round trip, NIR's own equations, and clear errors."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def arrays(*values: float) -> list[Any]:
     return [np.full((3,), value) for value in values]
 
 
-def test_nodes_of_others_step_by_their_equations() -> None:
-    """Computes NIR's differential equations by Euler steps in NumPy and seconds, with gains that we never write."""
+def test_imported_nodes_follow_the_equations_of_nir() -> None:
+    """Computes NIR's equations by Euler steps in NumPy, in seconds, with gains that this package never writes."""
     x = 2 * drawn(25, 1, 3).double() + 1
     dt = 5e-3
 
@@ -229,7 +229,7 @@ X = torch.ones(2, 1, 3)
         ),
     ],
 )
-def test_what_nir_cannot_express_is_refused(make: Callable[[], nn.Module], message: str) -> None:
+def test_layers_that_nir_cannot_express_are_refused(make: Callable[[], nn.Module], message: str) -> None:
     x = torch.ones(2, 2, 1, 3) if "pads" in message else torch.ones(2, 2, 3)
     with pytest.raises(NirError, match=message):
         to_nir(make(), x)
@@ -240,7 +240,7 @@ def test_a_linear_layer_on_more_than_vectors() -> None:
         to_nir(nn.Linear(3, 2), torch.ones(2, 1, 4, 3))
 
 
-def test_equality_can_be_ignored_by_name() -> None:
+def test_ignore_equality_exports_other_comparisons() -> None:
     graph = to_nir(LIF(tau=2.0), X, dt=DT, ignore_equality=True)
     assert graph.nodes["lif"].tau.tolist() == [2 * DT] * 3
 
@@ -307,7 +307,7 @@ def test_without_nir(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def quarters(weight: Tensor) -> Tensor:
-    """Rounds to few bits, so that every sum is exact in any order and with any gain that is a power of two."""
+    """Rounds to few bits, so that every sum is exact in any order, and with any gain that is a power of two."""
     return weight.copy_((8 * weight).round() / 4)
 
 
@@ -344,7 +344,7 @@ def test_round_trip_of_recurrent_weights(make: Callable[[], nn.Module], tmp_path
 
 
 def recurrent_graph(kind: str = "inside", **lif: Any) -> Any:
-    """Makes two neurons, the first of which excites the second, as a graph inside of a chain (as snnTorch) or not."""
+    """Makes two neurons, the first of which excites the second, as a graph in a chain, as in snnTorch, or not."""
     values = {"tau": 2 * DT, "r": 4.0, "v_leak": 0.0, "v_threshold": 1.0, "v_reset": 0.0, **lif}
     neuron = nir.LIF(**{name: np.full(2, value) for name, value in values.items()})
     w_rec = nir.Linear(weight=np.array([[0.0, 0.0], [0.75, 0.0]]))
@@ -358,8 +358,8 @@ def recurrent_graph(kind: str = "inside", **lif: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["inside", "flat"])
-def test_a_recurrent_graph_is_its_equation(kind: str) -> None:
-    """Compares with `tau v' = -v + r (x + w_rec s)`, with a gain other than the time constant."""
+def test_a_recurrent_graph_equals_its_equation(kind: str) -> None:
+    """Compares with `tau v' = -v + r (x + w_rec s)`, where the gain differs from the time constant."""
     net = from_nir(recurrent_graph(kind), dt=DT, backend="torch")
     weight = torch.tensor([[0.0, 0.0], [0.75, 0.0]])
     x = drawn(20, 3, 2) / 2 + 0.3
@@ -384,7 +384,7 @@ def test_a_recurrent_graph_is_its_equation(kind: str) -> None:
         (lambda: Recurrent(LIF(strict=True), recurrent=nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 6))), "Sequential"),
     ],
 )
-def test_recurrent_weights_that_nir_does_not_have(make: Callable[[], nn.Module], match: str) -> None:
+def test_recurrent_weights_that_nir_cannot_express(make: Callable[[], nn.Module], match: str) -> None:
     net = nn.Sequential(nn.Linear(4, 6), make())
     functional.set_backend(net, "torch")
     with pytest.raises(NirError, match=match):
@@ -416,7 +416,7 @@ def test_delays(delay: Any) -> None:
     assert torch.equal(back(x), net(x))
 
 
-def test_delays_of_what_comes_back_are_refused() -> None:
+def test_delays_of_feedback_are_refused() -> None:
     layer = Recurrent(LIF(backend="torch"), 3, delay=1)
     with pytest.raises(NirError, match="has delays in its feedback"):
         to_nir(layer, torch.rand(2, 1, 3))
@@ -539,7 +539,7 @@ def first_step(net: nn.Module, x: Tensor) -> Tensor:
     return next(iter(functional.get_states(net).values()))[-1]
 
 
-def test_a_folded_norm_is_the_norm() -> None:
+def test_a_folded_norm_equals_the_norm() -> None:
     net = normed(
         OverTime(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3)),
         IF(v_threshold=1e9, strict=True),
@@ -558,7 +558,7 @@ def test_a_folded_norm_is_the_norm() -> None:
         lambda: RLIF(6, tau=2.0, strict=True, v_reset=None),
     ],
 )
-def test_soft_resets_for_a_simulator_that_has_them(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+def test_soft_resets_for_a_simulator_with_soft_resets(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), make())
     functional.set_backend(net, "torch")
@@ -598,7 +598,7 @@ class Refused(nn.Module):
         (lambda: Refused(lambda y, x: torch.add(y, x, alpha=2)), "factor"),
     ],
 )
-def test_what_a_graph_of_layers_does_not_have(make: Callable[[], nn.Module], match: str) -> None:
+def test_unsupported_graphs_of_layers(make: Callable[[], nn.Module], match: str) -> None:
     with pytest.raises(NirError, match=match):
         to_nir(make(), 3 * drawn(2, 1, 2, 6, 6))
 
@@ -625,7 +625,7 @@ def test_a_convolutional_network_runs_in_snntorch() -> None:
     theirs = import_nir.import_from_nir(graph)
     outputs, state = [], None
     for step in x:
-        output, state = theirs(step[0], state)  # its layers take no batch
+        output, state = theirs(step[0], state)  # its layers do not support a batch
         outputs.append(output)
     functional.reset_net(net)
     with torch.no_grad():
@@ -635,7 +635,7 @@ def test_a_convolutional_network_runs_in_snntorch() -> None:
 
 
 def firing(make: Callable[[], nn.Module]) -> nn.Sequential:
-    """Makes two layers with weights that let them fire; no membrane falls far below zero, where sinabs clamps it."""
+    """Makes two layers that fire. No membrane falls far below zero, where sinabs would clamp it."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), make(), nn.Linear(16, 4), make())
     with torch.no_grad():
@@ -672,7 +672,7 @@ def test_a_network_runs_in_sinabs() -> None:
     functional.reset_net(net)
     with torch.no_grad():
         wanted = net(x)
-        found = theirs(x.transpose(0, 1).flatten(0, 1))  # sinabs takes batch and time as one dimension
+        found = theirs(x.transpose(0, 1).flatten(0, 1))  # for sinabs, batch and time are one dimension
     found = found[0] if isinstance(found, tuple) else found
     assert 0.05 < wanted.mean() < 0.8
     assert torch.equal(found.unflatten(0, (3, 20)).transpose(0, 1), wanted)

@@ -1,4 +1,4 @@
-"""Sequences without steps: empty outputs, an unchanged state, and its gradient."""
+"""Sequences of zero steps: empty outputs, an unchanged state, and the gradient of the state."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_in_the_middle_of_a_sequence() -> None:
 
 
 @BACKENDS
-def test_examples_stand_for_the_core(backend: str) -> None:
+def test_examples_replace_a_run_of_the_core(backend: str) -> None:
     calls = []
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ def test_neurons_of_users() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 @pytest.mark.parametrize("precision", ["eager", "float32"])
-def test_states_of_a_wider_dtype_decide_the_dtype_as_with_steps(backend: str, precision: str) -> None:
+def test_wider_states_determine_the_dtype_for_zero_steps(backend: str, precision: str) -> None:
     dtypes = []
     for steps in (0, 3):
         neuron = LIF(backend=backend, precision=precision)
@@ -135,7 +135,7 @@ def test_states_of_a_wider_dtype_decide_the_dtype_as_with_steps(backend: str, pr
 
 
 class Followed(torch.autograd.Function):
-    """The identity; where its result is part of a graph, it gives zeros for a gradient that does not come."""
+    """The identity. If its result is part of a graph, its gradient is zeros even if none arrives."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class Followed(torch.autograd.Function):
 
 @BACKENDS
 @pytest.mark.parametrize("make", [LIF, partial(RLIF, 4, all_to_all=False, V=0.25)], ids=["pointwise", "a product"])
-def test_graphs_do_not_reach_inputs_and_parameters(make: Callable[..., Neuron], backend: str) -> None:
+def test_graphs_of_no_steps_exclude_inputs_and_parameters(make: Callable[..., Neuron], backend: str) -> None:
     neuron = make(backend=backend)
     neuron.count_spikes = True
     for _ in range(2):  # the second call repeats the first

@@ -1,4 +1,4 @@
-"""A norm in a neuron's step: results equal the norm in front of the neuron, with fewer stored values."""
+"""A norm in a neuron's step: results equal those of the norm before the neuron, with fewer stored values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequential, NormNeuron, nn.Module]:
-    """Makes the norm in front of the neuron, both as one layer, and the norm of the latter."""
+    """Returns the norm before the neuron, both as one layer, and the norm of this layer."""
     norm = NORMS[kind][0]().to(**to)
     for tensor in norm.parameters():
         nn.init.uniform_(tensor, 0.2, 1.0)
@@ -77,7 +77,7 @@ def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequent
         "sync_alone-torch",
     ]
 )
-def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
+def test_the_norm_before_the_neuron(kind: str, backend: str) -> None:
     apart, fused, norm = pair(kind, lambda: smooth_neuron(backend), dtype=torch.float64)
     for training in (True, True, False):
         apart.train(training)
@@ -102,8 +102,8 @@ def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.long(all_but=["memory_format1-dtype1-*"])
-def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
-    """Compares with the documented reference: the neuron on `(x - mean) scale + shift`, computed beforehand."""
+def test_spikes_are_bitwise_equal(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
+    """Compares with the documented reference: the neuron with the input `(x - mean) scale + shift`."""
     x = torch.randn(4 * 3, 5, 9, 17, device=device).to(dtype).contiguous(memory_format=memory_format)
     x = x.unflatten(0, (4, 3))
     channels = (torch.randn(5, 1, 1, device=device), torch.rand(5, 1, 1, device=device) + 0.5)
@@ -136,7 +136,7 @@ def test_gradcheck(training: bool, backend: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_statistics_to_the_bit(device: str) -> None:
+def test_statistics_are_bitwise_equal(device: str) -> None:
     """Compares with the documented reference if the step computes the scale from a norm's statistics."""
     norm = nn.BatchNorm2d(5).to(device).eval()
     for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
@@ -195,7 +195,7 @@ def test_on_a_gpu(memory_format: torch.memory_format, dtype: torch.dtype) -> Non
 
 
 class Saved:
-    """Counts bytes that autograd stores, each memory once."""
+    """Counts bytes that autograd stores. Each piece of memory counts once."""
 
     def __init__(self) -> None:
         self.bytes: dict[int, int] = {}
@@ -219,7 +219,7 @@ def saved_by(net: nn.Module, x: Tensor) -> Saved:
 
 @pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("backend", KERNELS)
-def test_what_is_kept(backend: str) -> None:
+def test_kept_tensors(backend: str) -> None:
     """Checks that only a convolution's output, spikes, checkpoints and numbers per channel are stored."""
     steps, channels = 16, 8
 
@@ -264,7 +264,7 @@ def test_compiled(training: bool, fullgraph_backend: str) -> None:
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_in_a_graph_the_step_takes_the_affine_part_in() -> None:
+def test_steps_in_a_graph_absorb_the_affine_part() -> None:
     """Checks that the operator reads the network's input, and that no normalised sequence exists."""
     layer = NormNeuron(nn.BatchNorm2d(3), smooth_neuron("hop"))
     graphs: list[torch.fx.GraphModule] = []
@@ -284,7 +284,7 @@ def test_in_a_graph_the_step_takes_the_affine_part_in() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_transforms(backend: str) -> None:
-    """Also tests a call after a usual one: the loop computes the norm in front of the step, unlike the step before."""
+    """Also tests a call after a usual one: now the loop computes the norm before the step, and not in it."""
     layer = NormNeuron(nn.BatchNorm1d(3, track_running_stats=False, dtype=torch.float64), smooth_neuron(backend))
     x = torch.randn(4, 5, 3, dtype=torch.float64)
 
@@ -301,7 +301,7 @@ def test_transforms(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS[-2:])
 @pytest.mark.parametrize("learned", ["x", "norm"])
 @pytest.mark.long(all_but=["x-triton", "norm-cpp"])
-def test_gradients_of_either_alone(learned: str, backend: str) -> None:
+def test_gradients_of_only_the_norm_or_only_the_neuron(learned: str, backend: str) -> None:
     """Checks gradients of the input of a frozen norm, and of a norm whose input requires no gradient."""
     apart, fused, _ = pair("2d", lambda: smooth_neuron(backend), dtype=torch.float64)
     for net in (apart, fused):
@@ -337,7 +337,7 @@ def test_single_steps() -> None:
 
 @pytest.mark.long(all_but=["<lambda>1"])
 @pytest.mark.parametrize("make", [lambda: GatedLIF(T=4), lambda: StochasticLIF(scale=0.0), lambda: LIF(v_reset=0.2)])
-def test_neurons_with_inputs_and_states_of_their_own(make: Callable[[], FlexSN]) -> None:
+def test_neurons_with_several_inputs_and_states(make: Callable[[], FlexSN]) -> None:
     neuron = make()
     norm = nn.BatchNorm1d(5)
     layer = NormNeuron(norm, copy.deepcopy(neuron))
@@ -349,7 +349,7 @@ def test_neurons_with_inputs_and_states_of_their_own(make: Callable[[], FlexSN])
     assert monitor.rates() == {"neuron": pytest.approx(output.mean().item())}
 
 
-def test_init_states_of_a_users_sees_the_normalised_input() -> None:
+def test_init_states_of_a_user_receives_the_normalised_input() -> None:
     class Started(FlexSN):
         def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
             return [inputs[0][0].clone()]
@@ -375,7 +375,7 @@ def test_backward_after_another_forward() -> None:
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def test_nothing_is_kept_when_the_outputs_are_gone() -> None:
+def test_no_memory_remains_after_the_outputs_are_deleted() -> None:
     layer = NormNeuron(nn.BatchNorm1d(5), LIF())
     x = torch.randn(4, 3, 5, requires_grad=True) * 1.0
     layer(x)
@@ -411,7 +411,7 @@ def test_no_steps() -> None:
     output = layer(x)
     assert isinstance(output, Tensor)
     assert output.shape == (0, 3, 5)
-    assert not output.requires_grad  # as in a loop, because it depends on nothing
+    assert not output.requires_grad  # as in a loop, since it depends on no input
 
 
 def test_mistakes() -> None:

@@ -1,4 +1,4 @@
-"""Schedules of neurons' and surrogates' numbers: kernels follow them, and are not compiled again for each number."""
+"""Schedules of numbers of neurons and surrogates: kernels follow them, without a compilation for each number."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_width_of_a_surrogate(made: Surrogate) -> None:
     assert len(kernels_of(compiled, "backward")) <= 2
 
 
-def test_there_are_numbers_to_change() -> None:
+def test_numbers_to_change_are_found() -> None:
     with_numbers = {type(case.make()) for case in ONE_OF_EACH if numbers_of(case.make())}
     assert {neuron.LIF, neuron.AdEx, neuron.Izhikevich, neuron.QIF} <= with_numbers
     assert len(SURROGATES) > 10

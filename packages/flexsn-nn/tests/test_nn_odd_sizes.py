@@ -1,4 +1,4 @@
-"""Every neuron on a GPU where time steps are not multiples of 16 bytes apart, with all that a kernel can write."""
+"""Every neuron on a GPU with all results of its kernels, for steps whose distance is not a multiple of 16 bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 # Their products are tested elsewhere.
 RECURRENT = ("recurrent", "rlif", "ralif", "rleaky", "rsynaptic")
-# 315 elements: the starts of time steps are 4, 8, 12 and 0 bytes off from 16, in turns.
+# With 315 elements, the starts of steps are alternately 0, 12, 8 and 4 bytes after multiples of 16.
 STEP = (9, 35)
 
 
@@ -39,7 +39,7 @@ def test_kernels_equal_the_loop(case: Case, dtype: torch.dtype) -> None:
     x = torch.randn(17, *STEP, device="cuda").to(dtype)
     found, wanted = trained(made, x), trained(loop, x)
     assert made.explain().startswith("triton")
-    # A spike of another rounding moves one neuron's sequence: few of them may.
+    # A spike with another rounding changes the sequence of one neuron. This is allowed for few neurons.
     for mine, theirs in zip(found, wanted, strict=True):
         assert mine.dtype == theirs.dtype
         assert mine.shape == theirs.shape

@@ -1,4 +1,4 @@
-"""Weights on a grid: sums are exact in any order, so recurrent layers give equal spikes on every path."""
+"""Weights on a grid: sums are exact in any order, so recurrent layers return equal spikes on every path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def whole(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
                 exponents[i] = e
                 break
         else:
-            raise AssertionError(f"row {i} is on no grid")
+            raise AssertionError(f"row {i} is not on a grid")
     numbers = rows * 2.0 ** exponents[:, None]
     assert float(numbers.abs().max()) < 2 ** (bits - 1)
     assert float(numbers.abs().sum(1).max()) < 2**24
@@ -53,7 +53,7 @@ def test_rows_are_whole_numbers_whose_sums_are_exact(bits: int, scale: float, fe
     assert bool((torch.nn.functional.pad(numbers.abs(), (0, 1)).sum(1) + shifted.abs() < 2**24).all())
     change = (layer.weight.detach() - before).abs()
     assert weight.largest_change == float(change.max())
-    # The tolerance is half a unit of the coarsest necessary grid: by the bits, or by a sum that includes the bias.
+    # The tolerance is half a unit of the coarsest necessary grid, which the bits or the sum with the bias determine.
     total = before.double().abs().sum(1) + layer.parametrizations.bias.original.detach().double().abs()
     coarse = torch.maximum(before.double().abs().amax(1) * 2.0 ** (2 - bits), total * 2.0**-22)
     assert bool((change.double() <= coarse[:, None]).all())
@@ -115,7 +115,7 @@ def test_sums_of_larger_numbers() -> None:
         assert torch.equal(s[:, order] @ layer.weight[:, order].t(), want.float())
 
 
-def test_what_has_no_grid_is_refused() -> None:
+def test_tensors_without_a_grid_are_refused() -> None:
     layer = nn.Linear(3, 4)
     for bits in (7, 17):
         with pytest.raises(ParameterError, match="bits"):
@@ -186,7 +186,7 @@ def test_kernels_in_triton_have_the_loops_spikes(one_launch: str, monkeypatch: p
     assert torch.equal(run(recurrent(48, "triton", bias=True), x), run(recurrent(48, "torch", bias=True), x))
 
 
-def test_a_stack_of_layers_has_the_same_spikes_in_any_batch(compiler: None) -> None:
+def test_a_stack_of_layers_has_equal_spikes_in_any_batch(compiler: None) -> None:
     torch.manual_seed(0)
     made: list[Any] = [nn.Linear(40, 96), LIF(), nn.Linear(96, 64), LIF(), nn.Linear(64, 32), RLIF(32)]
     for layer in made[::2]:
@@ -214,8 +214,8 @@ def test_a_convolution_on_a_grid() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_spikes_are_those_of_other_versions_and_machines(device: str, compiler: None) -> None:
-    """Computes weights and inputs by a formula; the digest was equal with torch 2.11 and 2.15."""
+def test_spikes_equal_those_of_other_versions_and_machines(device: str, compiler: None) -> None:
+    """Computes weights and inputs by a formula. The digest was equal with torch 2.11 and 2.15."""
     torch.set_float32_matmul_precision("highest")
     layer: Any = Recurrent(LIF(), 96, bias=False)
     places = torch.arange(96)
@@ -247,10 +247,10 @@ def test_a_gpu_has_the_spikes_of_the_cpus_loop(features: int, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("bits", [8, 9, 16])
-def test_a_weight_is_its_whole_numbers_times_its_scales(bits: int) -> None:
+def test_a_weight_equals_its_whole_numbers_times_its_scales(bits: int) -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 5, 3)
-    with pytest.raises(ParameterError, match=f"on no grid of {bits} bits"):
+    with pytest.raises(ParameterError, match=f"not on a grid of {bits} bits"):
         whole_numbers(layer.weight, bits)
     on_grid(layer, bits=bits)
     numbers, scales = whole_numbers(layer.weight, bits)

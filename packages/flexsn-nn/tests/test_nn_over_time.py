@@ -12,7 +12,7 @@ from torch import nn
 from flexsn_nn import LIF, InputShapeError, OverTime, StepModeError, UnknownNameError, functional
 
 
-def test_every_step_alone_gives_the_same() -> None:
+def test_a_sequence_equals_separate_steps() -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
     x = torch.randn(5, 4, 2, 8, 8)
@@ -28,7 +28,7 @@ def test_no_steps() -> None:
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
     (lambda: nn.Conv2d(4, 4, 3, padding=1), (3, 4, 4, 4)),
     (lambda: nn.Conv2d(4, 2, 3), (1, 4, 5, 6)),
-    (lambda: nn.GroupNorm(2, 4), (3, 4, 4, 4)),  # by equal sizes, it would run on folded input, but wrongly
+    (lambda: nn.GroupNorm(2, 4), (3, 4, 4, 4)),  # because sizes are equal, it would run on folded input, but wrongly
     (lambda: nn.GroupNorm(2, 4), (4, 4, 4)),
     (lambda: nn.InstanceNorm2d(4, affine=True), (4, 4, 4, 4)),
     (lambda: nn.BatchNorm2d(4).eval(), (4, 4, 4, 4)),
@@ -64,7 +64,7 @@ def test_single_steps_are_not_folded(make: Callable[[], nn.Module], shape: tuple
     assert torch.equal(net(x), whole)
 
 
-def test_the_step_mode_goes_with_it() -> None:
+def test_set_step_mode_includes_over_time() -> None:
     net = OverTime(nn.Conv2d(1, 2, 3), nn.ReLU(), step_mode="s")
     for same in (net, copy.deepcopy(net), net[:1]):
         assert same.step_mode == "s"

@@ -28,7 +28,7 @@ def network() -> nn.Module:
     return nn.Sequential(OverTime(nn.Linear(6, 8)), LIF(backend="torch"), RLIF(8, backend="torch"))
 
 
-def test_each_sequence_is_as_alone() -> None:
+def test_results_equal_those_of_separate_sequences() -> None:
     net, x = network(), jagged(sequences())
     output = functional.run(net, x)
     assert output.is_nested
@@ -50,7 +50,7 @@ def test_each_sequence_is_as_alone() -> None:
         torch.testing.assert_close(states["1"][0][b], functional.get_states(net)["1"][0][0])
 
 
-def test_it_is_the_padded_call() -> None:
+def test_a_jagged_call_equals_the_padded_call() -> None:
     net, parts = network(), [part for part in sequences() if len(part)]
     found = functional.run(net, jagged(parts))
     functional.reset_net(net)
@@ -60,7 +60,7 @@ def test_it_is_the_padded_call() -> None:
         assert torch.equal(one, wanted[: len(one), b])
 
 
-def test_outputs_without_time_are_as_they_are() -> None:
+def test_outputs_without_time_are_unchanged() -> None:
     class Last(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return x, x.sum(0)
@@ -83,11 +83,11 @@ def test_refusals() -> None:
     for call in (lambda: functional.run(LIF(), packed), lambda: LIF()(packed)):
         with pytest.raises(InputLayoutError, match=r"is a PackedSequence.*pad_packed_sequence.*torch.jagged"):
             call()  # type: ignore[no-untyped-call]
-    with pytest.raises(InputLayoutError, match=r"functional.run\(net, x\) takes a jagged one"):
+    with pytest.raises(InputLayoutError, match=r"functional.run\(net, x\) accepts a jagged tensor"):
         LIF()(x)
     with pytest.raises(InputLayoutError, match=r"of layout torch\.strided"):
         functional.run(LIF(), torch.nested.nested_tensor(parts, layout=torch.strided))
-    with pytest.raises(ParameterError, match="has lengths of its own"):
+    with pytest.raises(ParameterError, match="has its own lengths"):
         functional.run(LIF(), x, lengths=torch.tensor([1, 1, 1]))
     holes = torch.nested.narrow(torch.ones(2, 5, 3), 1, torch.zeros(2).long(), torch.tensor([2, 3]), torch.jagged)
     with pytest.raises(InputLayoutError, match="with holes"):

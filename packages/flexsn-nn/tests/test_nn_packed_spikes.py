@@ -55,7 +55,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # device of Triton's ke
 
 
 class Counted:
-    """Counts bytes that autograd stores, each memory once; enter it around a network, with `PackedSpikes` or not."""
+    """Counts bytes that autograd stores, each memory once. A network runs inside, with or without `PackedSpikes`."""
 
     def __init__(self, net: nn.Module) -> None:
         self._of_parameters = {p.untyped_storage().data_ptr() for p in net.parameters()}
@@ -117,7 +117,7 @@ def gradients(net: nn.Module, x: Tensor, packing: PackedSpikes | None) -> list[T
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.long(all_but=["True-memory_format0-*"])
-def test_the_same_to_the_bit(autocast: bool, memory_format: torch.memory_format, device: str) -> None:
+def test_packing_changes_no_bit(autocast: bool, memory_format: torch.memory_format, device: str) -> None:
     net = convolutional().to(device).to(memory_format=memory_format)
     fuse_norms(net)
     x = torch.rand(4, 3, 2, 16, 16, device=device)
@@ -230,7 +230,7 @@ def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
             weight.grad = None
 
 
-def test_what_no_kernel_packs_is_packed_afterwards() -> None:
+def test_outputs_without_kernel_bits_are_packed_afterwards() -> None:
     def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.round(torch.sigmoid(x + v)), v
 
@@ -246,7 +246,7 @@ def test_what_no_kernel_packs_is_packed_afterwards() -> None:
     assert "in step: return torch.round" in neuron.explain()
 
 
-def test_bits_go_when_the_graph_goes() -> None:
+def test_bits_are_freed_with_the_graph() -> None:
     net = nn.Sequential(nn.Linear(4, 67), LIF(), nn.Linear(67, 4))
     with PackedSpikes(net):
         output = net(torch.rand(4, 8, 4))
@@ -288,7 +288,7 @@ MADE: dict[str, tuple[Make, int | None]] = {
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_what_is_made_of_spikes(what: str) -> None:
+def test_ranges_of_values_that_are_computed_from_spikes(what: str) -> None:
     make, bits = MADE[what]
     neurons = nn.ModuleList([LIF(v_threshold=0.3, backend="torch"), IF(v_threshold=0.3, backend="torch")])
     x = 2 * torch.randn(4, 6, 8, 16, generator=torch.Generator().manual_seed(0))[:, 0].requires_grad_()
@@ -344,7 +344,7 @@ RANGES: list[tuple[nn.Module, tuple[int, int] | None]] = [
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(("neuron", "spike_range"), RANGES)
-def test_what_neurons_give(neuron: nn.Module, spike_range: tuple[int, int] | None) -> None:
+def test_ranges_of_neurons_outputs(neuron: nn.Module, spike_range: tuple[int, int] | None) -> None:
     assert neuron.spike_range == spike_range
     if spike_range is not None:
         output = neuron(3 * torch.randn(4, 50, 20))
@@ -352,7 +352,7 @@ def test_what_neurons_give(neuron: nn.Module, spike_range: tuple[int, int] | Non
         assert output.max() > 0
 
 
-def test_a_step_of_ones_own() -> None:
+def test_a_custom_step() -> None:
     class Doubled(LIF):
         def fire(self, h: Tensor, threshold: float | Tensor | None = None) -> Tensor:
             return 2.5 * super().fire(h, threshold)
@@ -366,13 +366,13 @@ def test_a_step_of_ones_own() -> None:
     with pytest.raises(ParameterError, match="at least 2"):
         neuron.spike_range = (1, 1)
     packing = PackedSpikes(neuron)
-    with packing, pytest.raises(RuntimeError, match="is in use"):
+    with packing, pytest.raises(RuntimeError, match="is already active"):
         packing.__enter__()
 
 
 @pytest.mark.parametrize("shape", [(300,), (300, 1), (300, 1, 1), (300, 2), (41, 1, 9)], ids=str)
 def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
-    """Checks that the bits of a step fill whole words, even if it has few; the words' other bits have no meaning."""
+    """Checks that the bits of a step fill whole words, even if it has few. The other bits do not matter."""
     torch.manual_seed(0)
     neuron = LIF(backend="triton")
     x = (3 * torch.rand(shape, device=DEVICE)).requires_grad_()
@@ -387,7 +387,7 @@ def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
 
 
 def test_a_change_between_forward_and_backward_is_refused(loops: None) -> None:
-    """Tests hooks of saved tensors, with which torch itself does not check for changes in place."""
+    """Tests hooks for saved tensors, with which torch does not check for changes in place."""
     net = nn.Sequential(nn.Linear(16, 16), LIF(), nn.Linear(16, 16), LIF())
     x = torch.rand(4, 8, 16)
 

@@ -116,7 +116,7 @@ class Network(nn.Module):
 
 @pytest.mark.parametrize("what", CASES)
 @pytest.mark.long(all_but=["written to", "no comparison"])
-def test_which_layers_keep_bits(what: str) -> None:
+def test_layers_of_all_kinds_keep_bits(what: str) -> None:
     neuron, between, layers = CASES[what]
     packing = PackingBackend("eager")
     net = Network(neuron, between, what == "its state")

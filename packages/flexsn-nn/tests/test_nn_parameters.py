@@ -1,4 +1,4 @@
-"""Refusals of neurons and their messages; parameters that are numbers, tensors or learned."""
+"""Errors of neurons and their messages; parameters that are numbers, tensors or learned."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_parameter_out_of_range_is_refused(make: Callable[[], object], message
         make()
 
 
-def test_unknown_names_are_answered_with_the_nearest_known() -> None:
+def test_errors_suggest_the_nearest_known_name() -> None:
     with pytest.raises(UnknownNameError, match=r"reset_mechanism 'substract'.*Did you mean 'subtract'"):
         Leaky(0.5, reset_mechanism="substract")
     with pytest.raises(UnknownNameError, match=r"backend 'tritron'.*Did you mean 'triton'"):
@@ -157,7 +157,7 @@ LEARNING: list[Callable[[], torch.nn.Module]] = [
 
 @pytest.mark.parametrize("make", LEARNING)
 def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -> None:
-    """`fully_shard` refuses parameters without dimensions; checkpoints with such numbers load, too."""
+    """Tests dimensions, which `fully_shard` requires. Checkpoints with numbers without dimensions load, too."""
     net = make()
     parameters = dict(net.named_parameters())
     assert parameters
@@ -170,7 +170,7 @@ def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_value_per_channel(backend: str) -> None:
-    """Tests channels of an image: each runs like a neuron with its value alone."""
+    """Tests channels of an image: each channel runs like a neuron with the channel's value."""
     tau = torch.tensor([1.5, 2.0, 4.0])
     x = torch.randn(4, 2, 3, 5, 4, generator=torch.Generator().manual_seed(0)) + 1
     whole = LIF(tau=tau.view(3, 1, 1), backend=backend)(x)
@@ -179,8 +179,8 @@ def test_a_value_per_channel(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
-def test_what_does_not_fit_the_input(backend: str) -> None:
-    """Checks that the error speaks of the neuron and names the remedy, instead of the failed op."""
+def test_mismatches_with_the_input_are_refused(backend: str) -> None:
+    """Checks that the error describes the neuron and names the remedy, instead of the failed op."""
     x = torch.ones(5, 2, 3, 4)
     for tau in (torch.full((3,), 2.0), torch.full((2, 2, 3, 4), 2.0)):
         with pytest.raises(ParameterError, match=r"tau has shape .* step of \[2, 3, 4\].*\[C, 1, 1\]"):
@@ -200,7 +200,7 @@ def test_what_does_not_fit_the_input(backend: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_learned_decays_stay_in_range(backend: str) -> None:
+def test_learned_decays_remain_in_range(backend: str) -> None:
     """Checks that a learned beta outside of [0, 1] counts as the nearest limit, as in snnTorch."""
     neuron = Leaky(0.5, learn_beta=True, backend=backend)
     assert isinstance(neuron.beta, torch.nn.Parameter)
@@ -276,7 +276,7 @@ def test_a_learned_parameter_counts_as_in_its_range(
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize("make", [LIF, LI, ILIF, QIF, EIF, AdEx, Izhikevich, ALIF, KLIF])
-def test_an_optimizer_that_only_wants_less_stops_at_the_end_of_the_range(make: Callable[..., Neuron]) -> None:
+def test_an_optimizer_that_only_decreases_stops_at_the_end_of_the_range(make: Callable[..., Neuron]) -> None:
     neuron = make(tau=torch.nn.Parameter(torch.tensor(1.5)), backend="torch")
     parameter: Any = neuron.tau
     optimizer = torch.optim.SGD([parameter], lr=0.25)
@@ -284,7 +284,7 @@ def test_an_optimizer_that_only_wants_less_stops_at_the_end_of_the_range(make: C
     for _ in range(40):
         neuron.reset()
         optimizer.zero_grad()
-        (neuron(x).sum() * 0.0 + parameter).backward()  # pulls tau towards minus infinity
+        (neuron(x).sum() * 0.0 + parameter).backward()  # the gradient moves tau towards minus infinity
         neuron.reset()
         optimizer.step()
         assert neuron(x).isfinite().all()
@@ -293,7 +293,7 @@ def test_an_optimizer_that_only_wants_less_stops_at_the_end_of_the_range(make: C
     assert "tau is -8.5; it must be" in neuron.explain()
 
 
-def test_what_is_assigned_later_is_looked_at_too() -> None:
+def test_later_assignments_are_checked() -> None:
     neuron = LIF(tau=2.0)
     with pytest.raises(ParameterError, match=r"tau is 0\.5; it must be at least 1"):
         neuron.tau = 0.5
@@ -304,7 +304,7 @@ def test_what_is_assigned_later_is_looked_at_too() -> None:
     assert alpha(torch.ones(4, 2)).isfinite().all()
 
 
-def test_repr_tells_the_parameters() -> None:
+def test_repr_shows_the_parameters() -> None:
     text = repr(LIF(tau=torch.nn.Parameter(torch.tensor(2.0)), v_threshold=torch.ones(3)))
     for part in ("tau=2 (Parameter)", "v_threshold=Tensor[3]", "v_reset=0.0", "backend='auto'"):
         assert part in text

@@ -1,4 +1,4 @@
-"""Plots: they show the given numbers; without matplotlib, the error says how to install it."""
+"""Plots show the passed numbers. Without matplotlib, the error names the way to install it."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_trace_shows_membrane_threshold_and_spikes() -> None:
     labels = ax.get_legend_handles_labels()[1]
     assert labels == ["membrane", "threshold", "spike"]
     assert len(plot.trace(v).lines) == 1
-    with pytest.raises(ParameterError, match=r"got shapes \[\[4, 3\]\]; wanted \[T\] of one neuron"):
+    with pytest.raises(ParameterError, match=r"got shapes \[\[4, 3\]\]; expected \[T\] of one neuron"):
         plot.trace(SPIKES)
     with pytest.raises(ParameterError, match=r"\[\[4\], \[3\]\]"):
         plot.trace(v, SPIKES[0])
 
 
-def test_a_threshold_may_move_and_a_state_has_its_name() -> None:
+def test_trace_shows_changing_thresholds_and_labels() -> None:
     v, moving = torch.tensor([0.5, 0.0, 0.75, 0.0]), torch.tensor([1.0, 1.5, 2.5, 2.0])
     ax = plot.trace(v, SPIKES[:, 0], threshold=moving, label="current")
     _, threshold = ax.lines

@@ -1,4 +1,4 @@
-"""Reports of `backend="auto"` without a GPU: a GPU's refusal is reported once, with the operation and the line."""
+"""Reports of `backend="auto"` without a GPU. Each refusal on a GPU is reported once, with operation and line."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def quietly(layer: nn.Module, x: Tensor) -> Any:
 
 
 @refused
-def test_it_is_said_once_at_the_first_call(core: Callable[..., Any], words: str) -> None:
+def test_the_warning_is_given_once_at_the_first_call(core: Callable[..., Any], words: str) -> None:
     layer = made(core)
     with torch.no_grad():
         with pytest.warns(PortabilityWarning, match=f"(?s){words}.*backend='torch'") as told:
@@ -144,7 +144,7 @@ def test_it_is_said_once_at_the_first_call(core: Callable[..., Any], words: str)
 
 
 @refused
-def test_it_is_an_error_on_request_at_every_call(core: Callable[..., Any], words: str) -> None:
+def test_the_reaction_error_raises_in_every_call(core: Callable[..., Any], words: str) -> None:
     set_portability("error")
     layer = made(core)
     for _ in range(2):
@@ -155,14 +155,14 @@ def test_it_is_an_error_on_request_at_every_call(core: Callable[..., Any], words
 
 @refused
 @pytest.mark.parametrize("backend", ["torch", "hop"])
-def test_who_asks_for_the_loop_gets_it(core: Callable[..., Any], words: str, backend: str) -> None:
+def test_a_requested_loop_runs(core: Callable[..., Any], words: str, backend: str) -> None:
     set_portability("error")
     with torch.no_grad():
         quietly(made(core, backend=backend), X)
 
 
 @refused
-def test_it_can_be_ignored(core: Callable[..., Any], words: str, compiler: None) -> None:
+def test_the_reaction_ignore_is_silent(core: Callable[..., Any], words: str, compiler: None) -> None:
     set_portability("ignore")
     layer = made(core)
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_it_can_be_ignored(core: Callable[..., Any], words: str, compiler: None)
 
 
 def test_the_results_are_those_of_the_loop() -> None:
-    """Checks random numbers, too: no other code draws any."""
+    """Checks random numbers, too, so that no other code draws any."""
     results = []
     for options in ({}, {"backend": "torch"}):
         torch.manual_seed(0)
@@ -183,7 +183,7 @@ def test_the_results_are_those_of_the_loop() -> None:
         assert torch.equal(got, expected)
 
 
-def test_what_only_training_meets_is_said_in_training() -> None:
+def test_refusals_of_training_are_reported_in_the_first_training_call() -> None:
     layer = made(backward_mixes)
     quietly(layer, X)
     x = X.clone().requires_grad_()
@@ -192,7 +192,7 @@ def test_what_only_training_meets_is_said_in_training() -> None:
     quietly(layer, x)
 
 
-def test_other_dtypes_and_dimensions_are_asked_about_again() -> None:
+def test_other_dtypes_and_dimensions_are_checked_again() -> None:
     def of_two(x: Tensor, v: Tensor) -> Pair:
         return (x if x.dim() == 2 else x.cumsum(0)), v
 
@@ -203,7 +203,7 @@ def test_other_dtypes_and_dimensions_are_asked_about_again() -> None:
         layer(X[:, 0])
 
 
-def test_what_kernels_take_is_not_warned_of() -> None:
+def test_accepted_cores_cause_no_warning() -> None:
     set_portability("error")
     for layer in (LIF(), made(lambda x, v: (x * 2.0, v + x)), neuron.PLIF(), LIF(tau=nn.Parameter(torch.tensor(2.0)))):
         quietly(layer, X)
@@ -219,7 +219,7 @@ def test_ready_made_neurons_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> N
         quietly(layer, X)
 
 
-def test_ones_own_surrogate_and_subclass_are_looked_at() -> None:
+def test_custom_surrogates_and_subclasses_are_checked() -> None:
     def noisy(x: Tensor) -> Tensor:
         return (x > torch.rand_like(x)).to(x.dtype)
 
@@ -248,7 +248,7 @@ def test_single_steps_run_as_a_loop_everywhere() -> None:
     quietly(layer, X[0])
 
 
-def test_transforms_and_tracers_are_left_alone() -> None:
+def test_transforms_and_tracers_are_not_checked() -> None:
     set_portability("error")
     layer = made(lambda x, v: (x * 2.0, v + x))
     torch.vmap(lambda x: layer.step(x)[0])(X[None].expand(2, -1, -1, -1).clone())
@@ -261,7 +261,7 @@ def test_no_steps_call_no_core() -> None:
     quietly(layer, X[:0])
 
 
-def test_nothing_of_the_call_is_kept() -> None:
+def test_no_tensor_of_the_call_is_kept() -> None:
     layer = made(inhibits)
     with pytest.warns(PortabilityWarning):
         layer(X)
@@ -301,7 +301,7 @@ def started_with(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.reload(_portability)
 
 
-def test_the_environment_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_reaction(monkeypatch: pytest.MonkeyPatch) -> None:
     started_with("error", monkeypatch)
     with pytest.raises(PortabilityError):
         made(shifts)(X)

@@ -34,7 +34,7 @@ def draw(steps: int, dtype: torch.dtype) -> Tensor:
 
 @backends
 @halves
-def test_it_is_the_loop_with_a_float32_membrane(backend: str, dtype: torch.dtype) -> None:
+def test_results_equal_a_loop_with_a_float32_membrane(backend: str, dtype: torch.dtype) -> None:
     core = Decay().to(DEVICE)
     neuron = FlexSN(core, 1, 1, 2, backend=backend, precision="float32", store_state_seqs=True)
     assert neuron.precision == "float32"
@@ -58,7 +58,7 @@ def test_it_is_the_loop_with_a_float32_membrane(backend: str, dtype: torch.dtype
 
 
 @backends
-def test_it_is_not_what_a_half_membrane_does(backend: str) -> None:
+def test_results_differ_from_a_half_precision_membrane(backend: str) -> None:
     """An addition of 0.25 is lost in a float16 membrane at 1000, but counts in a float32 membrane."""
     x = torch.full((101, 1), 0.25, dtype=torch.float16, device=DEVICE)
     x[0] = 1000.0
@@ -70,7 +70,7 @@ def test_it_is_not_what_a_half_membrane_does(backend: str) -> None:
 @pytest.mark.long(all_but=["dtype0-hop", "dtype1-torch", "dtype1-triton"])
 @backends
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_wider_inputs_stay_as_they_are(backend: str, dtype: torch.dtype) -> None:
+def test_wider_inputs_are_unchanged(backend: str, dtype: torch.dtype) -> None:
     neuron, plain = (LIF(backend=backend, precision=precision) for precision in ("float32", "eager"))
     x = draw(5, dtype)
     assert torch.equal(neuron(x), plain(x))
@@ -98,7 +98,7 @@ def test_chunks_empty_sequences_single_steps_and_moves(backend: str) -> None:
     assert neuron.states[0].dtype == torch.float32
 
 
-def test_copies_keep_it() -> None:
+def test_copies_keep_the_precision() -> None:
     neuron = FlexSN(Decay(), 1, 1, 2, backend="torch", precision="float32")
     x = draw(3, torch.float16).to("cpu")
     for twin in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):

@@ -43,14 +43,14 @@ def current(num_steps: int = 5, batch: int = 3) -> Tensor:
     return values.to(DEVICE).requires_grad_()
 
 
-def test_it_is_the_loop_and_says_what_became_of_the_product() -> None:
+def test_results_equal_the_loop_and_explain_reports_the_product() -> None:
     x = current()
     found = []
     for backend in ("auto", "torch"):
         module = neuron(backend, store_state_seqs=True)
         assert "nothing has run yet" in module.explain()
         spikes = module(x)
-        spikes = spikes + 2 * module(x)  # from its present state
+        spikes = spikes + 2 * module(x)  # from its current state
         (spikes.sum() + module.states[1].sum()).backward()
         assert x.grad is not None
         found.append((spikes, module.states[1], module.state_seqs[1], x.grad, weight(module).grad))

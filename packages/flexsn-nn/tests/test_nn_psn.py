@@ -1,4 +1,4 @@
-"""Parallel neurons: comparison with explicit sums, and their documented use of time."""
+"""Parallel neurons compared with explicit sums, and the steps that they read according to their documentation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_sliding_psn(k: int, exp_init: bool) -> None:
     check(neuron, torch.stack(rows), neuron.bias.expand(T))
 
 
-def test_a_sliding_window_goes_on_from_call_to_call() -> None:
+def test_a_sliding_window_continues_from_call_to_call() -> None:
     neuron = SlidingPSN(3)
     x = draw().float()
     whole = neuron(x)

@@ -84,13 +84,13 @@ def test_there_are_many() -> None:
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize(("cls", "name", "limit", "beyond"), CASES, ids=IDS)
 def test_the_gradient_is_that_of_the_nearest_number(cls: type[Neuron], name: str, limit: float, beyond: float) -> None:
-    """Tests the limit, beyond it, and just inside; `clamp` of torch 2.15 has the gradient 0 in two of these cases."""
+    """Tests numbers at, beyond and just inside the limit. `clamp` of torch 2.15 has the gradient 0 for two of them."""
     if "finite" in make(cls, name, 0.5, "torch")._limits[name]:
         beyond, limit = -0.25, 0.0
     inside = limit + (1e-6 if beyond < limit else -1e-6)
     near = gradient(make(cls, name, inside, "torch"), name)
     if not near.any():
-        pytest.skip("the result does not depend on it there")
+        pytest.skip("the result does not depend on the number there")
     at_limit = gradient(make(cls, name, limit, "torch"), name)
     outside = gradient(make(cls, name, beyond, "torch"), name)
     assert at_limit.any()
@@ -160,7 +160,7 @@ def test_an_optimizer_leads_a_number_back(cls: type[Neuron], name: str, beyond: 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize(("start", "towards"), [(0.0, 1.5), (-0.75, 1.5), (3.0, 1.5), (4.5, 1.5)])
-def test_a_delay_is_led_back(start: float, towards: float) -> None:
+def test_a_gradient_moves_a_delay_back_into_its_range(start: float, towards: float) -> None:
     delay = Delay(0.0, max_delay=3, learn=True)
     with torch.no_grad():
         delay.delay.fill_(start)  # type: ignore[union-attr]

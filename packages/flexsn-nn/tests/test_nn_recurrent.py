@@ -1,4 +1,4 @@
-"""Recurrent neurons: comparison with values by hand and with the neuron alone; torch's own cells, written as steps."""
+"""Recurrent neurons compared with values by hand and with the neuron itself, and torch's cells as step functions."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def few_bits(weight: Tensor) -> Tensor:
     return weight.copy_((8 * weight).round() / 4)
 
 
-def test_what_comes_back_is_the_product_of_the_last_spikes() -> None:
-    """Computes by hand: the second neuron fires one step after the first, which gets no further input."""
+def test_the_feedback_is_the_product_of_the_last_spikes() -> None:
+    """Compares with values by hand: the second neuron fires one step after the first, which gets no further input."""
     layer = RLIF(2, tau=1.0, init=lambda w: w.copy_(torch.tensor([[0.0, 0.0], [1.5, 0.0]])), backend="torch")
     x = torch.zeros(4, 1, 2)
     x[0, 0, 0] = 1.0
@@ -85,7 +85,7 @@ def test_what_comes_back_is_the_product_of_the_last_spikes() -> None:
 
 
 @pytest.mark.parametrize("all_to_all", [True, False])
-def test_the_named_ones_are_recurrent_around_the_neuron(all_to_all: bool) -> None:
+def test_named_recurrent_neurons_equal_recurrent_around_the_neuron(all_to_all: bool) -> None:
     pairs: list[tuple[Neuron, Neuron]] = [
         (RLIF(H, tau=3.0, all_to_all=all_to_all, backend="torch"), LIF(tau=3.0, decay_input=False, backend="torch")),
         (
@@ -104,7 +104,7 @@ def test_the_named_ones_are_recurrent_around_the_neuron(all_to_all: bool) -> Non
 
 
 @each
-def test_sequences_steps_and_chunks_are_one_run(name: str) -> None:
+def test_sequences_steps_and_chunks_have_equal_results(name: str) -> None:
     layer = made(name, store_state_seqs=True)
     whole = layer(X)
     assert 0.02 < whole.mean() < 0.98
@@ -177,7 +177,7 @@ def test_one_graph_under_compile(name: str) -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), [layer.V])[0])
 
 
-def test_a_refusal_by_kernels_is_told_and_the_loop_runs() -> None:
+def test_a_refusal_by_kernels_is_reported_and_the_loop_runs() -> None:
     """Tests a convolution that kernels refuse; users of the layer cannot change it."""
     layer = RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     x = torch.rand(3, 1, 2, 4, 5)
@@ -185,7 +185,7 @@ def test_a_refusal_by_kernels_is_told_and_the_loop_runs() -> None:
     assert "convolution" in layer.explain() or "cannot run" in layer.explain()
 
 
-def test_a_network_has_one_neuron_of_it() -> None:
+def test_a_recurrent_layer_counts_as_one_neuron() -> None:
     net = nn.Sequential(nn.Linear(4, H), Recurrent(LIF(backend="torch"), H), nn.Linear(H, 2))
     assert [name for name, _ in functional.neurons(net)] == ["1"]
     x = torch.rand(5, 2, 4)
@@ -202,8 +202,8 @@ def test_a_network_has_one_neuron_of_it() -> None:
     assert layer.states == []
 
 
-def test_around_neurons_with_inputs_of_their_own() -> None:
-    """Checks that a stochastic neuron draws its noise once for a call, as without recurrence."""
+def test_recurrent_around_neurons_with_several_inputs() -> None:
+    """Checks that a stochastic neuron draws its noise once per call, as without recurrence."""
     layer = Recurrent(StochasticLIF(scale=0.3, backend="torch"), H, init=nn.init.zeros_)
     torch.manual_seed(3)
     spikes = layer(X)
@@ -274,7 +274,7 @@ def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param("RLIF", marks=pytest.mark.long), "RLeaky"])
-def test_what_auto_runs_is_the_loop_or_equals_it(name: str) -> None:
+def test_auto_runs_the_loop_or_equals_the_loop(name: str) -> None:
     """Compares kernels, or the loop if they refuse the step."""
     torch.manual_seed(0)
     layer = RLIF(H) if name == "RLIF" else RLeaky(0.5, linear_features=H)
@@ -292,7 +292,7 @@ def test_what_auto_runs_is_the_loop_or_equals_it(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_around_a_neuron_of_ones_own() -> None:
+def test_around_a_custom_neuron() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * v + x
         return torch.tanh(h), h
@@ -322,7 +322,7 @@ class Masked(nn.Module):
         return F.linear(s, self.weight * self.mask)
 
 
-def test_a_matrix_of_ones_own() -> None:
+def test_a_custom_matrix() -> None:
     low_rank = nn.Sequential(nn.Linear(H, 2, bias=False), nn.Linear(2, H, bias=False))
     for own in (low_rank, Masked(H)):
         layer = Recurrent(LIF(backend="torch"), recurrent=own)
@@ -333,7 +333,7 @@ def test_a_matrix_of_ones_own() -> None:
     assert gradient.diagonal().tolist() == [0.0] * H
 
 
-def test_gradients_of_weights_are_the_numerical_ones() -> None:
+def test_gradients_of_weights_equal_numerical_ones() -> None:
     def smooth(x: Tensor) -> Tensor:
         return torch.sigmoid(2 * x)
 
@@ -353,7 +353,7 @@ def test_gradients_of_weights_are_the_numerical_ones() -> None:
         assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
 
 
-def test_learned_or_not_and_where_weights_start() -> None:
+def test_learned_and_fixed_weights_and_their_initial_values() -> None:
     layer = RLIF(H, learn_recurrent=False, bias=True, init=nn.init.orthogonal_)
     assert [p.requires_grad for p in layer.parameters()] == [False, False]
     torch.testing.assert_close(layer.V @ layer.V.T, torch.eye(H))
@@ -393,7 +393,7 @@ def test_learned_or_not_and_where_weights_start() -> None:
         (lambda: init.spectral_radius(torch.tensor([[torch.nan]])), "not finite"),
     ],
 )
-def test_what_does_not_fit_is_named(make: Callable[[], object], match: str) -> None:
+def test_mismatches_are_named(make: Callable[[], object], match: str) -> None:
     with pytest.raises(ParameterError, match=match):
         make()
 
@@ -451,7 +451,7 @@ class LSTMCell(nn.Module):
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop"])
-def test_a_gru_and_an_lstm_are_torchs(backend: str) -> None:
+def test_a_gru_and_an_lstm_equal_those_of_torch(backend: str) -> None:
     torch.manual_seed(0)
     cells: list[tuple[Any, Any, int, int]] = [(nn.GRU, GRUCell, 3, 1), (nn.LSTM, LSTMCell, 4, 2)]
     for kind, cell, gates, num_states in cells:
@@ -468,7 +468,7 @@ def test_a_gru_and_an_lstm_are_torchs(backend: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_an_integrator_that_comes_back_is_an_rnn() -> None:
+def test_an_integrator_with_feedback_equals_an_rnn() -> None:
     """Compares a layer without spikes with values by hand: `h = h + (x + V y - h) / tau`."""
     layer = Recurrent(NonSpikingLIF(tau=4.0, backend="torch"), H)
     h, wanted = torch.zeros(3, H), []
@@ -478,7 +478,7 @@ def test_an_integrator_that_comes_back_is_an_rnn() -> None:
     torch.testing.assert_close(layer(X), torch.stack(wanted))
 
 
-def test_a_reset_at_once_takes_the_threshold_before_the_leak() -> None:
+def test_an_immediate_reset_subtracts_the_threshold_before_the_leak() -> None:
     """Compares `reset_delay` of snnTorch's neurons with values by hand."""
     x = torch.full((6, 1), 0.75)
     late, now = (Leaky(0.5, reset_delay=delay, backend="torch") for delay in (True, False))

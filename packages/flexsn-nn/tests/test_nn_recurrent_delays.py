@@ -1,4 +1,4 @@
-"""Delays in recurrent layers: comparison with one product for each delay, gradients, and the layer's other features."""
+"""Delays in recurrent layers, compared with one product per delay; gradients, and other features of the layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_nn import ALIF, LI, LIF, ParameterError, Recurrent, UnknownNameError
 from flexsn_nn.errors import RangeWarning
 from flexsn_nn.layer import Delay
 
-# A step has 15 elements: more than one block of the smallest kernels, and no multiple.
+# A step has 15 elements, which are not a multiple of a block of the smallest kernels.
 T, B, N = 12, 3, 5
 X = torch.randn(T, B, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
 MIXED = torch.tensor([0.0, 1.0, 2.75, 3.0, 1.5], dtype=torch.float64)
@@ -38,7 +38,7 @@ def made(name: str, neuron: Any = None, **options: Any) -> Recurrent:
 
 
 def taps(delay: Delay) -> Tensor:
-    """`[N, L]`: weight of the output `1 + l` steps ago."""
+    """Returns the weights of the outputs from `1 + l` steps ago, `[N, L]`."""
     d = torch.as_tensor(delay.delay, dtype=torch.float64).expand(N).unsqueeze(1)
     steps = torch.arange(delay.max_delay + 1, dtype=torch.float64)
     if delay.interpolation == "gaussian":
@@ -49,7 +49,7 @@ def taps(delay: Delay) -> Tensor:
 
 
 def buffered(layer: Recurrent, x: Tensor) -> Tensor:
-    """Computes the published form: each step adds its products, one for each delay, to the currents of later steps."""
+    """Computes the published form: each step adds one product per delay to the currents of later steps."""
     assert layer.delay is not None
     weights = taps(layer.delay)
     later = [torch.zeros(B, N, dtype=x.dtype)] * weights.shape[1]
@@ -97,7 +97,7 @@ def test_gradients(name: str, backend: str) -> None:
     assert torch.autograd.gradcheck(run, (X[:5, :2].clone().requires_grad_(), *own.values()))
 
 
-def test_without_a_delay_it_is_the_same_layer() -> None:
+def test_a_layer_without_a_delay_is_unchanged() -> None:
     plain = Recurrent(LIF(), N, backend="torch").double()
     zero = Recurrent(LIF(), N, delay=0, backend="torch").double()
     zero.recurrent.load_state_dict(plain.recurrent.state_dict())
@@ -135,7 +135,7 @@ def test_a_narrower_width_counts_in_the_next_call(backend: str) -> None:
 
 
 @each
-def test_sequences_steps_and_chunks_are_one_run(name: str) -> None:
+def test_sequences_steps_and_chunks_have_equal_results(name: str) -> None:
     layer = made(name, store_state_seqs=True, backend="torch")
     whole = layer(X)
     assert layer.delay is not None
@@ -174,7 +174,7 @@ def test_lengths_and_resets(backend: str) -> None:
     assert torch.equal(whole, torch.cat([first, net(X[5:])]))
 
 
-def test_around_other_neurons_and_weights_of_your_own() -> None:
+def test_recurrent_delays_around_other_neurons_and_custom_weights() -> None:
     layer = Recurrent(ALIF(tau_a=4.0), N, all_to_all=False, V=-0.5, delay=3, backend="torch").double()
     assert layer.state_names == ("s", "s_1", "s_2", "s_3", "v", "a")
     torch.testing.assert_close(layer(X)[:4], ALIF(tau_a=4.0, backend="torch")(X)[:4])
@@ -192,7 +192,7 @@ def test_checkpoints_have_delays_and_width() -> None:
     assert torch.equal(layer(X), twin(X))
 
 
-def test_strays_are_warned_of() -> None:
+def test_numbers_out_of_range_cause_warnings() -> None:
     layer = made("linear", backend="torch")
     assert layer.delay is not None
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Recurrent layers in one launch: a program ends with the longest of its sequences, without changing results."""
+"""Recurrent layers in one launch: a program ends with its longest sequence, and results do not change."""
 
 from __future__ import annotations
 
@@ -93,17 +93,19 @@ def test_a_launch_ends_with_its_rows(name: str, keep: bool, monkeypatch: pytest.
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("shape", [(20, 100, 48), (33, 70, 200)])
+@pytest.mark.parametrize(("shape", "clusters"), [((20, 100, 48), "0"), ((33, 70, 200), "0"), ((33, 70, 200), "1")])
 @pytest.mark.parametrize("name", LAYERS)
-def test_on_a_gpu(name: str, shape: tuple[int, int, int], keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
+def test_on_a_gpu(
+    name: str, shape: tuple[int, int, int], clusters: str, keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXSN_CLUSTERS", clusters)
     check(name, "cuda", shape, keep, monkeypatch)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("with_lengths", [False, True])
 def test_many_rows_are_captured(with_lengths: bool) -> None:
-    """More rows than programs run at a time, whose results take memory that the allocator has not yet."""
+    """Tests more rows than programs at a time. Their results need memory that the allocator does not have yet."""
     shape = (250, 4096, 64)
     torch.manual_seed(0)
     layer = Recurrent(LIF(), shape[-1]).to("cuda")

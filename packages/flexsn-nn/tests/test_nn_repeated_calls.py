@@ -45,7 +45,7 @@ def data(seed: int = 0) -> Tensor:
 
 
 def training(neuron: FlexSN, x: Tensor) -> list[Tensor]:
-    """Returns output, final state and gradients of a call from the initial state and of the call after it."""
+    """Returns output, final state and gradients of a call with the initial state, and of the next call."""
     neuron.reset()
     leaf = x.clone().requires_grad_()
     first, second = neuron(leaf), neuron(leaf)
@@ -80,7 +80,7 @@ CHANGES: dict[str, Callable[[FlexSN], object]] = {
 
 @pytest.mark.long(all_but=["triton-a number"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_a_neuron_is_seen(change: str, backend: str) -> None:
+def test_a_change_of_a_neuron_is_detected(change: str, backend: str) -> None:
     neuron = LIF(backend=backend)
     for seed in range(2):
         assert_like_the_loop(neuron, data(seed))
@@ -89,7 +89,7 @@ def test_a_change_of_a_neuron_is_seen(change: str, backend: str) -> None:
         assert_like_the_loop(neuron, data(seed))
 
 
-def test_a_change_of_a_core_is_seen(backend: str) -> None:
+def test_a_change_of_a_core_is_detected(backend: str) -> None:
     core = Decay(0.5)
     neuron = FlexSN(core, 1, 1, 1, backend=backend)
     assert_like_the_loop(neuron, data())
@@ -107,7 +107,7 @@ def test_a_change_of_a_core_is_seen(backend: str) -> None:
     assert core.decay.grad is None
 
 
-def test_a_repeated_call_is_one(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls_skip_the_path_of_first_calls(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that repeated calls take another path than first calls."""
     neuron = ParametricLIF(backend=backend)
     assert_like_the_loop(neuron, data())
@@ -189,7 +189,7 @@ def test_a_call_like_the_last_one_is_compared_at_once(
             assert_equal(now(10))
 
 
-def test_tensors_of_another_kind_go_the_whole_way(backend: str) -> None:
+def test_other_layouts_and_dtypes_equal_the_loop(backend: str) -> None:
     neuron, x = LIF(backend=backend), data()
     assert_like_the_loop(neuron, x)
     for other in (x.double(), x[:2], x[..., :3], x.transpose(1, 2), x.bfloat16(), x.new_empty(0, *STEP)):
@@ -210,14 +210,14 @@ def test_tensors_of_another_kind_go_the_whole_way(backend: str) -> None:
         torch.func.grad(lambda given: neuron(given).sum())(x)
 
 
-def test_states_of_another_shape_are_refused_as_before(backend: str) -> None:
+def test_states_of_another_shape_are_refused(backend: str) -> None:
     neuron, x = LIF(backend=backend), data()
     neuron(x), neuron(x)
     with pytest.raises(ValueError, match="state 0 has shape"):
         neuron(data()[..., :3])
 
 
-def test_another_start_is_seen(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_initial_state_is_detected(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     neuron, x = LIF(backend=backend), data()
     expected = neuron(x)
     neuron.reset()
@@ -229,8 +229,8 @@ def test_another_start_is_seen(backend: str, monkeypatch: pytest.MonkeyPatch) ->
     assert not torch.equal(neuron(x), expected)
 
 
-def test_memory_that_is_exchanged_before_the_backward_is_read_as_it_is(backend: str) -> None:
-    """Assigns `tensor.data = ...`, as `module.to(...)` and sharding do, which changes no version counter."""
+def test_memory_that_is_exchanged_before_the_backward_is_read_unchanged(backend: str) -> None:
+    """Assigns `tensor.data = ...`, like `module.to(...)` and sharding. This does not change the version counter."""
     neuron, weight = LIF(backend=backend), torch.linspace(-1, 1, T * 10).view(T, *STEP)
     x = data().requires_grad_()
     for _ in range(2):
@@ -243,7 +243,7 @@ def test_memory_that_is_exchanged_before_the_backward_is_read_as_it_is(backend: 
     torch.testing.assert_close(found, expected)
 
 
-def test_gradients_that_come_differently(backend: str) -> None:
+def test_gradients_that_arrive_in_other_forms(backend: str) -> None:
     neuron, x = LIF(backend=backend), data().requires_grad_()
     loop = LIF(backend="torch")
     takes: list[Callable[[FlexSN], Tensor]] = [
@@ -260,7 +260,7 @@ def test_gradients_that_come_differently(backend: str) -> None:
             torch.testing.assert_close(found, expected)
 
 
-def test_a_norm_in_the_step_is_read_anew(backend: str) -> None:
+def test_a_norm_in_the_step_is_computed_in_repeated_calls(backend: str) -> None:
     fused, x = NormNeuron(nn.BatchNorm1d(5), LIF(backend=backend)), data()
     loop = deepcopy(fused)
     loop.neuron.backend = "torch"

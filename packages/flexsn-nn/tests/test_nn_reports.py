@@ -1,4 +1,4 @@
-"""Reports on networks: rows, numbers, and an unchanged network."""
+"""Reports about networks: rows and numbers. The network does not change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = ["0.0", "0.1", "1", "2.0", "3", "4", "5", "6", "7"]
 
 
 @pytest.mark.parametrize("report", [explain, summary])
-def test_the_network_is_as_it_was(report: object) -> None:
+def test_the_network_is_unchanged(report: object) -> None:
     net = network()
     net(X).sum().backward()
     before = copy.deepcopy(net.state_dict())
@@ -55,7 +55,7 @@ def test_the_network_is_as_it_was(report: object) -> None:
 
 
 def test_neurons_that_ran_before_are_rows(compiler: None) -> None:
-    """Tests a call that repeats an earlier one, and so takes a short path that records no choice."""
+    """Tests a call that repeats an earlier one, and therefore does not record a choice."""
     net = nn.Sequential(LIF(), LI())
     for _ in range(2):
         net(X)
@@ -94,10 +94,10 @@ def test_the_verdict_names_a_loop() -> None:
     net[6].backend = "torch"
     report = explain(net, X)
     assert report.verdict.startswith("1 of 3 neurons run without compiled kernels, first 6 (RLIF: torch)")
-    assert "6: torch: asked for as backend='torch'" in str(report).splitlines()
+    assert "6: torch: requested by backend='torch'" in str(report).splitlines()
 
 
-def test_time_is_of_the_layer_that_takes_it() -> None:
+def test_time_counts_for_the_layer_that_runs() -> None:
     class Slow(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             for _ in range(400):
@@ -118,7 +118,7 @@ def test_fused_norms_are_a_row_with_their_layer(compiler: None) -> None:
     assert report.bytes_kept < explain(network(), X).bytes_kept
 
 
-def test_a_loss_of_ones_own_and_one_that_is_needed() -> None:
+def test_a_custom_loss_and_a_required_one() -> None:
     class Counting(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return (x > 0.5).sum()

@@ -1,4 +1,4 @@
-"""Conventions of resets and thresholds: comparison with traces computed by hand."""
+"""Conventions of resets and thresholds, compared with traces computed by hand."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ def test_klif_scales_its_reset() -> None:
     assert run(KLIF(scale_reset=True, **options).double(), 0.75) == ([1], [0.25])
 
 
-def test_where_the_membrane_starts() -> None:
-    """Checks that it starts at `v_reset`, also as the second of several states and in single steps; others at 0."""
+def test_the_membrane_begins_at_the_reset_value() -> None:
+    """Checks that the membrane starts at `v_reset`, even as a second state and in single steps, and others at 0."""
     for neuron in (QIF(), EIF(), Izhikevich(v_reset=-0.1), CUBALIF(v_reset=-0.1)):
         v = neuron.state_names.index("v")
         for mode, x in (("m", torch.zeros(3, 2)), ("s", torch.zeros(2))):
@@ -165,7 +165,7 @@ def test_where_the_membrane_starts() -> None:
                 assert torch.equal(state, torch.full((2,), -0.1 if i == v else 0.0))
 
 
-def test_zeros_are_not_made_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_zeros_are_allocated_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that a neuron that starts at zero passes only its input to the kernels; others also pass states."""
     counts = []
 

@@ -51,9 +51,9 @@ def fed_back(net: Called, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("make", [LIF, lambda: LIF(backend="torch"), lambda: RLIF(5)], ids=["LIF", "loop", "RLIF"])
-def test_a_call_that_its_own_output_leads_to(make: Callable[[], nn.Module]) -> None:
+def test_a_call_whose_input_depends_on_its_earlier_output(make: Callable[[], nn.Module]) -> None:
     net = Called(twice, make())
-    with pytest.warns(SharedStateWarning, match="is in two places of a network.*an instance of its own"):
+    with pytest.warns(SharedStateWarning, match="is in two places of a network.*its own instance"):
         net(X)
     reset_net(net)
     net(X)  # no second warning
@@ -61,7 +61,7 @@ def test_a_call_that_its_own_output_leads_to(make: Callable[[], nn.Module]) -> N
 
 @pytest.mark.parametrize("forward", [in_chunks, once, fed_back])
 @pytest.mark.parametrize("backend", ["torch", "auto"])
-def test_usual_networks_are_left_alone(forward: Callable[..., Tensor], backend: str) -> None:
+def test_usual_networks_raise_no_warning(forward: Callable[..., Tensor], backend: str) -> None:
     net = Called(forward, LIF(backend=backend))
     if forward is fed_back:
         set_step_mode(net, "s")
@@ -71,7 +71,7 @@ def test_usual_networks_are_left_alone(forward: Callable[..., Tensor], backend: 
             between(net)
 
 
-def test_two_places_of_a_sequence_are_seen_by_a_reset() -> None:
+def test_a_reset_detects_two_places_of_a_sequence() -> None:
     for make in (lambda: LIF(step_mode="s"), lambda: Delay(1)):
         shared = make()
         with pytest.warns(SharedStateWarning):
@@ -83,7 +83,7 @@ def test_two_places_of_a_sequence_are_seen_by_a_reset() -> None:
         reset_net(net)
 
 
-def test_two_names_of_one_place_are_left_alone() -> None:
+def test_two_names_of_one_place_raise_no_warning() -> None:
     net = Called(once, LIF())
     net.alias, net.blocks = net.neuron, nn.ModuleList([net.neuron])
     linear = nn.Linear(5, 5)

@@ -1,4 +1,4 @@
-"""Neurons with snnTorch's names: comparison with snnTorch in spikes, states and all gradients."""
+"""Neurons with snnTorch's names, compared with snnTorch in spikes, states and all gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 snntorch = pytest.importorskip("snntorch")
 
 MECHANISMS = ("subtract", "zero", "none")
-# Arguments that are exact in float32, in which snnTorch stores them; and the parameters learned with them, which have
+# Arguments that are exact in float32, in which snnTorch stores them; and the parameters that are learned, which have
 # equal names in snnTorch. (Alpha and Lapicque of snnTorch 1.0 fail with learned parameters.)
 NEURONS: dict[str, tuple[type[Neuron], dict[str, Any], list[str]]] = {
     "Leaky": (Leaky, {"beta": 0.75, "learn_beta": True, "learn_threshold": True}, ["beta", "threshold"]),

@@ -1,4 +1,4 @@
-"""Surrogates with snnTorch's names: comparison with snnTorch in calls, values and gradients."""
+"""Surrogates with snnTorch's names, compared with snnTorch in calls, values and gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ snntorch = pytest.importorskip("snntorch")
 theirs: Any = snntorch.surrogate
 ours: Any = surrogate
 
-# The points include the one where it fires, and both sides of the corners.
+# The points include the threshold, and both sides of the corners.
 POINTS = [-3.0, -1.0, -0.25, -1e-6, 0.0, 1e-6, 0.25, 0.75, 1.0, 1.25, 3.0]
 CALLS: list[tuple[str, tuple[float, ...], dict[str, float]]] = [
     ("atan", (), {}),
@@ -64,18 +64,18 @@ def assert_alike(mine: Callable[[Tensor], Tensor], other: Callable[[Tensor], Ten
 
 
 @pytest.mark.parametrize(("name", "positional", "named"), CALLS)
-def test_the_same_call_is_the_same_surrogate(name: str, positional: tuple[float, ...], named: dict[str, float]) -> None:
+def test_equal_calls_return_equal_surrogates(name: str, positional: tuple[float, ...], named: dict[str, float]) -> None:
     assert_alike(getattr(ours, name)(*positional, **named), getattr(theirs, name)(*positional, **named))
 
 
-def test_the_calls_are_all_of_snntorchs() -> None:
-    """Compares all names but SSO, which draws random numbers in the backward, and two that other tests cover."""
+def test_all_neurons_of_snntorch_are_tested() -> None:
+    """Compares all names except SSO, which draws random numbers in the backward, and two that other tests cover."""
     factories = {n for n, f in vars(theirs).items() if callable(f) and not isinstance(f, type) and n[0] != "_"}
     assert factories - {name for name, *_ in CALLS} == {"SSO", "LSO", "custom_surrogate"}
     assert not hasattr(surrogate, "SSO")
 
 
-def test_lso_is_what_its_documentation_says() -> None:
+def test_lso_matches_its_documentation() -> None:
     """Compares with the documentation, since LSO of snnTorch 1.0 fails: it calls a function with too few arguments."""
     with pytest.raises(TypeError):
         theirs.LSO(0.2)(torch.zeros(1))
@@ -126,6 +126,6 @@ def test_the_two_ways_are_not_mixed(call: Callable[[], object], message: str) ->
         call()
 
 
-def test_a_factory_can_be_native_to_fire_at_the_threshold() -> None:
+def test_a_factory_with_strict_false_fires_at_the_threshold() -> None:
     assert surrogate.fast_sigmoid(slope=10).strict
     assert surrogate.fast_sigmoid(slope=10, strict=False) == surrogate.FastSigmoid(10)

@@ -1,4 +1,4 @@
-"""Layers that pool by kernels: equal results, layers left to torch with reasons, ranges, undoing."""
+"""Layers that pool with kernels: equal results, reasons for other layers, ranges, and undoing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network(pool: nn.Module) -> nn.Sequential:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_gives_what_it_gave(kind: str) -> None:
+def test_a_layer_repeats_its_results(kind: str) -> None:
     make, shape = LAYERS[kind]
     layer = make()
     pooling = spike_pooling(layer)
@@ -45,7 +45,7 @@ def test_a_layer_gives_what_it_gave(kind: str) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("last", [False, True])
-def test_a_network_learns_as_before(last: bool) -> None:
+def test_a_converted_network_learns_like_the_original(last: bool) -> None:
     net = network(nn.MaxPool2d(3, 2, 1))
     plain = copy.deepcopy(net)
     names = list(net.state_dict())
@@ -66,7 +66,7 @@ def test_a_network_learns_as_before(last: bool) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_spikes_are_followed_through_it() -> None:
+def test_ranges_of_spikes_pass_through_pooling() -> None:
     net = network(nn.MaxPool2d(2))
     spike_pooling(net)
     with PackedSpikes(net) as packing:
@@ -77,7 +77,7 @@ def test_spikes_are_followed_through_it() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_one_step_at_a_time_and_compiled() -> None:
+def test_single_steps_and_compiled_calls() -> None:
     net = network(nn.MaxPool2d(3, 2, 1)).eval()
     spike_pooling(net)
     x = torch.rand(3, 2, 2, 8, 7)
@@ -97,24 +97,24 @@ class OwnPool(nn.MaxPool2d):
         return result + 1
 
 
-def test_what_is_left_to_torch_and_why() -> None:
+def test_reasons_for_pooling_by_torch() -> None:
     net = nn.Sequential(
         nn.MaxPool2d(2, return_indices=True), OwnPool(2), nn.AdaptiveAvgPool2d(1), nn.MaxPool3d(2), nn.MaxPool2d(2)
     )
     pooling = spike_pooling(net, skip=["4"])
     assert [one.account for one in pooling.layers] == [
         "it returns indices",
-        "OwnPool has a forward of its own",
+        "OwnPool overrides forward",
         "there is no kernel for AdaptiveAvgPool2d",
         "there is no kernel for MaxPool3d",
-        "it was to be skipped",
+        "it is in skip",
     ]
     assert not any("forward" in vars(module) for module in net)
     with pytest.raises(UnknownNameError):
         spike_pooling(net, skip=["5"])
 
 
-def test_inputs_that_torch_pools() -> None:
+def test_inputs_for_which_torch_pools() -> None:
     layer = nn.MaxPool2d(2)
     pooling = spike_pooling(layer)
     x = torch.rand(3, 8, 8)
@@ -125,7 +125,7 @@ def test_inputs_that_torch_pools() -> None:
     assert [one.account for one in pooling.layers] == ["its input is torch.int64"]
 
 
-def test_it_is_undone() -> None:
+def test_the_replacement_is_undone() -> None:
     net = network(nn.MaxPool2d(2))
     pooling = spike_pooling(net)
     spike_pooling(net)  # a second call

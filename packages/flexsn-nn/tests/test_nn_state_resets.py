@@ -1,4 +1,4 @@
-"""Resets within a sequence: a new run begins at the initial state, and gradients do not cross the reset."""
+"""Resets within a sequence: a new run begins with the initial state, and gradients do not cross the reset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_runtime.plans import _buckets
 from flexsn_runtime.step import _pointwise_step
 
 FEATURES, T, B = 35, 23, 3
-# Marked steps by sequence: in one, the first step and another; in one, two steps; in the others, none.
+# Marked steps by sequence. One sequence has its first step and another one, one has two steps, the others none.
 MARKED = {1: [0, 10], 2: [9, 18]}
 
 
@@ -65,7 +65,7 @@ def compare(case: Case, backend: str) -> None:
 def run_part(
     neuron: Neuron, inputs: list[Tensor], begin: int, end: int, *, last: bool
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Runs some steps separately; a loss of final states concerns only the last of these steps."""
+    """Runs some steps separately. Only the last of these parts has a loss of final states."""
     neuron.reset()
     x = inputs[0][begin:end].clone().requires_grad_()
     output = neuron(x, *[other[begin:end] for other in inputs[1:]])
@@ -100,7 +100,7 @@ def test_each_neuron_in_triton(case: Case) -> None:
 @pytest.mark.parametrize("lengths", [None, torch.tensor([T, 12, 9])])
 @pytest.mark.long(all_but=["None"])
 def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads chunks ahead, as on a GPU, so that masks are loaded one chunk before their use."""
+    """Loads chunks ahead, as on a GPU, where masks are loaded one chunk before their use."""
     plan = _buckets._INTERPRETED
     ahead = replace(plan, forward=replace(plan.forward, stages=3), backward=replace(plan.backward, stages=2))
     monkeypatch.setattr(_buckets, "_INTERPRETED", ahead)
@@ -222,7 +222,7 @@ def test_an_initial_state_that_is_learned_gets_gradients_from_resets(backend: st
     assert wanted.abs() > 0
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatches_are_refused() -> None:
     neuron, x = LIF(), torch.ones(3, 2, 4)
     with pytest.raises(TypeError, match="resets is a list"):
         neuron(x, resets=[True])

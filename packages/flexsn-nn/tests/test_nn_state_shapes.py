@@ -1,4 +1,4 @@
-"""States of other shapes than the step, such as dendrites with a soma; `init_states` defines the shapes."""
+"""States with other shapes than the step, such as dendrites with a soma. `init_states` defines the shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class Branched(FlexSN):
-    """A neuron whose states begin at zeros of other shapes than the step, for any batch size."""
+    """A neuron whose initial states are zeros with other shapes than the step, for any batch size."""
 
     def __init__(self, core: Callable[..., Any], shapes: Callable[[int], Sequence[Shape]], **options: Any) -> None:
         super().__init__(core, 1, len(shapes(1)), 1, **options)
@@ -44,7 +44,7 @@ def feeds(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
 
 
 def alone(x: Tensor, d: Tensor) -> tuple[Tensor, ...]:
-    """Branches without a soma; the input has one value for all branches."""
+    """Branches without a soma. The input has one value for all branches."""
     d = 0.5 * d + x * torch.arange(1.0, K + 1)
     return torch.tanh(d), d
 
@@ -71,7 +71,7 @@ def sequence(steps: int, step: Shape, batch: int = B) -> Tensor:
 
 @cases
 @loops
-def test_calls_go_on_from_one_another(core: Any, step: Shape, shapes: Any, backend: str) -> None:
+def test_calls_continue_from_one_another(core: Any, step: Shape, shapes: Any, backend: str) -> None:
     layer = Branched(core, shapes, backend=backend)
     x = sequence(9, step)
     whole = layer(x)
@@ -90,7 +90,7 @@ def test_calls_go_on_from_one_another(core: Any, step: Shape, shapes: Any, backe
 
 
 @cases
-def test_single_steps_are_the_sequence(core: Any, step: Shape, shapes: Any) -> None:
+def test_single_steps_equal_the_sequence(core: Any, step: Shape, shapes: Any) -> None:
     x = sequence(5, step)
     whole = Branched(core, shapes, backend="torch")(x)
     single = Branched(core, shapes, backend="torch", step_mode="s")
@@ -99,7 +99,7 @@ def test_single_steps_are_the_sequence(core: Any, step: Shape, shapes: Any) -> N
 
 @cases
 @loops
-def test_another_batch_is_refused_by_the_shape_that_it_wants(core: Any, step: Shape, shapes: Any, backend: str) -> None:
+def test_another_batch_is_refused_with_the_expected_shape(core: Any, step: Shape, shapes: Any, backend: str) -> None:
     layer = Branched(core, shapes, backend=backend)
     layer(sequence(3, step))
     for batch in (1, B + 1):
@@ -120,7 +120,7 @@ def test_a_batch_that_would_broadcast_is_another_batch() -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton", "cpp", "auto"])
-def test_branches_that_init_states_does_not_know_are_refused_at_the_first_call(backend: str) -> None:
+def test_branches_without_init_states_are_refused_at_the_first_call(backend: str) -> None:
     layer = FlexSN(sums, 1, 2, 1, backend=backend)
     layer.states = [torch.zeros(B, N), torch.zeros(B, N, K)]
     with pytest.raises(StateError, match=r"state 1 has shape \[2, 3, 4\].*override init_states\(\) to return them"):

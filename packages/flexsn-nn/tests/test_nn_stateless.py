@@ -51,7 +51,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_stream_is_the_sequence(name: str) -> None:
+def test_a_stream_of_steps_equals_the_sequence(name: str) -> None:
     torch.manual_seed(0)
     net = NETWORKS[name]().eval()
     x = torch.rand(9, 3, 4) * 3
@@ -118,7 +118,7 @@ def test_an_exported_program_takes_and_returns_states(name: str, mode: str) -> N
     torch.testing.assert_close(found, wanted)
 
 
-def test_it_compiles() -> None:
+def test_a_stateless_network_compiles() -> None:
     net = nn.Sequential(nn.Linear(4, 6), LIF(backend="torch"))
     module = functional.stateless(net)
     x = torch.rand(4, 3, 4) * 3
@@ -183,7 +183,7 @@ def test_groups_without_parameters_are_left_out() -> None:
 # -- printed monitors -----------------------------------------------------------------------------------------------
 
 
-def test_monitors_print_what_they_recorded() -> None:
+def test_monitors_print_their_records() -> None:
     net: Any = nn.Sequential(nn.Linear(2, 3), IF(), nn.Linear(3, 2), LI())
     with (
         monitor.RateMonitor(net) as rates,

@@ -1,4 +1,4 @@
-"""`neuron.step(inputs, states)`: results equal a call of the module, while the caller keeps the state."""
+"""`neuron.step(inputs, states)`: results equal a call of the module, but the caller keeps the state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 @backends
-def test_it_is_what_the_module_does_and_keeps_nothing(backend: str) -> None:
+def test_step_equals_forward_and_stores_no_state(backend: str) -> None:
     holds, pure = (FlexSN(exchange, 2, 2, 2, backend=backend, store_state_seqs=True) for _ in range(2))
     x, y = draw(4, *STEP), draw(4, *STEP, seed=1)
     states = None
@@ -46,7 +46,7 @@ def test_it_is_what_the_module_does_and_keeps_nothing(backend: str) -> None:
 
 
 @backends
-def test_it_does_not_write_into_the_states_given(backend: str) -> None:
+def test_step_does_not_write_to_passed_states(backend: str) -> None:
     neuron = LIF(backend=backend)
     given = [draw(*STEP)]
     kept = given[0].clone()
@@ -57,8 +57,8 @@ def test_it_does_not_write_into_the_states_given(backend: str) -> None:
 
 
 @backends
-def test_gradients_go_through_the_states(backend: str) -> None:
-    """Checks that two calls act as one: the second output's gradient reaches the first call's input and state."""
+def test_gradients_flow_through_the_states(backend: str) -> None:
+    """Checks that the gradient of the second call's output reaches the input and the state of the first call."""
     neuron = FlexSN(exchange, 2, 2, 2, backend=backend)
     x, y = draw(6, *STEP).requires_grad_(), draw(6, *STEP, seed=1).requires_grad_()
     start = [draw(*STEP, seed=2).requires_grad_(), draw(*STEP, seed=3).requires_grad_()]
@@ -94,7 +94,7 @@ def test_single_steps(make: Any) -> None:
 def test_wrong_arguments(backend: str) -> None:
     neuron, x = LIF(backend=backend), draw(4, 3, 5)
     _, states = neuron.step(x)
-    with pytest.raises(StateError, match=r"state 0 has shape \[3, 5\].*\[2, 5\].*Call reset\(\).*states that fit"):
+    with pytest.raises(StateError, match=r"state 0 has shape \[3, 5\].*\[2, 5\].*Call reset\(\).*matching states"):
         neuron.step(x[:, :2], states)
     with pytest.raises(StateError, match="there are 2 states; num_states is 1"):
         neuron.step(x, [*states, *states])

@@ -60,7 +60,7 @@ def test_a_tensor_is_refused_by_name(name: str, parameter: str, tensor: Callable
 
 
 @pytest.mark.filterwarnings("ignore:the core captures parameters:UserWarning")
-def test_in_a_step_and_of_a_class_of_ones_own() -> None:
+def test_in_a_step_and_for_a_custom_class() -> None:
     @dataclass(frozen=True)
     class Gauss(Surrogate):
         width: Any = 0.5

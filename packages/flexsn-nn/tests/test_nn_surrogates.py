@@ -1,4 +1,4 @@
-"""Surrogates: an exact step forward, and the formula of the table backward, on every path."""
+"""Surrogates: an exact step in the forward, and the formula of the table in the backward, on every path."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ DEFAULTS = [row for row in TABLE if row[1] == type(row[1])()]
 POINTS = [-40.0, -3.0, -1.0, -0.5, -0.25, -0.1, -0.0, 0.0, 1e-9, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 3.0, 40.0]
 
 
-# Functions that make surrogates and take no input; other tests compare them with snnTorch's.
+# Functions that return surrogates and take no input. Other tests compare them with those of snnTorch.
 FACTORIES = {"LSO", "SFS", "custom_surrogate", "heaviside", "straight_through_estimator"}
 
 
@@ -182,7 +182,7 @@ def _backpropagate(formula: Formula, x: list[float], weights: list[float]) -> tu
 
 @pytest.mark.long(all_but=["Sigmoid", "ATan", "SquarewaveFourierSeries", "StraightThrough", "SpikeRateEscape"])
 @pytest.mark.parametrize(("name", "chosen", "formula"), DEFAULTS, ids=[type(row[1]).__name__ for row in DEFAULTS])
-def test_it_is_traced_and_compiled(name: str, chosen: Surrogate, formula: Formula) -> None:
+def test_a_custom_surrogate_is_traced_and_compiled(name: str, chosen: Surrogate, formula: Formula) -> None:
     core = _core(chosen)
     example = (torch.zeros(3), torch.zeros(3))
     vjp = trace_step(core, 1, 1, 1, example).vjp((True, True), (True, True))

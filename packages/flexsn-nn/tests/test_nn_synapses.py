@@ -1,4 +1,4 @@
-"""Synaptic operations: comparison with counts in loops, and with SpikingJelly's counter on an equal network."""
+"""Synaptic operations, compared with counts in loops, and with SpikingJelly's counter on an equal network."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def counted_one_by_one(layer: Any, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_spikes_meet_weights(name: str) -> None:
+def test_synapse_counts_equal_an_explicit_count(name: str) -> None:
     layer, shape = LAYERS[name]
     x = spikes(B, *shape)
     wanted = counted_one_by_one(layer, x)
@@ -103,7 +103,7 @@ def test_a_network() -> None:
     assert monitor.operations() == {}
 
 
-def test_layers_by_name_and_none() -> None:
+def test_layers_by_name_and_no_layers() -> None:
     net = network()
     with SynapseMonitor(net, ["5"]) as monitor:
         net(torch.rand(T, B, 1, 8, 8))

@@ -39,7 +39,7 @@ def pruned(backend: str) -> RLIF:
 
 
 def together(works: list[Callable[[], None]]) -> list[BaseException]:
-    """Runs all works at once, and returns their errors."""
+    """Runs all functions at once, and returns their errors."""
     errors: list[BaseException] = []
     barrier = threading.Barrier(len(works))
 

@@ -1,4 +1,4 @@
-"""Transforms written outside of the packages: they add values, and kernels follow changes of their attributes."""
+"""Transforms that are defined outside of the packages: they add values, and kernels follow their attributes."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ def test_inputs_outputs_tensors_and_numbers(backend: str) -> None:
         wanted = torch.autograd.grad(plain.step(driven)[0].sum() + driven.sum(), gain)
         torch.testing.assert_close(found, wanted)
     if backend == "cpp":
-        assert len(neuron._programs._made) == 3, "the step alone, and one for each number"
+        assert len(neuron._programs._made) == 3, "one for the step itself, and one for each number"
 
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_they_compose_in_their_order_and_with_a_norm(backend: str) -> None:
-    """The last transform is outermost: its change of the input comes first; the norm is computed innermost."""
+def test_transforms_compose_in_order_and_with_a_norm(backend: str) -> None:
+    """The last transform is the outermost: it changes the input first. The norm is the innermost."""
     x, noise, offset = data(9, 3, 4), torch.zeros(9, 1, 4), torch.tensor([1.0])
     first, second = Scaled(torch.tensor([2.0]), 0.0, noise), Scaled(offset, 1.0, noise)
     LIF(backend=backend)(x, transforms=[first, second])
@@ -190,7 +190,7 @@ class Mixes(Transform):
         return Changed(*core((inputs[0] - inputs[0].mean(), *inputs[1:]), states))
 
 
-def test_what_kernels_refuse_runs_as_a_loop() -> None:
+def test_refused_cores_run_as_a_loop() -> None:
     neuron, x = LIF(), data(9, 3, 4)
     with pytest.warns(PortabilityWarning, match=r"(?s)mean.*test_nn_transforms\.py"):
         output = neuron(x, transforms=[Mixes()])

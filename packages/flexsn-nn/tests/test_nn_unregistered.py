@@ -1,4 +1,4 @@
-"""Reports of captured parameters that no module registers, and no reports of registered ones."""
+"""Captured parameters that no module registers are reported; registered ones are not."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ MAKERS = {"w": by_closure, "argument 0": by_partial, "default 0": by_default, "G
 @pytest.mark.long(all_but=["w-by_helper-auto", "GLOBAL-by_global-auto"])
 @pytest.mark.parametrize("backend", ["torch", "hop", "auto"])
 @pytest.mark.parametrize(("name", "make"), [*MAKERS.items(), ("w", by_helper), ("w", Decay), ("w", by_method)])
-def test_it_is_named_once_at_the_first_call(name: str, make: Callable[[nn.Parameter], Core], backend: str) -> None:
+def test_the_first_call_names_the_parameter_once(name: str, make: Callable[[nn.Parameter], Core], backend: str) -> None:
     neuron = FlexSN(make(nn.Parameter(torch.tensor(0.5))), 1, 1, 1, backend=backend)
     with pytest.warns(UserWarning, match=rf"no module and no optimizer: {name}\. .*register_parameter"):
         neuron(torch.ones(2, 3))
@@ -84,7 +84,7 @@ def test_it_is_named_once_at_the_first_call(name: str, make: Callable[[nn.Parame
 
 @pytest.mark.long(all_but=["by_partial", "Decay"])
 @pytest.mark.parametrize("make", [by_closure, by_helper, by_partial, by_default, Decay])
-def test_it_is_found_wherever_it_is_registered(make: Callable[[nn.Parameter], Core]) -> None:
+def test_registered_parameters_raise_no_warning(make: Callable[[nn.Parameter], Core]) -> None:
     class Parent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -113,12 +113,12 @@ def test_containers_are_searched() -> None:
     assert unregistered(lambda: endless) == []
 
 
-def test_two_of_one_name_are_two() -> None:
+def test_two_modules_of_one_name_are_distinguished() -> None:
     first, second = (by_closure(nn.Parameter(torch.tensor(0.5))) for _ in range(2))
     assert unregistered(lambda x, v: (first(x, v), second(x, v))) == ["w", "w"]
 
 
-def test_tensors_that_are_no_parameters_are_the_users_business() -> None:
+def test_captured_tensors_that_are_not_parameters_cause_no_warning() -> None:
     w = torch.tensor(0.5, requires_grad=True)
     FlexSN(lambda x, v: decays(w, x, v), 1, 1, 1)(torch.ones(2, 3)).sum().backward()
     assert w.grad is not None

@@ -1,4 +1,4 @@
-"""Plausible wrong arguments of public constructors and functions: each error says what to do."""
+"""Plausible wrong arguments of public constructors and functions: each error names a remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wrong(value: object) -> Any:
 
 
 def of_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
-    """Calls a function of networks with other values."""
+    """Calls a function of networks with other objects."""
     return [
         (lambda: function([LIF()]), TypeError, r"net is a list; give an nn\.Module: nn\.ModuleList"),
         (lambda: function(LIF), TypeError, r"net is the class LIF; give an instance: LIF\(\.\.\.\)"),
@@ -51,7 +51,7 @@ def of_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[
 
 
 def of_tensors(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
-    """Calls a function of tensors with other values."""
+    """Calls a function of tensors with other objects."""
     return [
         (lambda: function([X]), TypeError, r"is a list; give a tensor: torch\.stack"),
         (lambda: function(None), TypeError, r"is a NoneType; give a tensor"),
@@ -204,7 +204,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_error_says_what_to_do(name: str) -> None:
+def test_the_error_names_the_remedy(name: str) -> None:
     call, kind, message = CASES[name]
     with pytest.raises(kind, match=message):
         call()
@@ -237,7 +237,7 @@ def test_a_forgotten_reset(make: Callable[..., nn.Module], backend: str) -> None
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_two_calls_that_are_one_sequence(backend: str) -> None:
+def test_two_calls_equal_one_sequence(backend: str) -> None:
     """Checks that a backward may run again through graphs that are kept, or that hold nothing to free."""
     neuron = ParametricLIF(backend=backend)
     x = X.clone().requires_grad_()
@@ -255,7 +255,7 @@ def test_two_calls_that_are_one_sequence(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "cpp"])
 @pytest.mark.parametrize("step_mode", ["m", "s"])
-def test_a_state_of_inference_goes_on_in_training(backend: str, step_mode: str) -> None:
+def test_a_state_of_inference_continues_in_training(backend: str, step_mode: str) -> None:
     neuron = ParametricLIF(backend=backend, step_mode=step_mode)
     x = X.clone().requires_grad_()
     with torch.inference_mode():
@@ -270,7 +270,7 @@ def test_a_state_of_inference_goes_on_in_training(backend: str, step_mode: str) 
     torch.testing.assert_close(x.grad, first)
 
 
-def test_synapses_of_a_call_by_keyword() -> None:
+def test_synapses_are_counted_for_keyword_arguments() -> None:
     linear = nn.Linear(5, 3)
     spikes = torch.tensor([[1.0, 0.0, 0.0, 0.0, 1.0]])
     with SynapseMonitor(linear) as monitor:

@@ -1,4 +1,4 @@
-"""Wrong arguments of a call: on every backend, the error names the argument and says what to do."""
+"""Wrong arguments of a call: on every backend, the error names the argument and a remedy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sparse_rows() -> Tensor:
         return X[0].to_sparse_csr()
 
 
-# Inputs that any core refuses, and inputs that a membrane refuses.
+# Inputs that every core refuses, and inputs that a membrane refuses.
 OF_ALL: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an array": (lambda: X.numpy(), TypeError, r"input 0 is a ndarray; .*torch\.as_tensor"),
     "numbers": (lambda: X.tolist(), TypeError, r"input 0 is a list; .*torch\.as_tensor"),
@@ -73,7 +73,7 @@ OF_MEMBRANES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 @backends
 @pytest.mark.parametrize("wrong", OF_ALL)
-def test_inputs_that_no_core_takes(wrong: str, backend: str) -> None:
+def test_inputs_that_cores_reject(wrong: str, backend: str) -> None:
     make, kind, words = OF_ALL[wrong]
     for layer in (FlexSN(integrate, 1, 1, 1, backend=backend), LIF(backend=backend)):
         for call in (layer, layer.step if wrong not in ("numbers", "tensors in a list", "None", "a number") else layer):
@@ -85,7 +85,7 @@ def test_inputs_that_no_core_takes(wrong: str, backend: str) -> None:
 
 @backends
 @pytest.mark.parametrize("wrong", OF_MEMBRANES)
-def test_inputs_that_no_membrane_takes(wrong: str, backend: str) -> None:
+def test_inputs_that_membranes_reject(wrong: str, backend: str) -> None:
     make, kind, words = OF_MEMBRANES[wrong]
     layer = LIF(backend=backend)
     with pytest.raises(kind, match=words):
@@ -102,7 +102,7 @@ def test_named_dimensions(backend: str) -> None:
         LIF(backend=backend)(cast(Any, X).refine_names("T", "B", "C"))
 
 
-def test_checks_leave_nothing_in_graphs(loops: None) -> None:
+def test_checks_add_nothing_to_graphs(loops: None) -> None:
     torch._dynamo.reset()
     targets: list[str] = []
 
@@ -179,7 +179,7 @@ OF_SEVERAL: dict[str, Case] = {
 
 @backends
 @pytest.mark.parametrize("wrong", OF_SEVERAL)
-def test_arguments_that_do_not_fit_each_other(wrong: str, backend: str) -> None:
+def test_arguments_that_exclude_each_other(wrong: str, backend: str) -> None:
     call, kind, words = OF_SEVERAL[wrong]
     with pytest.raises(kind, match=f"(?s){words}"):
         call(backend)

@@ -1,4 +1,4 @@
-"""Step functions and an eager loop, because these tests work without the sibling flexsn_hop."""
+"""Step functions and an eager loop. With them, these tests do not need flexsn_hop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STEP = (41, 37)
 
 
 def soft_lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Is smooth, without a function that eager mode rounds in several ways."""
+    """A smooth step, without functions that eager mode rounds in several ways."""
     h = v + (x - v) / 2.0
     s = (h - 0.5).clamp(0.0, 1.0)
     return s, h * (1.0 - s)
 
 
 def hard_lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Has an output that is not differentiable, and a state that is."""
+    """A step with an output that is not differentiable, and with a differentiable state."""
     h = v + (x - v) / 2.0
     s = (h >= 0.5).to(h.dtype)
     return s, h * (1.0 - s)
@@ -71,7 +71,7 @@ def assert_like_the_loop(
     captured: Sequence[Tensor] = (),
     rtol: float = 1e-5,
 ) -> None:
-    """Compares values to the last bit, and all required gradients to rounding, for uneven weights."""
+    """Compares values bitwise and all required gradients up to rounding, with uneven weights of the results."""
     got = compiled(core, num_outputs, inputs, states)
     expected = loop(core, num_outputs, inputs, states)
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):

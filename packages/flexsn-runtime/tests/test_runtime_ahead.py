@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from runtime_cores import STEP, random, soft_lif
 from torch import Tensor
 
+from flexsn_graph.tracing._tracer import Tracer
 from flexsn_runtime import ScanProgram, prepare, scan
 from flexsn_runtime.launches._launch import Launch
 
@@ -19,7 +22,7 @@ Compiled = tuple[threading.Thread, list[torch.dtype]]
 
 @pytest.fixture
 def compiled() -> Iterator[list[Compiled]]:
-    """Records launches compiled ahead, with thread and dtypes; each kernel is new, though nothing is compiled."""
+    """Records launches that are compiled ahead, with thread and dtypes. Every kernel is new, and none is compiled."""
     seen: list[Compiled] = []
 
     def compile(self: Launch, tensors: Sequence[Tensor]) -> None:
@@ -34,25 +37,25 @@ def run(program: ScanProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
     return scan(*prepare(program, tensors), state_seqs=False)
 
 
-def test_once_for_a_step_in_another_thread(compiled: list[Compiled]) -> None:
+def test_a_step_is_compiled_once_in_another_thread(compiled: list[Compiled]) -> None:
     program = ScanProgram(soft_lif, 1, 1, 1)
     x = random(11, *STEP, dtype=torch.float64).requires_grad_()
     output, _ = run(program, x)
     ((thread, dtypes),) = compiled
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
-    assert dtypes == [torch.float64] * 4  # of input, checkpoint, and the gradients of output and input
+    assert dtypes == [torch.float64] * 4  # the input, the checkpoint, and the gradients of output and input
     output.sum().backward()
     run(program, random(13, *STEP, dtype=torch.float64).requires_grad_())
     assert len(compiled) == 1
 
 
-def test_not_without_gradients(compiled: list[Compiled]) -> None:
+def test_nothing_is_compiled_without_gradients(compiled: list[Compiled]) -> None:
     run(ScanProgram(soft_lif, 1, 1, 1), random(3, *STEP))
     assert not compiled
 
 
-def test_what_is_refused_is_refused_in_the_backward(compiled: list[Compiled]) -> None:
+def test_a_refused_core_is_refused_in_the_backward(compiled: list[Compiled]) -> None:
     class Refused(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: Tensor) -> Tensor:
@@ -69,3 +72,31 @@ def test_what_is_refused_is_refused_in_the_backward(compiled: list[Compiled]) ->
     assert not compiled
     with pytest.raises(NotImplementedError, match="cumsum"):
         output.sum().backward()
+
+
+def test_a_first_training_step_with_a_product_traces_twice_and_differentiates_once(
+    interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts traces: an attempt without products, the step, and its gradient, which all backwards share."""
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return v, torch.tanh(x + v @ weight.t())
+
+    made, derived = Counter[str](), Counter[str]()
+    trace, differentiate = Tracer.__init__, Tracer.record_vjp
+
+    def counted(self: Tracer, *args: Any, **options: Any) -> None:
+        made["traces"] += 1
+        trace(self, *args, **options)
+
+    def noted(self: Tracer, *args: Any, **options: Any) -> Any:
+        derived["gradients"] += 1
+        return differentiate(self, *args, **options)
+
+    monkeypatch.setattr(Tracer, "__init__", counted)
+    monkeypatch.setattr(Tracer, "record_vjp", noted)
+    x = torch.randn(3, 2, 4, requires_grad=True)
+    output, state = run(ScanProgram(core, 1, 1, 1), x, torch.zeros(2, 4))
+    (output.sum() + state.sum()).backward()
+    assert (made["traces"], derived["gradients"]) == (2, 1)

@@ -1,4 +1,4 @@
-"""Autocast applies inside of a core, as in a loop. (On the CPU, it widens losses.)"""
+"""Autocast applies inside of a core, as in a loop. On the CPU, autocast widens losses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def halves(*, requires_grad: bool = False) -> tuple[Tensor, Tensor]:
     return x.requires_grad_(requires_grad), v
 
 
-def test_the_same_program_with_and_without() -> None:
+def test_a_program_runs_with_and_without_autocast() -> None:
     program = ScanProgram(widened, 1, 1, 1)
     x, v = halves()
     for _ in range(2):
@@ -45,7 +45,7 @@ def test_the_same_program_with_and_without() -> None:
     assert len(program.specializations) == 2
 
 
-def test_gradients_from_outside_of_it() -> None:
+def test_gradients_from_outside_of_autocast() -> None:
     gradients = []
     for run in (compiled, loop):
         x, v = halves(requires_grad=True)
@@ -74,7 +74,7 @@ def test_captured_tensors_are_found() -> None:
             w.mul_(2.0)
 
 
-def test_a_state_that_it_widens_is_refused() -> None:
+def test_a_state_that_autocast_widens_is_refused() -> None:
     x, v = halves()
     program = ScanProgram(lambda x, v: (x, mse_loss(x, v, reduction="none")), 1, 1, 1)
     with autocast(), pytest.raises(StateMismatchError, match=r"comes out as .* float32.*precision='float32'"):
@@ -82,7 +82,7 @@ def test_a_state_that_it_widens_is_refused() -> None:
     compiled(program, 1, [x], [v])
 
 
-def test_what_is_computed_before_the_loop() -> None:
+def test_operations_before_the_loop() -> None:
     table = random(STEP[1], STEP[1], seed=3).requires_grad_()
     x, v = halves()
 

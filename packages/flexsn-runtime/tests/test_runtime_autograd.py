@@ -49,7 +49,7 @@ def test_one_tensor_as_input_and_state() -> None:
 
 
 def test_no_graph_of_a_trace_is_left_behind() -> None:
-    """Checks for graphs: one would keep the parameter's node alive, and no CUDA graph could capture its stream."""
+    """Checks that no graph is left: it would keep the parameter's node, so CUDA graphs could not capture its stream."""
     weight = torch.tensor(0.3, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,13 +61,13 @@ def test_no_graph_of_a_trace_is_left_behind() -> None:
         return [t for t in gc.get_objects() if type(t) is FakeTensor and t.grad_fn is not None]
 
     x, v = leaves()
-    before = {id(t): t for t in of_traces()}  # compilers keep such tensors
+    before = {id(t): t for t in of_traces()}  # compilers also keep such tensors
     torch.autograd.grad(compiled(core, 1, [x], [v])[0].sum(), [x, weight])
     assert not [t for t in of_traces() if id(t) not in before]
 
 
 @pytest.mark.parametrize("which", ["input", "state", "parameter"])
-def test_modifying_what_is_saved_raises(which: str) -> None:
+def test_modifying_saved_tensors_raises(which: str) -> None:
     x, v = (t.detach().clone() for t in leaves())
     w = random(STEP[1], seed=4).requires_grad_()
 
@@ -94,7 +94,7 @@ def test_results_share_no_memory_with_arguments_or_each_other() -> None:
         assert torch.equal(results[0], x)
 
 
-def test_only_what_is_asked_for() -> None:
+def test_only_requested_gradients_are_computed() -> None:
     x, v = leaves()
     output, state = compiled(soft_lif, 1, [x.detach()], [v])
     (grad,) = torch.autograd.grad(state[-1].sum(), [v])
@@ -180,7 +180,7 @@ def test_double_backward_is_refused_whether_the_incoming_gradient_is_constant(
         (grad.square().sum() + x.sum()).backward()
 
 
-def test_create_graph_alone_is_harmless() -> None:
+def test_create_graph_without_a_second_backward_raises_no_error() -> None:
     x, v = leaves()
     output = compiled(soft_lif, 1, [x], [v])[0]
     (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
@@ -215,7 +215,7 @@ def test_checkpointing_recomputes_the_scan(reentrant: bool) -> None:
         assert torch.equal(got, wanted)
 
 
-def test_gradients_are_the_same_to_the_last_bit_in_two_runs() -> None:
+def test_gradients_of_two_runs_are_bitwise_equal() -> None:
     w = random(STEP[1], seed=4).requires_grad_()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,7 +229,7 @@ def test_gradients_are_the_same_to_the_last_bit_in_two_runs() -> None:
 
 
 def test_threads_share_a_program() -> None:
-    """Runs new shapes on four threads at once: each trace is made alone, and all results are right."""
+    """Runs new shapes on four threads at once: traces do not overlap, and all results are right."""
     program = ScanProgram(soft_lif, 1, 1, 1)
     problems = [(random(5, 600 + 7 * i, seed=i), random(600 + 7 * i, seed=9)) for i in range(4)]
     expected = [loop(soft_lif, 1, [x], [v]) for x, v in problems]

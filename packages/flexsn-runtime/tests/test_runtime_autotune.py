@@ -33,7 +33,7 @@ def plan_of(program: PointwiseProgram) -> LaunchPlan:
 
 
 class Timer:
-    """Returns times by the number of the measurement, where measurement `best` is the shortest."""
+    """Returns a time for each measurement. Measurement number `best` has the shortest time."""
 
     def __init__(self, best: int) -> None:
         self.best, self.count = best, 0
@@ -44,13 +44,13 @@ class Timer:
         return abs(self.count - self.best)
 
 
-def test_the_best_is_used_from_then_on_and_in_other_processes(folder: Path) -> None:
+def test_the_best_plan_is_used_later_and_in_other_processes(folder: Path) -> None:
     program = PointwiseProgram(soft_lif, 1, 1, 1)
     usual = plan_of(program)
     timer = Timer(best=2)
     best = tune(program, (X, V), timer=timer)
     assert best.inference == candidates(usual.inference)[1] != usual.inference
-    # Each launch starts from the table; the first of these was nearest to the best.
+    # The search for each launch starts from the table. The first entry was nearest to the best one.
     assert (best.forward, best.backward) == (usual.forward, usual.backward)
     assert 10 <= timer.count <= 21
     assert plan_of(program) == best
@@ -60,7 +60,7 @@ def test_the_best_is_used_from_then_on_and_in_other_processes(folder: Path) -> N
     assert json.loads(file.read_text())["key"]["elements"] >= NCL
 
 
-def test_another_step_dtype_or_size_class_has_its_own() -> None:
+def test_another_step_dtype_or_size_class_has_another_plan() -> None:
     step, _ = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (X, V))
     first = step.plan(NCL)
     step.keep_plan(NCL, replace(first, inference=replace(first.inference, block=256)))
@@ -78,7 +78,7 @@ def test_another_step_dtype_or_size_class_has_its_own() -> None:
 
 @pytest.mark.long(all_but=["17"])
 @pytest.mark.parametrize("best", [2, 12, 17])
-def test_results_do_not_depend_on_the_plan_nor_do_backwards_that_are_on_their_way(best: int) -> None:
+def test_results_and_pending_backwards_do_not_depend_on_the_plan(best: int) -> None:
     program = PointwiseProgram(soft_lif, 1, 1, 1)
     x, v = random(9, 600).requires_grad_(), random(600, seed=1).requires_grad_()
     before = compiled(program, 1, [x], [v])[0]
@@ -94,7 +94,7 @@ def test_results_do_not_depend_on_the_plan_nor_do_backwards_that_are_on_their_wa
             torch.testing.assert_close(got, other)
 
 
-def test_what_needs_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_with_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = pytest.importorskip("triton.runtime.errors")
     real = autotune_module._launch
     usual = plan_of(PointwiseProgram(soft_lif, 1, 1, 1))
@@ -127,7 +127,7 @@ def test_what_needs_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.Mon
     ],
     ids=["cut off", "a list", "no power of two", "other checkpoints", "text", "another key", "other fields", "no key"],
 )
-def test_a_file_that_is_not_one_of_ours_is_not_used(change: Callable[[str], str], folder: Path) -> None:
+def test_foreign_files_are_not_used(change: Callable[[str], str], folder: Path) -> None:
     step, _ = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (X, V))
     usual = step.plan(NCL)
     better = replace(usual, inference=replace(usual.inference, block=256))
@@ -140,7 +140,7 @@ def test_a_file_that_is_not_one_of_ours_is_not_used(change: Callable[[str], str]
     assert plan_of(PointwiseProgram(soft_lif, 1, 1, 1)) == usual
 
 
-def test_candidates_are_a_handful_that_kernels_can_be_made_of() -> None:
+def test_candidates_are_few_and_compile() -> None:
     for config in (LaunchConfig(8, 32, 1, 6), LaunchConfig(4, 512, 4), LaunchConfig(1, 1024, 8, 3)):
         plan = LaunchPlan(config, config, config)
         found = candidates(config)

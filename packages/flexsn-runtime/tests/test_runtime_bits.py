@@ -1,4 +1,4 @@
-"""Bits of outputs, which the kernel writes in addition: they equal the spikes, and nothing else changes."""
+"""Bits of outputs, which the kernel writes in addition. They equal the spikes, and no other result changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def two(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def unpacked(bits: Tensor, count: int) -> Tensor:
-    """Returns the numbers of each row; the bits after them are zeros."""
+    """Returns the numbers of each row. Checks that the bits after them are zeros."""
     numbers = (bits.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1).flatten(1)
     assert not numbers[:, count:].any()
     return numbers[:, :count]
@@ -72,7 +72,7 @@ def test_the_order_is_that_of_memory(target: TargetName) -> None:
     spikes, _, bits = scan(*prepare(program, (images,)), state_seqs=False)
     assert spikes.stride() == images.stride()
     assert torch.equal(unpacked(bits, 2 * 5 * 4 * 4).float().flatten(), spikes.permute(0, 1, 3, 4, 2).flatten())
-    # Steps do not follow each other here, so their bits would belong to no contiguous memory.
+    # Steps do not follow each other in this memory, so no bits are written.
     for x in (torch.rand(4, 6, 3).transpose(0, 1), torch.rand(2, 3, 4, 5)[..., :3].permute(1, 3, 0, 2)):
         spikes, _, bits = scan(*prepare(program, (x.to(device),)), state_seqs=False)
         if bits.numel():
@@ -94,7 +94,7 @@ def test_one_of_several_outputs_and_sequences_of_states() -> None:
         assert 0 < second.mean() < 1
 
 
-def test_what_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     x = torch.rand(4, 3, 3, device=DEVICE)
 
     def doubled(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Differences between two calls of a program: after either call, the other equals a call in a fresh program."""
+"""Two different calls of a program: after either call, the other one equals a call of a fresh program."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ CALLS: dict[str, Callable[[ScanProgram, Core], Any]] = {
 
 
 def described(call: Callable[[ScanProgram, Core], Any], program: ScanProgram, core: Core) -> list[Any]:
-    """Returns results with their properties, and the gradients if there are some."""
+    """Returns results with their properties, and the gradients, if any."""
     results = call(program, core)
     found: list[Any] = []
     for result in results:
@@ -138,14 +138,14 @@ def shared() -> tuple[ScanProgram, Core]:
 
 @pytest.mark.long(all_but=["usual", "all states", "without gradients"])
 @pytest.mark.parametrize("first", CALLS)
-def test_what_a_call_found_out_serves_no_other_kind(first: str, shared: tuple[ScanProgram, Core]) -> None:
+def test_checks_of_a_call_are_not_reused_for_another_kind(first: str, shared: tuple[ScanProgram, Core]) -> None:
     for name in CALLS:
         for repeated in (first, name):
             assert_same(described(CALLS[repeated], *shared), expected(repeated))
 
 
 def test_calls_of_each_kind_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests all kinds but those that are prepared in each call, for unreadable memory or a new trace."""
+    """Tests all kinds of calls except those that are prepared again, because of unreadable memory or a new trace."""
     anew = {"lazily negated", "another number", "a frozen parameter"}
     core = Core()
     program = program_of(core)

@@ -1,4 +1,4 @@
-"""Captured objects are read in their places at the call: updated, moved, re-assigned, replaced or missing."""
+"""Captured objects are read at each call: they may be updated, moved, re-assigned, replaced or missing."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_to_dtype_replaces_parameters_and_buffers() -> None:
     assert_follows(program, core)
 
 
-def test_gradients_reach_what_is_captured_now() -> None:
+def test_gradients_reach_the_current_captured_tensors() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     compiled(program, 1, [X], [V])
@@ -128,19 +128,19 @@ def test_a_change_between_forward_and_backward_is_refused() -> None:
     state.sum().backward()
     _, state = compiled(program, 1, [X], [V])
     core.offset = 8.0
-    state.sum().backward()  # the trace is older: the gradient is that of the forward
+    state.sum().backward()  # the trace is older, so the gradient is that of the forward
 
 
 def test_another_dtype_between_forward_and_backward_is_refused() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1, residuals="recompute")
     _, state = compiled(program, 1, [X], [V])
-    core.gain.data = core.gain.data.bfloat16()  # as `core.to(torch.bfloat16)` does with parameters
+    core.gain.data = core.gain.data.bfloat16()  # like `core.to(torch.bfloat16)` for parameters
     with pytest.raises(CapturedTensorError, match=r"was \[.*\] torch.float32 .* torch.bfloat16 now. Call backward\(\)"):
         state.sum().backward()
 
 
-def test_what_is_kept_for_the_backward_is_of_what_was_computed() -> None:
+def test_the_backward_uses_values_of_its_forward() -> None:
     core = Decay().to(DEVICE)
     output, _ = compiled(PointwiseProgram(core, 1, 1, 1, residuals="save"), 1, [X], [V])
     expected, _ = loop(core, 1, [X], [V])
@@ -163,7 +163,7 @@ def test_closure_variables() -> None:
         assert_follows(program, core)
 
 
-def test_what_is_gone_is_missed_by_the_core_itself() -> None:
+def test_a_deleted_attribute_raises_in_the_core() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
@@ -174,7 +174,7 @@ def test_what_is_gone_is_missed_by_the_core_itself() -> None:
     assert_follows(program, core)
 
 
-def test_two_names_of_one_tensor_that_part() -> None:
+def test_two_names_of_one_tensor_that_become_two_tensors() -> None:
     a = random(STEP[1], seed=2)
     b = a
 
@@ -242,7 +242,7 @@ def scaled(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return h, h
 
 
-def test_a_constant_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_constant_that_only_the_backward_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     program = PointwiseProgram(scaled, 1, 1, 1)
     for slope in (2.0, 3.0):
         monkeypatch.setattr(Scale, "slope", slope)
@@ -255,7 +255,7 @@ def test_a_constant_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("residuals", ["recompute", "save"])
-def test_a_constant_of_the_backward_that_changes_before_it(monkeypatch: pytest.MonkeyPatch, residuals: str) -> None:
+def test_a_constant_that_changes_before_the_backward(monkeypatch: pytest.MonkeyPatch, residuals: str) -> None:
     program = PointwiseProgram(scaled, 1, 1, 1, residuals=residuals)
     x = X.clone().requires_grad_()
     for _ in range(2):  # with a new trace, then with an old one
@@ -286,7 +286,7 @@ def test_a_global_function_that_is_defined_again(monkeypatch: pytest.MonkeyPatch
     assert_follows(program, uses_helper)
 
 
-def test_what_the_core_does_not_read_changes_nothing() -> None:
+def test_unread_attributes_change_nothing() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
@@ -296,7 +296,7 @@ def test_what_the_core_does_not_read_changes_nothing() -> None:
     assert specialization(program) is traced
 
 
-def test_data_of_a_parameter_follows_it() -> None:
+def test_replaced_data_of_a_parameter_are_used() -> None:
     w = nn.Parameter(random(STEP[1], seed=2))
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -314,7 +314,7 @@ def test_data_of_a_parameter_follows_it() -> None:
     assert w.grad is None or not w.grad.any()
 
 
-def test_each_dtype_has_its_own_captured_tensors() -> None:
+def test_each_dtype_has_separate_captured_tensors() -> None:
     single, double = random(STEP[1], seed=2), random(STEP[1], seed=3)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -383,7 +383,7 @@ def test_a_non_contiguous_parameter() -> None:
 
 
 def test_a_bias_that_only_the_recomputed_states_depend_on() -> None:
-    """Tests the VJP of `v w + x + b`, which does not read `b`, though its states depend on it."""
+    """Tests the VJP of `v w + x + b`, which does not read `b`, although its states depend on `b`."""
     w, b = (random(STEP[1], seed=seed).requires_grad_() for seed in (2, 3))
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -410,7 +410,7 @@ def test_a_captured_tensor_that_is_the_initial_state_too() -> None:
 def test_gradients_of_captured_tensors_where_a_step_has_no_elements(
     step: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """Tests an empty last batch, for instance: gradients are zeros, as in a loop."""
+    """Tests a step such as that of an empty last batch: gradients are zeros, as in a loop."""
     gain = torch.ones(shape, device=DEVICE, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

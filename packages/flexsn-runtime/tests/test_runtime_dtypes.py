@@ -30,7 +30,7 @@ def test_the_state_keeps_half_precision_over_time(dtype: torch.dtype) -> None:
         h = v + x
         return h, h
 
-    # Adding 2**-12 to 1 changes nothing in half precision, and adds up in float32.
+    # Adding 2**-12 to 1 has no effect in half precision, but adds up in float32.
     x = torch.full((100, 3), 2.0**-12, dtype=dtype, device=DEVICE)
     output, _ = compiled(core, 1, [x], [torch.ones(3, dtype=dtype, device=DEVICE)])
     assert output[-1].tolist() == [1.0, 1.0, 1.0]
@@ -77,7 +77,7 @@ def test_integer_inputs(dtype: torch.dtype) -> None:
 
 
 def test_mixed_precision() -> None:
-    """Tests a half input, a float32 state, a half output, as in a spiking network under autocast."""
+    """Tests a half-precision input and output with a float32 state, as in a spiking network under autocast."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + (x.float() - v) / 2.0
@@ -139,13 +139,13 @@ def test_values_that_are_not_numbers_and_infinities() -> None:
     ids=["coo", "csr", "nested", "jagged", "quantized"],
 )
 @pytest.mark.filterwarnings("ignore")  # torch warns of prototypes and deprecations
-def test_what_is_no_dense_memory_is_named(convert: Callable[[Tensor], Tensor], kind: str) -> None:
+def test_tensors_without_dense_memory_are_named(convert: Callable[[Tensor], Tensor], kind: str) -> None:
     with pytest.raises(LayoutError, match=f"argument 0 is a {kind}"):
         compiled(hard_lif, 1, [convert(random(6, 5))], [random(5)])
 
 
 def test_freed_memory_is_named() -> None:
-    """Tests freed memory, such as that of sharded parameters between calls that need it."""
+    """Tests freed memory. For example, the memory of sharded parameters is freed between calls."""
     gain = random(5)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,7 +179,7 @@ def test_dtypes_that_kernels_do_not_have_are_named() -> None:
 
 
 def test_float8_values_are_converted() -> None:
-    """Tests states that a step passes on, captured tensors and inputs; eager mode computes with none of them."""
+    """Tests states that a step passes on, captured tensors and inputs. Eager mode cannot compute with any of them."""
     for narrow in (torch.float8_e4m3fn, torch.float8_e5m2):
         gain = (4 * random(5)).to(narrow)
 

@@ -1,4 +1,4 @@
-"""Numbers of few bits: a kernel reads the numbers in each byte."""
+"""Numbers with few bits, which a kernel reads from each byte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
         assert last is not None
         assert last.shape == (-(-count * bits // 8),)
         assert torch.equal(by_hand(last, bits, low, dtype)[:count], numbers[:count])
-        assert not torch.any(by_hand(last, bits, 0, dtype)[count:])  # the rest contains no old memory
+        assert not torch.any(by_hand(last, bits, 0, dtype)[count:])  # the remaining bits contain no old memory
 
 
 @pytest.mark.long(all_but=["torch.float32-1", "torch.bfloat16-2", "torch.float16-4"])
@@ -49,6 +49,6 @@ def test_numbers_of_each_byte_on_a_gpu(dtype: torch.dtype, bits: int, low: int) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.int32], ids=str)
-def test_what_no_kernel_reads(dtype: torch.dtype) -> None:
+def test_dtypes_without_a_kernel(dtype: torch.dtype) -> None:
     assert unpack_numbers(torch.zeros(4, dtype=torch.uint8), 1, 0, dtype) is None
     assert pack_numbers(torch.zeros(4, dtype=dtype), 1, 0) is None

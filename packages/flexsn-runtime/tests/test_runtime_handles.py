@@ -1,4 +1,4 @@
-"""The registry: a bundle lives while it is owned or used, and its kernels are closed once."""
+"""The registry of kernels: a bundle exists while it is owned or used, and its kernels are closed once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexsn_runtime.compat._handles import _handles
 
 
 class Kernel:
-    """Stands in for a `ScanKernel`, and counts calls."""
+    """A stand-in for a `ScanKernel` that counts calls."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -53,7 +53,7 @@ def is_known(handle: int) -> bool:
     return True
 
 
-def test_a_bundle_is_what_was_registered() -> None:
+def test_a_bundle_equals_its_registration() -> None:
     forward, backward, info = build_training_kernels(soft_lif, 1, 1, 1)
     handle = register(forward_kernel=forward, backward_kernel=backward, training_info=info)
     bundle = get_flexsn_kernel_handle(handle)
@@ -76,14 +76,14 @@ def test_all_kernels_are_closed_once() -> None:
     assert (first.closed, second.closed) == (1, 1)
 
 
-def test_owners_and_users_both_keep_it() -> None:
+def test_owners_and_users_keep_a_bundle() -> None:
     kernel = Kernel()
     handle = register(inference_kernel=kernel)
     retain_owner_flexsn_kernel_handle(handle)
     retain_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
-    release_flexsn_kernel_handle(handle)  # one too many: the user remains
+    release_flexsn_kernel_handle(handle)  # one more than owners: the user remains
     assert is_known(handle)
     assert kernel.closed == 0
     release_active_flexsn_kernel_handle(handle)
@@ -91,7 +91,7 @@ def test_owners_and_users_both_keep_it() -> None:
     assert kernel.closed == 1
 
 
-def test_releasing_a_user_that_is_none_leaves_the_owner() -> None:
+def test_releasing_a_missing_user_leaves_the_owner() -> None:
     handle = register()
     release_active_flexsn_kernel_handle(handle)
     assert is_known(handle)
@@ -141,7 +141,7 @@ def test_no_leak_over_many_cycles() -> None:
 
 
 def test_threads_share_the_registry() -> None:
-    """Adds and removes owners and users on four threads; the last one closes the kernel, once."""
+    """Adds and removes owners and users on four threads. The last removal closes the kernel once."""
     kernel = Kernel()
     shared = register(inference_kernel=kernel)
     own = [Kernel() for _ in range(4)]
@@ -209,7 +209,7 @@ def test_closing_a_kernel_leaves_the_program_usable() -> None:
     assert again.trace.outputs == step.trace.outputs
 
 
-def test_the_registry_says_what_is_held() -> None:
+def test_the_registry_reports_its_entries() -> None:
     before = flexsn_kernel_registry_info()
     handle = register_flexsn_kernel_handle(
         inference_kernel=None,

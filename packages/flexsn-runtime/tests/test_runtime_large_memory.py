@@ -1,4 +1,4 @@
-"""Memory of large results, which is used again."""
+"""Memory of large results, which is reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_runtime.launches._large_memory import allocator
 
 CPU = torch.device("cpu")
 COUNT = LARGE // 4
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is the system's own")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the system provides the memory")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def large(rows: int = 1) -> Tensor:
     return allocator((rows, COUNT), (COUNT, 1), dtype=torch.float32, device=CPU)()
 
 
-def test_it_is_free_when_the_last_view_is_gone() -> None:
+def test_memory_is_free_after_the_last_view_is_deleted() -> None:
     tensor = large(2)
     place = tensor.data_ptr()
     assert tensor._base is None
@@ -42,7 +42,7 @@ def test_it_is_free_when_the_last_view_is_gone() -> None:
     del tensor, view
     array[:] = 3.0
     other = large(2)
-    assert other.data_ptr() != place, "somebody can still read it"
+    assert other.data_ptr() != place, "a view can still read it"
     other.fill_(4.0)
     assert (array == 3.0).all()
     del array
@@ -57,7 +57,7 @@ def test_other_sizes_get_other_memory() -> None:
     tensor.fill_(1.0)
 
 
-def test_small_tensors_and_empty_ones_are_the_systems() -> None:
+def test_small_and_empty_tensors_use_system_memory() -> None:
     for shape, dtype in (((COUNT - 1,), torch.float32), ((COUNT,), torch.float16), ((0, COUNT), torch.float32)):
         tensor = allocator(shape, torch.empty(shape, device="meta").stride(), dtype=dtype, device=CPU)()
         assert tensor.shape == shape
@@ -74,7 +74,7 @@ def test_strides_and_dtypes(dtype: torch.dtype) -> None:
     assert tensor.untyped_storage()[-1] is not None
 
 
-def test_not_more_is_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_the_limit_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_memory, "_MOST", 5 * LARGE)
     tensors = [large(2) for _ in range(4)]
     places = [tensor.data_ptr() for tensor in tensors]
@@ -84,7 +84,7 @@ def test_not_more_is_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {large(2).data_ptr()} <= set(places[2:])
 
 
-def test_threads_never_share_it() -> None:
+def test_threads_never_share_memory() -> None:
     wrong: list[int] = []
 
     def work(number: int) -> None:
@@ -100,10 +100,10 @@ def test_threads_never_share_it() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(large_memory._free) <= 2 * len(threads), "one more for each that looks for it at that moment"
+    assert len(large_memory._free) <= 2 * len(threads), "one more for each thread that is searching at this moment"
 
 
-def test_results_of_a_scan_stay_what_they_are(compiler: None) -> None:
+def test_results_of_a_scan_do_not_change(compiler: None) -> None:
     program = PointwiseProgram(soft_lif, 1, 1, 1, on_cpu="cpp")
     x = torch.linspace(-1.0, 3.0, COUNT).view(8, -1).requires_grad_()
     (first, *_), (gradient,) = results = scan_and_gradient(program, x)

@@ -1,4 +1,4 @@
-"""Size classes, launch plans, checkpoints, and devices with kernels."""
+"""Size classes, launch plans, checkpoints, and devices that can run kernels."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_buckets_end_at_their_limits(limit: int, bucket: int) -> None:
 @pytest.mark.parametrize("inputs", [(1,), (2,), (4,), (8,), (4, 4), (2, 4), (2,) * 20, (8,) * 40])
 def test_plans_can_be_generated(inputs: tuple[int, ...], ncl: int, num_ops: int, interpreted: bool) -> None:
     plan = launch_plan(ncl, StepCost(num_ops, inputs, (4, 4)), interpreted=interpreted)
-    assert plan.forward.chunk % plan.backward.chunk == 0, "checkpoints stand at the backward's chunks"
+    assert plan.forward.chunk % plan.backward.chunk == 0, "checkpoints are at the ends of the backward's chunks"
     for config in (plan.inference, plan.forward, plan.backward):
         assert config.chunk >= 1
         assert config.block & (config.block - 1) == 0
         elements = config.block // (32 * config.num_warps)
         assert elements >= 1 or interpreted
         if config.stages > 1:
-            assert elements * min(inputs) >= 4 or interpreted, "bytes that are copied ahead of their use"
+            assert elements * min(inputs) >= 4 or interpreted, "bytes that are copied before their use"
         in_flight = (config.stages - 1) * config.chunk * config.block * sum(inputs)
         assert in_flight <= 2**16 or interpreted, "bytes of shared memory"
     apart = scattered(size_class(ncl), plan)
@@ -72,7 +72,7 @@ def test_checkpoint_rows_count_the_segments(steps: int, chunk: int) -> None:
     assert checkpoint_rows(steps, chunk) == max(len(starts) - 1, 0)
 
 
-def test_a_compilers_symbol_guards_its_size_class_alone() -> None:
+def test_a_compilers_symbol_guards_only_its_size_class() -> None:
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -86,7 +86,7 @@ def test_a_compilers_symbol_guards_its_size_class_alone() -> None:
     assert not ncl.node.expr.is_number, "the size itself has not become a constant"
 
 
-def test_where_kernels_run() -> None:
+def test_devices_with_kernels() -> None:
     assert why_unavailable(torch.device("cuda" if torch.cuda.is_available() else "cpu")) is None
     why = why_unavailable(torch.device("meta"))
     assert why == "there are no compiled kernels for 'meta' tensors. Use backend='torch'."
@@ -124,7 +124,7 @@ def sources_of_training(steps: int) -> list[str]:
     assert_like_the_loop(soft_lif, 1, [x], [v])
     step, arguments = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (x, v))
     scan(step, arguments, state_seqs=False)[0].sum().backward()
-    used = step.kernel_names  # other names belong to earlier tests with equal code
+    used = step.kernel_names  # the other names belong to earlier tests with equal code
     kernels = [kernel.function for kernel in step._kernels.values()]
     return [inspect.getsource(function.fn) for function in kernels if function.__name__ in used]
 
@@ -133,7 +133,7 @@ def sources_of_training(steps: int) -> list[str]:
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 def test_a_short_sequence_is_one_chunk(steps: int) -> None:
     for source in sources_of_training(steps):
-        # The source has no loop, no rest, and no condition on a step: its loads and stores are written out.
+        # The source has no loop, no remaining steps, and no conditions on a step: its loads and stores are unrolled.
         assert "chunks" not in source
         assert "left" not in source
         assert "for " not in source
@@ -151,7 +151,7 @@ def test_one_chunk_holds_a_short_sequence_unless_its_ops_are_many(steps: int, op
 
 @pytest.mark.parametrize(("ops", "distance"), [(0, 8), (1, 8), (600, 8)])
 def test_no_kernel_writes_out_a_million_steps(ops: int, distance: int) -> None:
-    """Tests an interval that stands for no checkpoints, also for a step that only passes values on."""
+    """Tests an interval that means no checkpoints, also for a step that only passes values on."""
     assert writable(2**20, ops) == distance
     assert writable(16, ops) == (8 if ops == 600 else 16)
 
@@ -167,7 +167,7 @@ def test_no_states_are_kept_for_a_backward_of_one_chunk(steps: int, rows: int) -
 
 @pytest.mark.long(all_but=["16", "19"])
 @pytest.mark.parametrize("steps", [9, 12, 16, 19])
-def test_kernels_for_one_length_have_what_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_for_one_length_have_no_code_for_other_lengths(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests graphs with a number for T: the interpreter's chunks have 4 steps, and 8 in the forward."""
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)

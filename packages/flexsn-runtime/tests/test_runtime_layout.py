@@ -1,4 +1,4 @@
-"""Places of elements in kernels: the terms of an offset, and strided, broadcasting inputs against the loop."""
+"""Offsets of elements in kernels, and comparison of strided and broadcast inputs with the loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHAPES = ((), (1,), (5,), (3, 4), (1, 4), (3, 1), (1, 1), (2, 3, 4), (2, 1, 4), 
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_terms_give_the_offsets_of_every_permuted_and_broadcast_tensor(shape: tuple[int, ...]) -> None:
+def test_terms_compute_the_offsets_of_permuted_and_broadcast_tensors(shape: tuple[int, ...]) -> None:
     count = 0
     for order in itertools.permutations(range(len(shape))):
         permuted = torch.empty([shape[d] for d in order]).permute([order.index(d) for d in range(len(shape))])
@@ -53,7 +53,7 @@ def test_terms_give_the_offsets_of_every_permuted_and_broadcast_tensor(shape: tu
         ((3, 4), (0, 0), 0),
         ((3, 4), (0, 1), 1),
         ((3, 4), (1, 0), 1),
-        ((3, 4), (8, 2), 1),  # every other element is still one evenly spaced run
+        ((3, 4), (8, 2), 1),  # every other element, which are evenly spaced
         ((3, 4), (1, 3), 2),
         ((2, 3, 4), (12, 1, 3), 3),
         ((1,), (5,), DENSE),
@@ -168,7 +168,7 @@ def test_a_step_without_elements(step: tuple[int, ...]) -> None:
 
 @pytest.mark.long(all_but=["expanded", "negated"])
 @pytest.mark.parametrize("layout", ["expanded", "transposed", "sliced", "negated"])
-def test_gradients_that_come_in_strided(layout: str) -> None:
+def test_strided_incoming_gradients(layout: str) -> None:
     x, v = random(6, *STEP).requires_grad_(), random(*STEP, seed=1).requires_grad_()
     weights = {
         "expanded": torch.ones((), device=DEVICE).expand(6, *STEP),

@@ -1,4 +1,4 @@
-"""Statistics per channel: against float64, in all formats, equal in each run, as an operator, and on a GPU."""
+"""Statistics per channel: compared with float64 in all formats, equal in each run, as an operator, and on a GPU."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor
 from flexsn_runtime import batch_moments, batch_moments_op, has_moments
 from flexsn_runtime.moments import _launch
 
-# Whole tiles, partial tiles, one channel with several programs, no places, one place, three dimensions.
+# Whole tiles, partial tiles, one channel with several programs, no positions, one position, three dimensions.
 SHAPES = [(2, 8, 8, 8), (3, 5, 7, 9), (1, 1, 17, 41), (33, 70), (300, 3), (40, 3, 11), (5, 2, 3, 4, 3), (2, 1, 1, 1)]
 FORMATS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x.contiguous(),
     "channels-last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
     "holes": lambda x: torch.stack([x, x], -1)[..., 0],
 }
-# Relative error of the variance; of the mean, relative to deviations that are as large.
+# Relative error of the variance. The error of the mean is relative to the standard deviation.
 ERROR = 1e-6
 
 
 @pytest.fixture(autouse=not torch.cuda.is_available())
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets several tiles of few numbers: the interpreter takes as long for a tile of any size."""
+    """Sets small tiles, so that there are several. The interpreter takes equally long for a tile of any size."""
     monkeypatch.setattr(_launch, "_TILES", _launch.MomentTiles(128, 4, 4))
 
 
 def data(kind: str, shape: tuple[int, ...]) -> Tensor:
-    """Returns numbers whose sums of squares, of all or of deviations from some number, would be wrong."""
+    """Returns numbers for which sums of squares, or of squared deviations from a fixed number, would be inexact."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
     if kind == "far":
         return x + 1e4
@@ -53,7 +53,7 @@ def check(x: Tensor) -> None:
     wanted, want = torch.var_mean(x.double(), [0, *range(2, x.dim())], correction=0)
     assert found[0].dtype == (torch.float64 if x.dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(var, wanted, rtol=ERROR, atol=0)
-    # The limit is three times the distance of float32 neighbours there; an H100 was off by 2.3 times.
+    # The limit is three times the distance between float32 neighbours. The error on an H100 was 2.3 times this.
     assert ((mean - want).abs() <= ERROR * wanted.sqrt() + 3 * 1.2e-7 * x.abs().max().double()).all()
 
 
@@ -61,7 +61,7 @@ def check(x: Tensor) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.long(all_but=["far-channels-last", "first is far-contiguous"])
-def test_they_are_as_exact_as_float32(kind: str, form: str) -> None:
+def test_moments_are_as_exact_as_in_float32(kind: str, form: str) -> None:
     for shape in SHAPES:
         check(FORMATS[form](data(kind, shape)))
 
@@ -75,7 +75,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0])
-def test_running_statistics_are_torchs(momentum: float) -> None:
+def test_running_statistics_equal_those_of_torch(momentum: float) -> None:
     x = data("plain", (6, 5, 4, 7)) * 3 + 2
     ours = torch.nn.BatchNorm2d(5, momentum=momentum)
     theirs = torch.nn.BatchNorm2d(5, momentum=momentum)
@@ -91,7 +91,7 @@ def test_running_statistics_are_torchs(momentum: float) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_what_has_no_kernel_changes_nothing() -> None:
+def test_inputs_without_a_kernel_change_nothing() -> None:
     running = torch.zeros(3), torch.ones(3)
     tracked = torch.zeros((), dtype=torch.int64)
     for x in (torch.ones(1, 3), torch.ones(0, 3, 4), torch.ones(4, 3, dtype=torch.int32)):
@@ -102,7 +102,7 @@ def test_what_has_no_kernel_changes_nothing() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_infinite_numbers_stay_in_their_channel() -> None:
+def test_infinite_numbers_affect_only_their_channel() -> None:
     x = data("plain", (6, 3, 4))
     x[0, 1, 0], x[3, 2, 1] = torch.inf, torch.nan
     found = batch_moments(x)
@@ -122,7 +122,7 @@ def test_the_operator_has_gradients() -> None:
 
     assert torch.autograd.gradcheck(both, x, fast_mode=True)
     assert torch.autograd.gradgradcheck(both, x, fast_mode=True)
-    # The other checks warn of their own actions; `test_in_compiled_graphs` covers them.
+    # The other checks cause warnings themselves; `test_in_compiled_graphs` covers them.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(batch_moments_op, (x.detach().float().requires_grad_(),), test_utils=checks)
     rows = torch.randn(3, 4, 3, 2)

@@ -34,7 +34,7 @@ NEEDS_CPP = pytest.mark.skipif(
 
 
 def values(count: int) -> list[float]:
-    """Returns thresholds as annealed, all of them different."""
+    """Returns different thresholds, like those of an annealing schedule."""
     return [0.25 + 1.5 / (i + 1.37) + 1e-9 * i for i in range(count)]
 
 
@@ -55,7 +55,7 @@ class Spike(torch.autograd.Function):
 
 
 class Neuron(nn.Module):
-    """A neuron with a slope, whose `value` is its threshold, decay, divisor and numerator, as often annealed."""
+    """A neuron with a slope. Its `value` is its threshold, decay, divisor and numerator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def data(dtype: torch.dtype, *lead: int) -> Tensor:
 def gradients(run: Callable[[Tensor, Tensor], tuple[Tensor, ...]], dtype: torch.dtype) -> tuple[Tensor, ...]:
     x, v = data(dtype, 3).requires_grad_(), data(dtype).requires_grad_()
     output, state = run(x, v)
-    # These are gradients of the outputs alone: their kernel is compiled with the forward.
+    # These are only gradients of the outputs, because their kernel is compiled with the forward.
     found = torch.autograd.grad((output * output).sum(), (x, v), allow_unused=True, materialize_grads=True)
     return (output.detach(), state.detach(), *found)
 
@@ -88,7 +88,7 @@ def assert_alike(core: Core, program: PointwiseProgram, dtype: torch.dtype) -> N
     expected = gradients(lambda x, v: loop(core, 1, [x], [v]), dtype)
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         assert a.dtype == b.dtype
-        # For extreme values, the results are NaN, in the loop as well as here.
+        # For extreme values, the results are NaN, in the loop and in kernels.
         if i < 2:
             torch.testing.assert_close(a, b, rtol=0.0, atol=0.0, equal_nan=True)
         else:
@@ -96,7 +96,7 @@ def assert_alike(core: Core, program: PointwiseProgram, dtype: torch.dtype) -> N
 
 
 def kernels(program: PointwiseProgram, direction: str) -> list[str]:
-    """Returns the names of the kernels made so far. A name contains a kernel's purpose."""
+    """Returns the names of the kernels that exist so far. A name contains the kernel's purpose."""
     names = {kernel.function.__name__ for kernel in program._kernels.values()}
     return sorted(name for name in names if f"_{direction}_" in name)
 
@@ -114,7 +114,7 @@ def kernels(program: PointwiseProgram, direction: str) -> list[str]:
     ],
     ids=str,
 )
-def test_two_kernels_a_direction_serve_all_values(language: Any, dtype: torch.dtype, residuals: str) -> None:
+def test_two_kernels_per_direction_suffice_for_all_values(language: Any, dtype: torch.dtype, residuals: str) -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1, residuals=residuals, on_cpu=language)
     for value in values(4):
@@ -125,7 +125,7 @@ def test_two_kernels_a_direction_serve_all_values(language: Any, dtype: torch.dt
     assert len(kernels(program, "backward")) == 2
 
 
-def test_a_slope_alone_changes_the_backward_alone() -> None:
+def test_a_slope_changes_only_the_backward() -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     for value in values(4):
@@ -150,7 +150,7 @@ def test_numbers_that_begin_to_change_one_after_the_other() -> None:
 
 
 def test_numbers_that_are_equal_at_first() -> None:
-    """Tests equal terms, computed once: other values need another graph, whose first kernels take numbers."""
+    """Tests equal terms that are computed once. Other values need another graph, whose first kernels take numbers."""
     a = b = 1.0
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +219,7 @@ def test_bits_of_extreme_values_in_cpp(dtype: torch.dtype) -> None:
     program = PointwiseProgram(core, 1, 1, 1, on_cpu="cpp")
     x, v = data(dtype, 3), data(dtype)
     compiled(program, 1, [x], [v])
-    for value in [number for number in EXTREMES if number is not True]:  # from which torch subtracts nothing
+    for value in [number for number in EXTREMES if number is not True]:  # torch does not subtract from True
         for a, b in zip(compiled(program, 1, [x], [v]), loop(core, 1, [x], [v]), strict=True):
             torch.testing.assert_close(a, b, rtol=0.0, atol=0.0, equal_nan=True)
             assert torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan()), value
@@ -271,7 +271,7 @@ def test_flags() -> None:
 
 @pytest.mark.parametrize("exponents", [[2.5, 2.6, 2.0, 2.7, 0.5, 3.0, 1.25, -1.0]], ids=str)
 def test_exponents(exponents: list[float]) -> None:
-    """Tests exponents that eager mode computes as products: they have other kernels, of a limited number."""
+    """Tests exponents that eager mode computes as products. They have a limited number of separate kernels."""
     exponent = 2.25
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,7 +316,7 @@ def test_a_flag_leaves_the_numbers_in_the_source() -> None:
 
 
 def test_a_backward_has_the_numbers_of_its_forward() -> None:
-    """Compares with the loop, whose graph holds them."""
+    """Compares with the loop, whose graph contains the numbers."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.5 + x * value
@@ -378,7 +378,7 @@ def test_the_custom_operator_follows_numbers_and_refuses_a_change_before_its_bac
                 torch.testing.assert_close(a, b)
             output = scans(data(torch.float32, 3).requires_grad_(), data(torch.float32))[0]
             core.value = value + 1.0
-            with pytest.raises(CapturedTensorError, match="assigned anew between the forward and the backward"):
+            with pytest.raises(CapturedTensorError, match="was replaced between the forward and the backward"):
                 output.sum().backward()
     finally:
         release_flexsn_kernel_handle(handle)
@@ -394,15 +394,15 @@ def test_functions_without_autograd_refuse_a_change_before_the_backward() -> Non
         results[value] = flexsn_forward(forward, info, x, v)
     first, second = results.values()
     flexsn_backward(backward, info, second[0], None, *second[2:])
-    with pytest.raises(CapturedTensorError, match="assigned anew between the forward and the backward"):
+    with pytest.raises(CapturedTensorError, match="was replaced between the forward and the backward"):
         flexsn_backward(backward, info, first[0], None, *first[2:])
     core.value += 1.0
-    copies = [t.clone() for t in second[2:]]  # which do not show their step
-    with pytest.raises(CapturedTensorError, match="assigned anew between the forward and the backward"):
+    copies = [t.clone() for t in second[2:]]  # copies do not refer to their step
+    with pytest.raises(CapturedTensorError, match="was replaced between the forward and the backward"):
         flexsn_backward(backward, info, second[0], None, *copies)
 
 
-def test_what_is_again_what_it_was_is_not_traced_again() -> None:
+def test_restored_values_are_not_traced_again() -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     x, v = data(torch.float32, 3), data(torch.float32)
@@ -416,7 +416,7 @@ def test_what_is_again_what_it_was_is_not_traced_again() -> None:
 @pytest.mark.gpu
 @DTYPES
 def test_compilations_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """Tests whole numbers, among them those that Triton compiles for: 1, and multiples of 16."""
+    """Tests whole numbers, including those for which Triton compiles special code: 1, and multiples of 16."""
     from triton import knobs
 
     compiled_now: list[str] = []

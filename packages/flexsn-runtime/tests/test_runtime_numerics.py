@@ -1,4 +1,4 @@
-"""`precision` and `fast_math`: the instructions of kernels, their compilation, and results of half values."""
+"""`precision` and `fast_math`: instructions of kernels, their compilation, and results in half precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The five custom ops: schema, fakes and autograd by `opcheck`, values against the loop, and compilers."""
+"""The five custom ops: checked by `opcheck`, compared with the loop, and compiled."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_requires_grad_masks() -> None:
     release_flexsn_kernel_handle(handle)
 
 
-def test_only_what_requires_grad_gets_one(handle: int) -> None:
+def test_only_tensors_that_require_grad_get_one(handle: int) -> None:
     v = V.clone().requires_grad_()
     flexsn_inductor_training(handle, [X, v, W.detach()])[0].sum().backward()
     expected = torch.autograd.grad(reference(X, w := V.clone().requires_grad_(), final=True)[0].sum(), w)[0]
@@ -167,7 +167,7 @@ def test_only_what_requires_grad_gets_one(handle: int) -> None:
 
 
 def test_forgotten_parameters_are_refused(handle: int) -> None:
-    """Checks refusals: an op returns gradients for its arguments alone."""
+    """Checks that an error is raised, because an op returns gradients only for its arguments."""
     with pytest.raises(TensorCountError, match=r"1 tensors that require grad.*pass the captured tensors"):
         flexsn_inductor_training(handle, [X, V])
 
@@ -181,7 +181,7 @@ def test_an_unknown_handle(op: Op) -> None:
         op(123456789, [X])
 
 
-def test_a_handle_without_that_kernel() -> None:
+def test_a_handle_without_the_requested_kernel() -> None:
     forward, backward, info = build_training_kernels(soft_lif, 1, 1, 1)
     handle = register_flexsn_kernel_handle(
         inference_kernel=None,
@@ -201,7 +201,7 @@ def test_the_saved_context_keeps_the_handle() -> None:
     handle = register(soft_lif)
     x, v = leaves()
     results = flexsn_inductor_training(handle, [x, v])
-    release_flexsn_kernel_handle(handle)  # the module dies
+    release_flexsn_kernel_handle(handle)  # as if the module were deleted
     assert get_flexsn_kernel_handle(handle).active_refs == 1
     results[0].sum().backward()
     expected = torch.autograd.grad(loop(soft_lif, 1, [y := X.clone().requires_grad_()], [V])[0].sum(), y)[0]
@@ -212,7 +212,7 @@ def test_the_saved_context_keeps_the_handle() -> None:
     assert handle not in _handles
 
 
-def test_a_dropped_context_lets_the_handle_go() -> None:
+def test_a_dropped_context_releases_the_handle() -> None:
     handle = register(soft_lif)
     x, v = leaves()
     results = flexsn_inductor_training(handle, [x, v])
@@ -233,7 +233,7 @@ def test_no_context_without_gradients(handle: int) -> None:
 
 # -- opcheck -------------------------------------------------------------------------------------------
 
-# torch's opcheck reads the gradients of copies of the arguments, of which torch 2.15 warns.
+# torch's opcheck reads the gradients of copies of the arguments. torch 2.15 warns of this.
 OPCHECK_WARNS = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
@@ -326,7 +326,7 @@ def test_compiled_training(handle: int, dynamic: bool) -> None:
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_double_backward_is_refused(handle: int) -> None:
-    """Checks that torch refuses it: code that AOTAutograd compiles has no second derivative."""
+    """Checks that torch raises an error, because code that AOTAutograd compiles has no second derivative."""
     step = torch.compile(lambda x: flexsn_inductor_training(handle, [x, V, W])[0] * 2.0, backend="aot_eager")
     x, _ = leaves()
     loss = step(x).square().sum()

@@ -1,4 +1,4 @@
-"""The order of a scan's results in memory, against PyTorch's own elementwise operations."""
+"""The order of a scan's results in memory, compared with PyTorch's elementwise operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def significant(tensor: Tensor) -> list[int | None]:
 
 
 def layouts(shape: Sequence[int], draw: random.Random) -> Tensor:
-    """Returns a tensor that broadcasts to `shape`: permuted, sliced, expanded, with sizes of 1, or several of these."""
+    """Returns a tensor that broadcasts to `shape` and may be permuted, sliced or expanded, or have sizes of 1."""
     dims = range(len(shape))
     sizes = [1 if draw.random() < 0.15 else size for size in shape]
     order = draw.sample(dims, len(shape))
@@ -60,7 +60,7 @@ def test_a_scan(steps: int) -> None:
         assert found.order.shape(found.step) == dense_strides(found.order.shape(step), range(len(step)))
 
 
-def test_the_usual_ones() -> None:
+def test_all_memory_orders() -> None:
     frames = torch.empty(6, 3, 4, 5).to(memory_format=torch.channels_last).unflatten(0, (2, 3))
     assert ScanFormat.of(frames.shape[1:], [frames], [None]).sequence == frames.stride()
     assert ScanFormat.of(frames.shape[1:], [frames], [None]).order.dims == (0, 2, 3, 1)
@@ -74,8 +74,8 @@ def test_the_usual_ones() -> None:
     assert ScanFormat.of((3, 5), [spread], [torch.empty(5, 3).t()]).sequence == (15, 1, 3)
 
 
-def test_states_decide_where_no_input_has_the_shape_of_the_step() -> None:
-    """Checks that states decide, as in the loop: a step with matrix products need not be elementwise."""
+def test_states_determine_the_format_if_all_inputs_broadcast() -> None:
+    """Checks that states decide, as in the loop. A step with matrix products does not have to be elementwise."""
     x, v = torch.empty(7, 3, 8), torch.empty(5, 3).t()
     assert ScanFormat.of((3, 5), [x], [v]).sequence == (15, 1, 3)
     assert sequence_order((3, 5), [x], [v]) == (0, 2, 1)

@@ -1,4 +1,4 @@
-"""Pooling in kernels: torch's values, gradients, ties and formats; as operators, and on a GPU."""
+"""Pooling in kernels: values, gradients, ties and formats equal those of torch, also as operators and on a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOWS = {
 }
 UNDILATED = ["3/2", "2/2", "gaps", "of a row", "ceil"]
 SHAPE = (3, 5, 11, 13)
-# The other checks warn of their own actions; `test_in_compiled_graphs` covers them.
+# The other checks cause warnings themselves; `test_in_compiled_graphs` covers them.
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
@@ -37,7 +37,7 @@ def by_torch(x: Tensor, window: Window) -> Tensor:
 
 
 def check_maximum(x: Tensor, window: Window) -> None:
-    """Compares with torch, and gradients with those of float64, rounded once."""
+    """Compares values with torch, and gradients with float64 gradients that are rounded once."""
     ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
     y, want = max_pool(ours, window), by_torch(exact, window)
     theirs = by_torch(x, window)
@@ -85,7 +85,7 @@ def test_maxima_of_any_numbers(form: str) -> None:
 @pytest.mark.parametrize("window", UNDILATED)
 @pytest.mark.parametrize(("pads", "divisor"), [(True, None), (False, None), (True, 7)])
 @pytest.mark.long(all_but=["True-None-*", "False-None-ceil-*", "True-7-2/2-contiguous"])
-def test_averages(window: str, form: str, pads: bool, divisor: int | None) -> None:
+def test_average_pooling(window: str, form: str, pads: bool, divisor: int | None) -> None:
     where = WINDOWS[window]
     for dtype in (torch.float32, torch.bfloat16):
         x = spikes().to(dtype).contiguous(memory_format=FORMATS[form])
@@ -154,7 +154,7 @@ def test_views_and_gradients_of_other_formats() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_transforms_take_torchs() -> None:
+def test_transforms_use_pooling_of_torch() -> None:
     x = spikes((4, 2, 3, 6, 6))
     window = WINDOWS["3/2"]
     found = torch.vmap(lambda x: max_pool(x, window))(x)
@@ -163,7 +163,7 @@ def test_transforms_take_torchs() -> None:
     assert torch.equal(of, torch.func.grad(lambda x: by_torch(x, window).square().sum())(x[0]))
 
 
-def test_what_has_no_kernel() -> None:
+def test_inputs_without_a_kernel() -> None:
     window = WINDOWS["2/2"]
     cases: list[tuple[Any, Window]] = [
         (torch.zeros(2, 3, 8, 8, dtype=torch.int32), window),

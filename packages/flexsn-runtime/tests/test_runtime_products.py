@@ -1,4 +1,4 @@
-"""Products with spikes in parts: against float64, with numbers that are not spikes, as operators, and on a GPU."""
+"""Products with spikes in parts: compared with float64, with other numbers, as operators, and on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_runtime.products import _linear
 # Rows, features, outputs: whole tiles, partial tiles, a single number, several tiles and shares of a sum.
 SHAPES = [(64, 64, 32), (70, 45, 33), (1, 1, 1), (300, 20, 40)]
 LARGE = [(8192, 1024, 1024), (4097, 700, 523), (1000, 2048, 20), (64000, 512, 512)]
-# Errors relative to the root of the mean square, by parts; the interpreter truncates, since it has no bfloat16.
+# Errors relative to the root mean square, by number of parts. The interpreter has no bfloat16 and truncates.
 ERRORS = {3: 2e-7, 2: 3e-5, 1: 8e-3}
 
 
@@ -61,7 +61,7 @@ def test_a_product_is_as_exact_as_its_parts(shape: tuple[int, int, int], parts: 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("value", [0.3, -1.1, 257.0, 1e30, 1 + 2**-20])
 @pytest.mark.long(all_but=["0.3"])
-def test_what_is_no_spike_is_multiplied_in_float32(value: float) -> None:
+def test_other_numbers_than_spikes_are_multiplied_in_float32(value: float) -> None:
     s, weight, bias, grad = operands((70, 45, 33))
     s[37, 44] = value
     found, record = results(s, weight, bias, grad, 2)
@@ -71,7 +71,7 @@ def test_what_is_no_spike_is_multiplied_in_float32(value: float) -> None:
     near = torch.ones(70, dtype=torch.bool)
     near[32:48] = False
     torch.testing.assert_close(found[0][~near].double(), want[0][~near], rtol=2e-6, atol=2e-6 * max(1, abs(value)))
-    assert error(found[0][near], want[0][near]) < ERRORS[2]  # and other rows have the error of two parts
+    assert error(found[0][near], want[0][near]) < ERRORS[2]  # other rows have the error of two parts
     assert error(found[2], want[2]) < 1e-6  # the weight's gradient
 
 
@@ -96,7 +96,7 @@ def test_large_small_and_infinite_numbers() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_sums_on_a_grid_have_no_order() -> None:
+def test_sums_on_a_grid_are_equal_in_any_order() -> None:
     generator = torch.Generator().manual_seed(0)
     s = (torch.rand(150, 100, generator=generator) < 0.5).float()
     weight = torch.randint(-(2**15) + 1, 2**15, (40, 100), generator=generator).float() * 2.0**-9
@@ -195,7 +195,7 @@ def test_a_compiled_graph_has_the_bits_of_eager_mode() -> None:
 
 
 @OPCHECK
-def test_where_no_kernel_runs_it_is_torchs_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_the_product_of_torch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_linear, "why_unavailable", lambda device: "absent")
     s, weight, bias, grad = operands((40, 12, 7))
     found, record = results(s, weight, bias, grad, 3)
@@ -204,7 +204,7 @@ def test_where_no_kernel_runs_it_is_torchs_product(monkeypatch: pytest.MonkeyPat
     torch.library.opcheck(_linear.spike_linear_op, (s, weight.requires_grad_(), bias, 3, 3))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatches_are_refused() -> None:
     s, weight, bias, _ = operands((40, 12, 7))
     with pytest.raises(DtypeError, match=r"weight is torch\.float64"):
         spike_linear(s, weight.double(), bias)
@@ -240,7 +240,7 @@ def test_three_parts_are_no_less_exact_than_torch(shape: tuple[int, int, int], r
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", LARGE)
-def test_two_parts_are_sixteen_bits(shape: tuple[int, int, int]) -> None:
+def test_two_parts_have_sixteen_bits(shape: tuple[int, int, int]) -> None:
     given = operands(shape, "cuda")
     found, _ = results(*given, 2)
     errors = [error(f, w) for f, w in zip(found, wanted(*given), strict=True)]
@@ -248,7 +248,7 @@ def test_two_parts_are_sixteen_bits(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.gpu
-def test_what_is_no_spike_is_multiplied_in_float32_on_a_gpu() -> None:
+def test_other_numbers_than_spikes_are_multiplied_in_float32_on_a_gpu() -> None:
     s, weight, bias, grad = operands((4097, 700, 523), "cuda")
     s[1000, 699] = 0.3
     s[4096, 0] = -1e20
@@ -261,14 +261,14 @@ def test_what_is_no_spike_is_multiplied_in_float32_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_sums_on_a_grid_have_no_order_on_a_gpu() -> None:
+def test_sums_on_a_grid_are_equal_in_any_order_on_a_gpu() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     s = (torch.rand(10000, 500, device="cuda", generator=generator) < 0.5).float()
     weight = torch.randint(-(2**15) + 1, 2**15, (400, 500), device="cuda", generator=generator).float() * 2.0**-9
     want = (s.double() @ weight.double().t()).float()
     for parts in (2, 3):
         assert torch.equal(spike_linear(s, weight, None, parts, parts)[0], want)
-    # Odd numbers whose sums need all 24 bits of float32, from the first hundred terms on.
+    # Odd numbers whose sums need all 24 bits of float32 after the first hundred terms.
     large = 32767.0 - 2 * torch.randint(0, 3, weight.shape, device="cuda", generator=generator)
     ones = torch.ones_like(s)
     for parts in (2, 3):
@@ -287,7 +287,7 @@ def test_compiled_and_captured_products_have_the_bits_of_eager_mode() -> None:
     def training(run: object) -> list[Tensor]:
         assert callable(run)
         y = run(*leaves)
-        # A kept graph would have its gradients on the stream where the graph was made.
+        # The gradients of a retained graph would be on the stream where the graph was created.
         return [y.detach(), *torch.autograd.grad(y, leaves, grad)]
 
     eager = training(lambda *x: spike_linear(*x)[0])

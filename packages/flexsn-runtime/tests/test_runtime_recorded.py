@@ -1,4 +1,4 @@
-"""Calls that are recorded and repeated: right results for other tensors, or a reason against repetition."""
+"""Calls that are recorded and repeated. The results are right for other tensors, or there is a reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_runtime.calls._recorded import Recording, not_repeated, noted, recor
 
 
 def launch(tensors: Sequence[Tensor], factor: float) -> None:
-    """Stands in for a kernel, whose writes to memory no operator shows."""
+    """A stand-in for a kernel. No operator shows that it writes to memory."""
     x, into = tensors
     into.flatten()[: x.numel()].copy_(factor * x.flatten())
 
@@ -45,7 +45,7 @@ def equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
 
 
 @torch.no_grad()
-def test_a_recorded_call_gives_the_results_of_other_tensors() -> None:
+def test_a_recorded_call_computes_results_of_other_tensors() -> None:
     first = given(0)
     results, recording = recorded(computed, first)
     assert isinstance(recording, Recording)
@@ -62,7 +62,7 @@ def test_a_recorded_call_gives_the_results_of_other_tensors() -> None:
 
 
 @torch.no_grad()
-def test_a_tensor_that_is_given_twice_is_another_one_the_next_time() -> None:
+def test_a_tensor_that_is_passed_twice_may_differ_in_the_next_call() -> None:
     x, y = torch.rand(3), torch.rand(3)
 
     def call(given: Sequence[Tensor | None]) -> list[Tensor]:
@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], list[Tensor]], str]] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_repeated_has_its_results_and_a_reason(name: str) -> None:
+def test_unrepeatable_calls_return_results_and_a_reason(name: str) -> None:
     call, why = REFUSED[name]
     x = torch.arange(3.0)
     results, repeat = recorded(lambda given: call(cast(Tensor, given[0])), [x])

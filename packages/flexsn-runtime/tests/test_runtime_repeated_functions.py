@@ -1,4 +1,4 @@
-"""Functions of tensors that the compiled launcher repeats, by layouts, and hooks of autograd's saved tensors."""
+"""Functions of tensors that the compiled launcher repeats for each layout, and hooks for saved tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers(rows: int, seed: int) -> Tensor:
 
 
 def computed(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Calls operators of all kinds: new tensors, views, lists, arguments by name, and one that changes its argument."""
+    """Calls operators of all kinds: new tensors, views, lists, named arguments, and one that writes in place."""
     x, total = tensors
     total.add_(x.sum(0), alpha=2)
     first, second = x.view(2, -1, 6).unbind(0)
@@ -56,7 +56,7 @@ def test_calls_of_several_layouts_need_no_python() -> None:
     assert len(entered) == 5
 
 
-def test_what_reads_numbers_stays_with_python() -> None:
+def test_functions_that_read_numbers_run_in_python() -> None:
     repeated = RepeatedFunction(lambda tensors: (tensors[0] * tensors[0].sum().item(),))
     for seed in range(4):
         x = numbers(4, seed)
@@ -111,7 +111,7 @@ class Twice(torch.autograd.Function):
         return 2 * grads[0] * torch.ones_like(x)
 
 
-def test_hooks_ask_python_for_what_may_be_spikes_alone() -> None:
+def test_hooks_call_python_only_for_possible_spikes() -> None:
     compiled_launcher(torch.device("cpu"), 1)
     asked: list[int] = []
 
@@ -119,18 +119,18 @@ def test_hooks_ask_python_for_what_may_be_spikes_alone() -> None:
         asked.append(len(tensor))
         return (tensor.detach().clone(),) if len(tensor) == 8 else None
 
-    hooks = saving_hooks(packed, lambda kept: kept[0], 64, ["Addmm", "Mm"])
+    hooks = saving_hooks(packed, lambda kept: kept[0], lambda *_: None, 64, ["Slice"], ["Addmm", "Mm"])
     assert hooks is not None
     leaf, weight = torch.randn(8, 4, requires_grad=True), torch.randn(4, 4)
     for rows, source in ((8, leaf * 3), (6, (leaf * 3)[:6]), (2, leaf[:2] * 3), (5, leaf[:5] @ weight), (8, leaf)):
-        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
             y = Twice.apply(source)
         (gradient,) = torch.autograd.grad(y.sum(), leaf)
         assert gradient.any()
         assert len(y) == rows
     assert asked == [8, 6]
     changed = leaf * 3
-    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+    with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
         y = Twice.apply(changed[:6])
     with torch.no_grad():
         changed.add_(1)
@@ -138,6 +138,6 @@ def test_hooks_ask_python_for_what_may_be_spikes_alone() -> None:
         y.sum().backward()
 
 
-def test_hooks_are_pythons_where_python_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_run_in_python_if_python_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
-    assert saving_hooks(lambda tensor: None, lambda kept: kept, 64, []) is None
+    assert saving_hooks(lambda tensor: None, lambda kept: kept, lambda *_: None, 64, [], []) is None

@@ -1,4 +1,4 @@
-"""Products of a layer in the compiled launcher: equal to Python's, in any order of calls."""
+"""Products of a layer in the compiled launcher. They equal those in Python, in any order of calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("interpreted", "compiler")
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records names of launched kernels: the launcher has addresses of functions that run the interpreter's."""
+    """Records names of launched kernels. The launcher has addresses of functions that run the interpreter."""
     names: list[str] = []
     entries: dict[PreparedKernel, Entry] = {}
     run = PreparedKernel.__call__
@@ -106,7 +106,7 @@ def test_calls_like_an_earlier_one_need_no_python(
     assert launched == [*(FORWARD[1:3] if written else FORWARD), *backward]
 
 
-def test_rows_that_are_not_whole_are_seen(launched: list[str]) -> None:
+def test_rows_that_are_not_whole_are_detected(launched: list[str]) -> None:
     products, of = RepeatedProducts(), leaves()
     for value in (0.0, 0.3, 0.0):
         with torch.no_grad():
@@ -118,8 +118,8 @@ def test_rows_that_are_not_whole_are_seen(launched: list[str]) -> None:
     assert launched.count("repair_outputs_kernel") == 2
 
 
-def test_layouts_and_modes_take_turns(launched: list[str]) -> None:
-    """Checks that calls differ by sizes, required gradients, the grad mode and memory formats."""
+def test_layouts_and_modes_alternate(launched: list[str]) -> None:
+    """Tests calls that differ in sizes, required gradients, the grad mode and memory formats."""
     products = RepeatedProducts()
     short, long = leaves(), leaves(4)
     fixed = (short[0].detach(), *short[1:])
@@ -139,7 +139,7 @@ def test_layouts_and_modes_take_turns(launched: list[str]) -> None:
     assert launched.count("outputs_kernel") == 2 * 4
 
 
-def test_second_derivatives_are_torchs(launched: list[str]) -> None:
+def test_second_derivatives_equal_those_of_torch(launched: list[str]) -> None:
     products, of = RepeatedProducts(), leaves()
     call(products, of, links=False)
 
@@ -152,8 +152,8 @@ def test_second_derivatives_are_torchs(launched: list[str]) -> None:
     torch.testing.assert_close(found, second(F.linear(*of)), rtol=1e-4, atol=1e-3)
 
 
-def test_gradients_that_come_by_several_ways_add_up() -> None:
-    """Tests whole gradients and parts together, some of the parts alone, and parts that begin at odd addresses."""
+def test_gradients_from_several_paths_add_up() -> None:
+    """Tests whole gradients together with parts, only some of the parts, and parts that begin at odd addresses."""
     products, of = RepeatedProducts(), leaves()
     generator = torch.Generator().manual_seed(3)
     for _ in range(3):
@@ -179,11 +179,11 @@ def test_a_late_hook_is_refused() -> None:
     for _ in range(2):
         linked = call(products, of, links=True)
         linked.y.retain_grad()
-        with pytest.raises(RuntimeError, match="after the neuron had read it"):
+        with pytest.raises(RuntimeError, match="after the neuron had read the output"):
             gradients(linked, of, torch.ones_like(linked.y))
 
 
-def test_a_graph_is_freed_and_says_so() -> None:
+def test_a_freed_graph_raises() -> None:
     products, of = RepeatedProducts(), leaves()
     call(products, of, links=False)
     linked = call(products, of, links=False)
@@ -208,7 +208,7 @@ def test_several_gradients_at_once() -> None:
     torch.testing.assert_close(found, want, rtol=0, atol=1e-4)
 
 
-def test_nothing_keeps_a_layer_alive() -> None:
+def test_layers_are_freed() -> None:
     products, of = RepeatedProducts(), leaves()
     for _ in range(3):
         assert_as_wanted(call(products, of, links=True), of)

@@ -92,14 +92,14 @@ def run(program: PointwiseProgram, tensors: Sequence[Tensor], *, state_seqs: boo
 def gradients(
     results: Sequence[Tensor], leaves: Sequence[Tensor], present: Sequence[bool] | None = None
 ) -> tuple[Tensor, ...]:
-    """Returns gradients of the results that are differentiable and `present`, for uneven weights."""
+    """Returns gradients of the results that are differentiable and `present`, with uneven weights."""
     flowing = [r for r, p in zip(results, present or [True] * len(results), strict=True) if p and r.requires_grad]
     weights = [random(*r.shape, dtype=r.dtype, seed=40 + i) for i, r in enumerate(flowing)]
     return torch.autograd.grad(flowing, leaves, weights, allow_unused=True, materialize_grads=True)
 
 
 def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Compares to the last bit in the interpreter; on a GPU, recomputed divisions may be off by 2 ulp."""
+    """Compares bitwise in the interpreter. On a GPU, recomputed divisions may differ by 2 ulp."""
     for a, b in zip(found, expected, strict=True):
         if DEVICE.type == "cpu":
             assert torch.equal(a, b)
@@ -108,7 +108,7 @@ def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor]) -
 
 
 def choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
-    """Returns the dtypes that are kept for all gradients, or `None` for checkpoints."""
+    """Returns the dtypes of the values that are saved for all gradients, or `None` for checkpoints."""
     step, prepared = prepare(program, tensors)
     residuals = step.residuals(tuple(t is not None and t.is_floating_point() for t in prepared.all))
     return None if residuals is None else residuals.dtypes
@@ -117,7 +117,7 @@ def choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.
 @pytest.mark.long(all_but=["learned-True", "hard_lif-False"])
 @pytest.mark.parametrize("state_seqs", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
-def test_gradients_do_not_depend_on_what_is_kept(case: Case, state_seqs: bool) -> None:
+def test_gradients_do_not_depend_on_saved_values(case: Case, state_seqs: bool) -> None:
     core, counts = case
     tensors = arguments(core, counts[0], counts[1])
     leaves = [t for t in tensors if t.requires_grad] + ([GAIN] if core is learned else [])
@@ -138,7 +138,7 @@ def test_gradients_do_not_depend_on_what_is_kept(case: Case, state_seqs: bool) -
 @pytest.mark.parametrize(
     "present", [(a, b, c, d) for a in (0, 1) for b in (0, 1) for c in (0, 1) for d in (0, 1) if a + b + c + d]
 )
-def test_any_subset_of_gradients_may_come(present: tuple[int, ...]) -> None:
+def test_any_subset_of_gradients_may_arrive(present: tuple[int, ...]) -> None:
     tensors = arguments(learned, 2, 2)
     masks = [bool(p) for p in present]
     leaves = [*tensors, GAIN]
@@ -150,7 +150,7 @@ def test_any_subset_of_gradients_may_come(present: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4)
 
 
-def test_gradient_that_did_not_come_is_not_multiplied() -> None:
+def test_an_absent_gradient_is_not_multiplied() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = 0.5 * v + x
         return torch.sqrt(x), h * h, h  # the gradient of the root is infinite at 0
@@ -164,7 +164,7 @@ def test_gradient_that_did_not_come_is_not_multiplied() -> None:
 
 @pytest.mark.long(all_but=["[024]"])
 @pytest.mark.parametrize("number", range(5))
-def test_any_subset_of_gradients_may_be_asked_for(number: int) -> None:
+def test_any_subset_of_gradients_may_be_requested(number: int) -> None:
     tensors = arguments(learned, 2, 2)
     leaf = [*tensors, GAIN][number]
     results = run(PointwiseProgram(learned, 2, 2, 2, residuals="save"), tensors)
@@ -193,19 +193,19 @@ def test_gradcheck(case: Case) -> None:
     assert torch.autograd.gradcheck(call, tensors, fast_mode=True)
 
 
-def test_what_moves_fewer_bytes_is_chosen() -> None:
+def test_the_choice_moves_fewer_bytes() -> None:
     def chosen(core: Callable[..., Any], *counts: int) -> tuple[torch.dtype, ...] | None:
         inputs, states, outputs = counts
         return choice(PointwiseProgram(core, inputs, states, outputs), arguments(core, inputs, states))
 
     assert chosen(soft_lif, 1, 1, 1) is None  # reads x again, instead of writing and reading h
     assert chosen(four_dendrites, 4, 1, 1) == (torch.float32,)  # writes and reads h, instead of four inputs
-    assert chosen(rectangular_if, 1, 1, 1) is None  # single bytes move no faster than four
+    assert chosen(rectangular_if, 1, 1, 1) is None  # single bytes do not move faster than four
     assert chosen(leaky_integrator, 1, 1, 1) == ()  # its gradient is constant
 
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
-def test_choice_can_be_made(residuals: str) -> None:
+def test_residuals_can_be_requested(residuals: str) -> None:
     tensors = arguments(soft_lif, 1, 1)
     program = PointwiseProgram(soft_lif, 1, 1, 1, residuals=residuals)
     assert choice(program, tensors) == ((torch.float32,) if residuals == "save" else None)
@@ -213,7 +213,7 @@ def test_choice_can_be_made(residuals: str) -> None:
 
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
-def test_gradient_that_depends_on_nothing_reads_nothing(residuals: str) -> None:
+def test_a_constant_gradient_reads_no_values(residuals: str) -> None:
     program = program_of(leaky_integrator, (1, 1, 1), residuals)
     x, v = arguments(leaky_integrator, 1, 1)
     run(program, [x, v], state_seqs=False)[0].sum().backward()
@@ -243,7 +243,7 @@ def test_bytes_between_forward_and_backward() -> None:
 @pytest.mark.long(all_but=["float32"])
 @pytest.mark.parametrize("precision", ["eager", "float32"])
 def test_half_precision(precision: Literal["eager", "float32"]) -> None:
-    """Checks that values wider in registers than their dtype are kept without rounding."""
+    """Checks that values that are wider in registers than their dtype are saved without rounding."""
     tensors = arguments(learned, 2, 2, torch.bfloat16)
     found = []
     for residuals in ("save", "recompute"):

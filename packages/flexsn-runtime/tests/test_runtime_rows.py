@@ -1,4 +1,4 @@
-"""Programs that walk rows of a step: gradients of captured tensors sum over rows, and stay equal."""
+"""Programs that process rows of a step: gradients of captured tensors are sums over rows, and do not change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexsn_runtime import PointwiseProgram, prepare, scan
 from flexsn_runtime.kernels._rows import rows
 
 STEPS = 5
-BLOCK = 128  # of the interpreter's programs that walk rows
+BLOCK = 128  # of the interpreter's programs that process rows
 
 # The shapes of the step and of captured tensors, and the number of rows. Some steps have a partial last row or block.
 CASES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
@@ -32,7 +32,7 @@ CASES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
 
 
 @pytest.mark.parametrize(("shape", "captured", "count"), CASES, ids=str)
-def test_how_a_step_is_cut(shape: tuple[int, ...], captured: tuple[int, ...], count: int) -> None:
+def test_division_of_a_step_into_rows(shape: tuple[int, ...], captured: tuple[int, ...], count: int) -> None:
     layout = LiftedLayout(torch.empty(captured).expand(shape).stride(), 0)
     cut = rows(shape, [layout], BLOCK)
     assert (1 if cut is None else cut.number) == count
@@ -46,7 +46,7 @@ def test_how_a_step_is_cut(shape: tuple[int, ...], captured: tuple[int, ...], co
         assert all(torch.equal(row, read[: len(row)]) for row in step)
 
 
-def test_what_is_not_cut() -> None:
+def test_steps_without_rows() -> None:
     every = LiftedLayout((0, 1), 0)
     assert rows((33, 100), [every, LiftedLayout((1, 0), 0)], BLOCK) is None, "one of the tensors differs by row"
     assert rows((3, 16), [every], BLOCK) is None, "two programs would be too few"
@@ -64,7 +64,7 @@ def test_what_is_not_cut() -> None:
     ],
 )
 def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
-    """Tests captured tensors, among them one number, an input with its own strides, and an initial state."""
+    """Tests captured tensors, one of which is a single number, a strided input, and an initial state."""
     gain, bias = random(*captured, seed=1).requires_grad_(), random(*captured, seed=2).requires_grad_()
     offset = torch.tensor(0.1, device=DEVICE, requires_grad=True)
 
@@ -91,8 +91,8 @@ def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_an_input_of_one_number_a_step(wanted: bool) -> None:
-    """Tests the input's gradient, a sum over all programs at each step: with it, programs walk no rows."""
+def test_an_input_with_one_number_for_each_step(wanted: bool) -> None:
+    """Tests the input's gradient, which is a sum over all programs at each step, so programs cannot process rows."""
     gain = random(2, seed=1).requires_grad_()
     x, v = random(STEPS, 700, 2, seed=2), random(700, 2, seed=4)
     one = random(STEPS, 1, 1, seed=3).requires_grad_(wanted)

@@ -1,4 +1,4 @@
-"""`single_step`: equal to the loop, through a prepared call until something changes, and then through a new one."""
+"""`single_step`: equal to the loop, with a prepared call until a change, and then with a new one."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def check(program: ScanProgram, core: nn.Module, x: Tensor, v: Tensor) -> None:
 
 
 @pytest.mark.parametrize("target", ["cpp", "triton"])
-def test_what_is_prepared_once_serves_until_something_changes(
-    prepared: list[int], target: TargetName, interpreted: None
-) -> None:
+def test_a_prepared_step_is_used_until_a_change(prepared: list[int], target: TargetName, interpreted: None) -> None:
     core = Decay()
     program = ScanProgram(core, 1, 1, 1, on_cpu=target)
     x, v = torch.randn(3, 5), torch.randn(3, 5)
@@ -72,7 +70,7 @@ def test_what_is_prepared_once_serves_until_something_changes(
     assert len(prepared) <= before + 1
 
 
-def test_gradients_come_where_they_are_asked_for(prepared: list[int]) -> None:
+def test_only_required_gradients_are_computed(prepared: list[int]) -> None:
     core = Decay()
     program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
     x, v = torch.randn(3, 5), torch.randn(3, 5)
@@ -89,7 +87,7 @@ def test_gradients_come_where_they_are_asked_for(prepared: list[int]) -> None:
             assert not s.requires_grad
 
 
-def test_a_transform_is_refused_after_a_call_without(prepared: list[int]) -> None:
+def test_a_transform_is_refused_after_a_call_without_transforms(prepared: list[int]) -> None:
     core = Decay()
     program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
     x, v = torch.randn(3, 5), torch.randn(3, 5)
@@ -98,7 +96,7 @@ def test_a_transform_is_refused_after_a_call_without(prepared: list[int]) -> Non
         torch.func.vmap(lambda x: single_step(program, (x,), (v[0],))[0])(x)
 
 
-def test_autocast_is_seen(prepared: list[int]) -> None:
+def test_autocast_is_detected(prepared: list[int]) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.exp(x), v
 

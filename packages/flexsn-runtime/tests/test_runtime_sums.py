@@ -1,4 +1,4 @@
-"""Tensors of one number for a whole step: read once; a kernel sums gradients in each program, then over programs."""
+"""Tensors with one number per step, which kernels read once. Gradients are summed in programs, then over these."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_captured_number_of_a_tensor(take: Callable[[Tensor], Tensor]) -> None
 
 
 def test_lanes_beyond_the_step_are_not_summed() -> None:
-    """Tests lanes that compute with zeros, whose reciprocals the step uses."""
+    """Tests lanes that compute with zeros, for a step that computes reciprocals."""
     w = torch.tensor(0.5, device=DEVICE, requires_grad=True)
     x = (random(7, *STEP).abs() + 1.0).requires_grad_()
     c = random(7, seed=1).requires_grad_()
@@ -53,8 +53,8 @@ def test_lanes_beyond_the_step_are_not_summed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sums_of_half_numbers_are_not_rounded_on_the_way(dtype: torch.dtype) -> None:
-    """Sums 1517 terms: the loop rounds a sum once per step, and the kernel once in all."""
+def test_sums_of_half_precision_numbers_are_rounded_only_once(dtype: torch.dtype) -> None:
+    """Sums 1517 terms. The loop rounds the sum in each step, and the kernel rounds it once."""
     w = torch.tensor(0.5, device=DEVICE, dtype=dtype, requires_grad=True)
     x, c = torch.ones(3, *STEP, device=DEVICE, dtype=dtype), torch.ones(3, device=DEVICE, dtype=dtype)
     c.requires_grad_()
@@ -71,7 +71,7 @@ def test_sums_of_half_numbers_are_not_rounded_on_the_way(dtype: torch.dtype) -> 
 @pytest.mark.parametrize("shape", [(2**13, 128), (4099, 257), (64, 40, 2, 256), (3, 2**20), (2**20, 1)])
 @pytest.mark.parametrize("dims", [[], [0], [0, 1], [1]])
 def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None:
-    """Tests matrices whose rows are first placed side by side, as far as they divide."""
+    """Tests matrices whose rows are first placed side by side if their number allows it."""
     tensor = torch.randint(-8, 8, shape).float()  # exact in any order
     expected = tensor.double().sum(dims) if dims else tensor.double()
     assert torch.equal(sum_over(shape, dims)(tensor).double().view_as(expected), expected)

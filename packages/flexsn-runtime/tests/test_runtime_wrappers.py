@@ -1,4 +1,4 @@
-"""`build_*` and the plain functions over tensors, against the loop and its autograd."""
+"""`build_*` and the plain functions of tensors, compared with the loop and its autograd."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_info_describes_the_step(build: Callable[..., tuple[Any, ...]]) -> None:
         ((1, 1, 1), 3, TensorCountError, r"3 example inputs for 1 inputs and 1 states: give 2"),
     ],
 )
-def test_wrong_numbers_are_both_named(
+def test_errors_name_both_numbers(
     build: Callable[..., tuple[Any, ...]],
     counts: tuple[int, int, int],
     examples: int | None,
@@ -106,7 +106,7 @@ def test_an_op_without_a_rule_is_named_when_building() -> None:
         build_inference_kernel(core, 1, 1, 1)
 
 
-def test_examples_are_asked_for_when_one_element_does_not_do() -> None:
+def test_examples_are_required_if_one_element_is_not_enough() -> None:
     core, _ = with_gain()
     with pytest.raises(StateMismatchError, match=r"state 0 goes in as \[1\] .*\[37\].* give example_inputs"):
         build_inference_kernel(core, 1, 1, 1)
@@ -154,7 +154,7 @@ def test_captured_tensors_can_be_passed() -> None:
     assert torch.equal(doubled, flexsn_inference(kernel, info, X, V)[0])
 
 
-def test_flat_arguments_are_told_by_their_number() -> None:
+def test_flat_arguments_are_distinguished_by_their_number() -> None:
     a, b = random(STEP[1], seed=5), random(STEP[1], seed=6)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,10 +170,10 @@ def test_flat_arguments_are_told_by_their_number() -> None:
 
 
 @pytest.mark.parametrize("given", [0, 1], ids=["zeros", "states"])
-def test_a_second_call_knows_what_the_first_found_out(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_reuses_the_checks_of_the_first(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
     core, w = with_gain()
     kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
-    # The step has one captured tensor and one state: calls give the state, or neither of them.
+    # The step has one captured tensor and one state. Calls pass the state, both, or neither of them.
     calls = [(X, V, w), (X, V)] if given else [(X,)]
     expected = [flexsn_inference(kernel, info, *call) for call in calls]
 
@@ -189,7 +189,7 @@ def test_a_second_call_knows_what_the_first_found_out(given: int, monkeypatch: p
         assert torch.equal(doubled, loop(lambda x, v: core(x * 2, v), 1, [X], [V])[0])
 
 
-def test_captured_tensors_that_are_not_like_the_captured_ones_are_refused() -> None:
+def test_lifted_tensors_of_another_shape_or_dtype_are_refused() -> None:
     a, b = random(STEP[1], seed=5), random(*STEP, seed=6).double()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -274,7 +274,7 @@ def test_a_core_without_differentiable_outputs_can_be_trained_through_its_state(
     torch.testing.assert_close(grad_x, expected)
 
 
-def test_backward_names_what_is_missing() -> None:
+def test_backward_names_missing_tensors() -> None:
     core, _ = with_gain()
     backward, info, saved = saved_of(core, X, V)
     grad = torch.ones_like(X)
@@ -355,7 +355,7 @@ def test_wrong_tensors_are_named() -> None:
         flexsn_inference(kernel, info, X.cpu(), X.to("meta"), V.cpu())
 
 
-def test_a_state_that_is_not_like_the_step() -> None:
+def test_a_state_with_another_shape_than_the_step() -> None:
     kernel, info = build_inference_kernel(soft_lif, 1, 1, 1)
     with pytest.raises(ValueError, match=r"state 0 .*\[37\].*\[41, 37\].*Initialise"):
         flexsn_inference(kernel, info, X, V[0])

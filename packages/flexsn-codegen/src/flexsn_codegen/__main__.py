@@ -1,4 +1,4 @@
-"""`flexsn-codegen`, or `python -m flexsn_codegen`: what becomes of a function, without a GPU; the cache's upkeep."""
+"""`flexsn-codegen` or `python -m flexsn_codegen`: shows and compiles kernels without a GPU, and manages the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TARGETS: dict[str, Target] = {"triton": TRITON, "cpp": CPP}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns the exit status: 0, 1 if no kernel can be made, 2 for a wrong command line."""
+    """Runs a command. Returns the exit status: 0, 1 if no kernel can be made, or 2 for an invalid command line."""
     given = _parser().parse_args(arguments)
     try:
         if given.command == "prune":
@@ -52,41 +52,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="flexsn-codegen", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    show = commands.add_parser("show", help="prints a function's graph, its kernel and what that uses of a GPU")
-    compile_ = commands.add_parser("compile", help="compiles a function for targets, into files")
+    show = commands.add_parser("show", help="prints a function's graph, its kernel and the GPU resources of the kernel")
+    compile_ = commands.add_parser("compile", help="compiles a function for targets and writes files")
     for command in (show, compile_):
         command.add_argument("function", metavar="module:function")
         command.add_argument(
             "--arguments",
             nargs="+",
             metavar="DTYPE[:SHAPE]",
-            help="of each argument, its dtype and its shape, as float32:3x8; :0 for one without dimensions; by default "
-            "float32, all of them. Shapes matter where the function cuts a dimension into pieces.",
+            help="dtype and shape of each argument, such as float32:3x8, or float32:0 for one without dimensions; by "
+            "default, float32 for all. Shapes matter if the function cuts a dimension into pieces.",
         )
-        command.add_argument("--gradient", action="store_true", help="also the kernel of the gradient")
+        command.add_argument("--gradient", action="store_true", help="also show or compile the kernel of the gradient")
         command.add_argument(
-            "--precision", default="eager", help="eager (default) or float32: where half values are rounded"
+            "--precision", default="eager", help="where half values are rounded: eager (default) or float32"
         )
-        command.add_argument("--fast-math", action="store_true", help="approximate functions, fused multiply-add")
+        command.add_argument(
+            "--fast-math", action="store_true", help="use approximate functions and fused multiply-add"
+        )
         command.add_argument(
             "--target", nargs="*", default=["sm_90"], help="sm_80, sm_90, gfx942, …, or cpp (default: sm_90)"
         )
     show.add_argument(
         "--standalone",
         action="store_true",
-        help="prints one file with kernels, launches and the gradient, which needs no package of ours: Triton, or with "
-        "--target cpp C++",
+        help="prints one file with kernels, launches and the gradient that needs no FlexSN package, in Triton or, with "
+        "--target cpp, in C++",
     )
     compile_.add_argument("--output", type=Path, default=Path(), help="the folder (default: the working directory)")
-    ops = commands.add_parser("ops", help="lists the ops, what is known of each, and which targets have a rule")
-    ops.add_argument("text", nargs="?", default="", help="only those whose names contain it")
+    ops = commands.add_parser("ops", help="lists the ops with their properties and the targets that have a rule")
+    ops.add_argument("text", nargs="?", default="", help="list only ops whose names contain this text")
     prune = commands.add_parser("prune", help="deletes generated sources that have not been used for a while")
     prune.add_argument("--days", type=float, default=30.0)
     return parser
 
 
 def _place(error: Exception) -> str:
-    """The line that failed, unless it is a line of this package, whose errors name the place."""
+    """The line that failed. Empty if it is a line of this package, because its errors already contain the location."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith(_OURS) else f"\n  at {last.filename}:{last.lineno}: {last.line}"
 
@@ -101,7 +103,7 @@ def _jobs(kernel: ShownKernel, targets: Sequence[str], *, fast_math: bool) -> li
 
 
 def _standalone(given: argparse.Namespace) -> str:
-    """One file: in C++ if the CPU is the only target, otherwise in Triton."""
+    """The text of one file, in C++ if the CPU is the only target, otherwise in Triton."""
     language = "cpp" if given.target == ["cpp"] else "triton"
     numerics = Numerics(given.precision, given.fast_math)
     loaded = load(given.function, given.arguments, numerics, _TARGETS[language], gradient=given.gradient)
@@ -128,10 +130,10 @@ def _show(given: argparse.Namespace) -> None:
     languages = ["triton"] * bool(gpus or "cpp" not in given.target) + ["cpp"] * ("cpp" in given.target)
     for language in languages:
         shown, gradients = _made(given, _TARGETS[language])
-        for title, found in (("", shown), ("\n# --- the gradient ---\n", gradients)):
-            if title and found:
+        for title, result in (("", shown), ("\n# --- the gradient ---\n", gradients)):
+            if title and result:
                 print(title)
-            for kernel in found:
+            for kernel in result:
                 print(f"# graph\n{kernel.graph}\n\n# source\n{kernel.source.source}")
                 for use in compile_offline(
                     _jobs(kernel, gpus if language == "triton" else [], fast_math=given.fast_math)
@@ -140,9 +142,9 @@ def _show(given: argparse.Namespace) -> None:
 
 
 def _compile(given: argparse.Namespace) -> None:
-    """Writes `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's; for the CPU `NAME.cpp` and `.so`."""
+    """Writes `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's; for the CPU, `NAME.cpp` and `.so`."""
     if not given.target:
-        raise UsageError("there is no target: give --target sm_90, gfx942, cpp, …")
+        raise UsageError("there is no target: pass --target sm_90, gfx942, cpp, …")
     # Everything is compiled before any file is written, so that a failure leaves no files.
     files: dict[str, bytes] = {}
     uses = []
@@ -171,13 +173,14 @@ def _check_targets(targets: Sequence[str]) -> None:
     for target in targets:
         if target != "cpp" and not _GPU.fullmatch(target):
             raise UsageError(
-                f"there is no target {target!r}. Targets are cpp, of the CPU; sm_80, sm_86, sm_89, sm_90, sm_100, "
-                "sm_120 and the like, of NVIDIA GPUs; gfx90a, gfx942, gfx950, gfx1100 and the like, of AMD's."
+                f"there is no target {target!r}. Targets are cpp for the CPU; sm_80, sm_86, sm_89, sm_90, sm_100, "
+                "sm_120 and similar ones for NVIDIA GPUs; gfx90a, gfx942, gfx950, gfx1100 and similar ones for AMD "
+                "GPUs."
             )
 
 
 def _ops(text: str) -> list[str]:
-    """A line per op: its name, its facts, the targets that have a rule."""
+    """One line per op with its name, its facts, and the targets that have a rule for it."""
     rules = {name: set(supported_ops(target)) for name, target in _TARGETS.items()}
     lines = []
     for op in known_ops():
@@ -192,12 +195,12 @@ def _ops(text: str) -> list[str]:
 
 
 def _facts(facts: OpFacts) -> list[str]:
-    found = []
+    results = []
     if facts.linear:
-        found.append("linear in " + " or ".join(_places(together) for together in facts.linear))
+        results.append("linear in " + " or ".join(_places(together) for together in facts.linear))
     if facts.continuous:
-        found.append(f"continuous in {_places(facts.continuous)}")
-    return [*found, "exact"] if facts.exact else found
+        results.append(f"continuous in {_places(facts.continuous)}")
+    return [*results, "exact"] if facts.exact else results
 
 
 def _places(places: frozenset[int]) -> str:

@@ -1,4 +1,4 @@
-"""Writes a function's kernels as one file that needs no FlexSN package: in Triton, or in C++."""
+"""Writes a function's kernels, in Triton or in C++, as one file that does not need the FlexSN packages."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _UNARY = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 def standalone(loaded: ShownFunction, language: str, command: str, version: str) -> str:
-    """The source of a file.
+    """The text of a standalone file.
 
     Args:
-        loaded: from `_shown.load`, for the language's target.
+        loaded: result of `_shown.load` for the language's target.
         language: ``"triton"`` or ``"cpp"``.
-        command: the command that makes the file, for its head.
+        command: the command that makes the file, for the file's header.
         version: version of this package.
 
     Raises:
@@ -71,7 +71,7 @@ def _in_triton(loaded: ShownFunction, made: str) -> str:
     if loaded.backward is not None:
         traces["_BACKWARD"] = (loaded.backward, loaded.given)
     if any(step.source.stages for trace, _ in traces.values() for step in trace.steps):
-        raise UsageError("a function that reduces rows has a file that stands alone in C++ only: give --target cpp")
+        raise UsageError("a function that reduces rows has a standalone file in C++ only: pass --target cpp")
     functions: dict[str, str] = {}
     plans = []
     for plan, (trace, tensors) in traces.items():
@@ -97,21 +97,21 @@ def _in_triton(loaded: ShownFunction, made: str) -> str:
 
 
 def _parameters(loaded: ShownFunction) -> list[tuple[str, str]]:
-    """The name of each parameter, and its kind: ``"tensor"`` or ``"number"``."""
+    """The name and the kind of each parameter. The kind is ``"tensor"`` or ``"number"``."""
     kinds = [part[0] for part in loaded.structure[1]]
     try:
         names = list(inspect.signature(loaded.fn).parameters)
     except (TypeError, ValueError):
         names = []
-    found = []
+    results = []
     for i, kind in enumerate(kinds):
         name = identifier(names[i]) if i < len(names) else f"argument_{i}"
         if kind == "tensor":
-            found.append((name, "tensor"))
+            results.append((name, "tensor"))
         elif kind in ("float", "int"):
-            found.append((name, "number"))
+            results.append((name, "number"))
     captured = len(loaded.tensors) - sum(kind == "tensor" for kind in kinds)
-    return [*found, *((f"captured_{i}", "tensor") for i in range(captured))]
+    return [*results, *((f"captured_{i}", "tensor") for i in range(captured))]
 
 
 def _entry(name: str, loaded: ShownFunction, parameters: Sequence[tuple[str, str]]) -> str:
@@ -199,13 +199,13 @@ def _plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence[Kerne
 
 
 def _layouts(source: KernelSource) -> list[int]:
-    """The number of terms of each operand's offsets; -1 for a dense operand, possible without such numbers."""
-    found = []
+    """The number of terms of each operand's offsets. It is -1 for a dense operand, which can work without offsets."""
+    results = []
     for port in source.params:
         terms = sum(size.startswith(f"{port.name}_inner") for size in source.sizes)
         one = f"{port.name}_ptr + off" not in source.source and terms == 0
-        found.append(0 if one else terms or -1)
-    return found
+        results.append(0 if one else terms or -1)
+    return results
 
 
 def _dimensions(part: Part) -> tuple[Any, ...]:
@@ -217,7 +217,7 @@ def _factors(dimensions: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def _words(name: str, trace: Trace) -> str:
-    """A function from the numbers of a call to the integers of each kernel."""
+    """The source of a function that maps the numbers of a call to the integer arguments of each kernel."""
     conditions = [f"    if {_text(e)} != {outcome!r}:\n        {_REFUSAL}" for e, outcome in trace.conditions]
     steps = [f"[{', '.join(_encoded(step))}]" for step in trace.steps]
     body = "\n".join([*conditions, f"    return [{', '.join(steps)}]"])
@@ -298,7 +298,7 @@ def _in_cpp(loaded: ShownFunction, made: str) -> str:
 
 
 def _wrapper(entry: str, program: str, source: KernelSource, dtypes: Sequence[torch.dtype], step: TracedStep) -> str:
-    """A function that calls the kernel with typed arguments: tensors, sizes and strides, numbers, threads."""
+    """The source of a function that calls the kernel. It takes tensors, sizes, strides, numbers and threads."""
     count = len(step.source.arguments)
     memory = {torch.float16: "uint16_t", torch.bfloat16: "uint16_t"}
     parameters, arguments, before = [], [], []

@@ -1,4 +1,4 @@
-"""A function that a command line names, its arguments, and its kernels."""
+"""A function that is named on the command line, with its arguments and its kernels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ShownKernel:
 def kernels(
     path: str, arguments: Sequence[str] | None, numerics: Numerics, target: Target, *, gradient: bool
 ) -> tuple[list[ShownKernel], list[ShownKernel]]:
-    """The kernels of the function ``"module:function"``, and, with `gradient`, those of its gradient.
+    """The kernels of the function ``"module:function"``. If `gradient` is True, also the kernels of its gradient.
 
     Raises:
         UsageError: the function does not exist, or has no gradient.
@@ -54,14 +54,14 @@ def kernels(
 
 @dataclass(frozen=True, slots=True)
 class ShownFunction:
-    """A function that a command line names, with its traces.
+    """A function that is named on the command line, with its traces.
 
     Attributes:
-        structure: structure of the call that it is traced for.
-        tensors: tensors of this call, followed by the captured ones.
+        structure: structure of the call for which the function is traced.
+        tensors: tensors of this call, followed by the captured tensors.
         numbers: numbers of this call.
         wanted: for each tensor, True if it has a gradient.
-        given: the tensors of the gradient's call.
+        given: the tensors with which the gradient is called.
     """
 
     fn: Callable[..., Any]
@@ -93,17 +93,17 @@ def load(
     kernel = _kernel(fn, name, structure, parts, numerics, gradient=gradient)
     tensors = [*parts.tensors, *(t.to("meta") for t in kernel.captured.tensors)]
     flags = [*(t.requires_grad for t in parts.tensors), *(t.requires_grad for t in kernel.captured.tensors)]
-    wanted = [gradient and flag for flag in flags]
-    trace = kernel.variant(tensors, numbers, wanted, target)
+    requested = [gradient and flag for flag in flags]
+    trace = kernel.variant(tensors, numbers, requested, target)
     if not gradient:
-        return ShownFunction(fn, kernel, structure, tensors, numbers, wanted, trace, None, [])
+        return ShownFunction(fn, kernel, structure, tensors, numbers, requested, trace, None, [])
     flows = trace.graph.differentiable
     if not any(flows):
         raise UsageError(f"no result of {path} is differentiable.")
     results = trace.plan(tensors).results(tensors[0])
-    given = [*(t.detach() for t in tensors), *(r for r, there in zip(results, flows, strict=False) if there)]
-    backward = kernel.gradient(wanted, flows).variant(given, numbers, [False] * len(given), target)
-    return ShownFunction(fn, kernel, structure, tensors, numbers, wanted, trace, backward, given)
+    given = [*(t.detach() for t in tensors), *(r for r, is_present in zip(results, flows, strict=False) if is_present)]
+    backward = kernel.gradient(requested, flows).variant(given, numbers, [False] * len(given), target)
+    return ShownFunction(fn, kernel, structure, tensors, numbers, requested, trace, backward, given)
 
 
 def _kernel(
@@ -111,8 +111,8 @@ def _kernel(
 ) -> Kernel:
     def traced(kernel: Kernel) -> Kernel:
         tensors = [*parts.tensors, *(t.to("meta") for t in kernel.captured.tensors)]
-        wanted = [gradient and t.requires_grad for t in tensors]
-        kernel.variant(tensors, parts.numbers, wanted, TRITON)
+        requested = [gradient and t.requires_grad for t in tensors]
+        kernel.variant(tensors, parts.numbers, requested, TRITON)
         return kernel
 
     try:
@@ -135,45 +135,45 @@ def _shown(trace: Trace, inputs: Sequence[Tensor]) -> list[ShownKernel]:
 
 
 def function(path: str) -> Callable[..., Any]:
-    """The function ``"module:function"``. Modules in the working directory are found, too.
+    """The function ``"module:function"``. The module may also be in the working directory.
 
     Raises:
-        UsageError: it does not exist.
+        UsageError: the function does not exist.
     """
     module_name, colon, name = path.partition(":")
     if not colon or not name:
         raise UsageError(f"{path!r} is not of the form module:function")
     sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module_name)
+        result: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UsageError(f"there is no module {error.name!r}") from None
     except SyntaxError as error:
         raise UsageError(f"{error.filename}:{error.lineno}: {error.msg}") from None
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(result, part):
             raise UsageError(f"{module_name!r} has no {name!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"{path} is a {type(found).__name__}, not a function")
-    made: Callable[..., Any] = found
+        result = getattr(result, part)
+    if not callable(result):
+        raise UsageError(f"{path} is a {type(result).__name__}, not a function")
+    made: Callable[..., Any] = result
     return made
 
 
 def examples(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor | int | float | bool]:
-    """Tensors without data, and numbers, from their descriptions; by default, a float32 tensor for each argument.
+    """Creates tensors without data, and numbers, from descriptions. By default, each argument is a float32 tensor.
 
     Raises:
-        UsageError: the number of arguments is unknown, or a description is not like ``float32:3x8``.
+        UsageError: the number of arguments is unknown, or a description is malformed. ``float32:3x8`` is a valid one.
     """
     if given is None:
         try:
             parameters = inspect.signature(getattr(fn, "forward", fn)).parameters.values()
         except (TypeError, ValueError):
-            raise UsageError("the number of arguments is not known: give --arguments") from None
+            raise UsageError("the number of arguments is unknown: pass --arguments") from None
         needed = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
         if not needed or any(p.kind is p.VAR_POSITIONAL for p in needed):
-            raise UsageError("the number of arguments is not known: give --arguments")
+            raise UsageError("the number of arguments is unknown: pass --arguments")
         given = ["float32"] * len(needed)
     return [_example(text) for text in given]
 
@@ -188,7 +188,9 @@ def _example(text: str) -> Tensor | int | float | bool:
     dtype = getattr(torch, name, None)
     sizes = dimensions.split("x") if colon else ["8"]
     if not isinstance(dtype, torch.dtype) or not all(size.isdecimal() for size in sizes):
-        raise UsageError(f"{text!r} is no argument: float32, int64, float32:0, float32:3x8, 0.5, 3, True are")
+        raise UsageError(
+            f"{text!r} is not an argument; valid ones are float32, int64, float32:0, float32:3x8, 0.5, 3, True"
+        )
     shape = tuple(map(int, sizes))
     shape = () if math.prod(shape) == 0 else shape
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)

@@ -1,7 +1,7 @@
-"""Guards of the graph that Dynamo records: conditions under which the graph serves another call.
+"""Guards of the graph that Dynamo records: the conditions under which the graph is valid for another call.
 
-While Dynamo records, it runs functions that are marked as constant. These functions read the caller's objects as they
-are before the recorded code, and Dynamo does not see these reads.
+While Dynamo records, it runs functions that are marked as constant. These functions read the caller's objects in their
+state before the recorded code, and Dynamo does not observe these reads.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ expect("torch._dynamo.exc", ["Unsupported"], _STALE)
 
 
 def records_a_graph() -> bool:
-    """True while Dynamo records a graph, even in a function that it runs for its result."""
+    """True while Dynamo records a graph, including in functions that Dynamo runs to get their results."""
     return "torch._dynamo.symbolic_convert" in sys.modules and _translator() is not None
 
 
 def _translator() -> Any:
     try:
         return needed("torch._dynamo.symbolic_convert", "InstructionTranslator", _STALE).current_tx()
-    except AttributeError:  # the translator is a variable of the thread, and absent outside of recordings
+    except AttributeError:  # the translator is a thread-local variable, which only exists during a recording
         return None
 
 
 def recompile_unless(holds: Callable[[], bool], condition: str) -> None:
-    """Makes the graph that is being recorded serve only calls for which `holds()` is true.
+    """Restricts the graph that is being recorded to calls for which `holds()` returns True.
 
     Args:
-        holds: called before each call of the graph; the graph keeps it alive.
-        condition: its description in the logs of recompilations.
+        holds: called before each call of the graph. The graph keeps it alive.
+        condition: a description of the condition for the logs of recompilations.
     """
 
     def create(builder: Any, guard: Any) -> None:
@@ -50,9 +50,9 @@ def recompile_unless(holds: Callable[[], bool], condition: str) -> None:
 
 
 def written_before(places: Iterable[Place]) -> list[str]:
-    """Names of the places that the recorded code has written to before the call that is being recorded.
+    """Names of the places to which the recorded code has written before the call that is being recorded.
 
-    Dynamo writes to these places after the graph, so the caller's objects do not have the new values yet.
+    Dynamo performs these writes after the graph, so the caller's objects do not have the new values yet.
     """
     effects = _translator().output.side_effects
     written: dict[int, set[str] | None] = {}
@@ -69,16 +69,16 @@ def written_before(places: Iterable[Place]) -> list[str]:
         for one in (identity, *(id(holder) for holder in holders if holder is not None)):
             before = written.get(one, set())
             written[one] = None if names is None or before is None else before | set(names)
-    found = []
+    results = []
     for place in places:
         owner, name = place.owner
         names = written.get(id(owner), set())
         is_global = isinstance(owner, dict) and "__name__" in owner and name in variables
         if names is None or is_global or (names and (name is None or name in names)):
-            found.append(place.name)
-    return found
+            results.append(place.name)
+    return results
 
 
 def leave_graph(reason: str) -> None:
-    """Ends the recorded graph, so that the call runs outside of it; with `fullgraph=True`, raises an error."""
-    raise needed("torch._dynamo.exc", "Unsupported", _STALE)(reason, "A pointwise function reads what has changed")
+    """Ends the recorded graph, so that the call runs outside of it. Raises an error if `fullgraph=True`."""
+    raise needed("torch._dynamo.exc", "Unsupported", _STALE)(reason, "A pointwise function reads a changed value")

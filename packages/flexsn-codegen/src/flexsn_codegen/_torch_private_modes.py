@@ -1,4 +1,4 @@
-"""Private parts of torch: active modes and transforms, export, symbols. Importing this module probes each name."""
+"""Private parts of torch: active modes and transforms, export, symbols. Importing this module checks each name."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 
 def is_plain(tensors: list[torch.Tensor]) -> bool:
-    """True if only autograd has to see operations on the tensors: no transform, mode or subclass is active."""
+    """True if only autograd has to observe operations on the tensors: no transform, mode or subclass is active."""
     if _are_transforms_active() or _number_of_modes():
         return False
     return _PLAIN.issuperset(map(type, tensors))
 
 
 def is_forward_mode() -> bool:
-    """True if derivatives are computed forward: in `torch.func.jvp` or `torch.autograd.forward_ad`."""
-    # A torch without this name refuses forward mode itself, with another message.
+    """True if forward-mode derivatives are being computed, by `torch.func.jvp` or `torch.autograd.forward_ad`."""
+    # If torch lacks this name, it rejects forward mode by itself, with another message.
     return bool(getattr(forward_ad, "_current_level", -1) >= 0)
 
 
 def is_exporting() -> bool:
     """True if a program for other processes is being recorded."""
-    if _EXPORT not in sys.modules:  # no export is active without it, and its import is slow
+    if _EXPORT not in sys.modules:  # no export can be active if the module is not imported. Importing it is slow
         return False
     try:
         return bool(needed(_EXPORT, _IS_EXPORTING, _NOT_DIRECT)())
@@ -57,9 +57,9 @@ def is_exporting() -> bool:
 
 
 def hint_of(number: torch.SymInt | torch.SymFloat) -> int | float:
-    """Value of a compiler's symbol in the call that the graph is made for. Reading it does not bind the graph to it."""
+    """Value of a compiler's symbol in the call for which the graph is made. Reading it adds no guard to the graph."""
     is_float = isinstance(number, torch.SymFloat)
-    value = getattr(getattr(number, "node", None), "_hint", None)  # absent if the graph computes the number
+    value = getattr(getattr(number, "node", None), "_hint", None)  # missing if the graph computes the number
     if not isinstance(value, int | float):
         return 0.5 if is_float else 3
     return float(value) if is_float else int(value)
@@ -71,16 +71,17 @@ _rules = torch.library.Library("flexsn_codegen", "IMPL")
 def before_transforms(operator: str, rule: Callable[..., Any]) -> None:
     """Registers a function that is called instead of an operator inside of a transform of `torch.func`.
 
-    It is called before the transform processes the operator, also in graphs that compilers make of transforms.
+    It is called before the transform processes the operator. This also applies to graphs that compilers make of
+    transforms.
 
     Args:
-        operator: its name, without "flexsn_codegen::".
+        operator: name of the operator, without "flexsn_codegen::".
         rule: the function.
     """
     _rules.impl(operator, rule, "FuncTorchDynamicLayerFrontMode")
 
 
 def constant(function: _Function) -> _Function:
-    """Marks a function of constants. A compiler calls it, and treats its result as a constant."""
+    """Marks a function of constants. A compiler calls it while it compiles, and treats its result as a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -1,4 +1,4 @@
-"""The class of torch's ops, which is private."""
+"""The class of torch's ops, which is a private name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One exception class for each mistake. Each is a subclass of a built-in exception."""
+"""One exception class for each kind of mistake. Each is a subclass of a built-in exception."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class GraphError(ValueError):
 
 
 class KernelNameError(ValueError):
-    """The source defines no kernel of the given name."""
+    """The source does not define a kernel with the requested name."""
 
 
 class CacheFolderError(RuntimeError):
-    """Other users could change the folder for generated sources."""
+    """Other users have write access to the folder for generated sources."""
 
 
 class CompilerMissingError(RuntimeError):
@@ -62,7 +62,7 @@ class SignatureError(ArgumentError):
 
 
 class DeviceError(RuntimeError):
-    """Tensors are on several devices, or on a device without compiled kernels."""
+    """Tensors are on several devices, or on a device for which no kernels can be compiled."""
 
 
 class AutogradError(RuntimeError):
@@ -85,7 +85,7 @@ class OfflineCompileError(RuntimeError):
     """A kernel could not be compiled for a target."""
 
 
-# Errors about a call, independent of the function.
+# Errors about a call. They do not depend on the function.
 OF_A_CALL = (
     *(AutogradError, DeviceError, SignatureError, TransformError, WriteError),
     *(CompilationError, CompilerMissingError),

@@ -1,8 +1,8 @@
-"""Random numbers inside of kernels: functions of a seed and of an element's place, bit for bit as in PyTorch.
+"""Random numbers inside of kernels: functions of a seed and an element's position, with the same bits as in PyTorch.
 
-Nothing is stored: the backward, which computes the results again, has the same numbers. A number depends on the seed,
-the call (`Numbers.at`), the draw within the function, and the element's row and column. It depends neither on the
-device nor on a kernel's order of elements.
+Nothing is stored. The backward recomputes the results and gets the same numbers. A number depends on the seed, the call
+(`Numbers.at`), the draw within the function, and the element's row and column. It does not depend on the device or on
+the order in which a kernel computes elements.
 
 Example:
     >>> import torch
@@ -35,11 +35,11 @@ _MOST = 2**31
 
 
 class Numbers(NamedTuple):
-    """The place and the seed of random numbers: an argument of a function, from `numbers`.
+    """The seed and the positions of random numbers. `numbers` creates this argument of a function.
 
     Attributes:
         low, high: the seed's halves, int32, without dimensions.
-        row, column: row and column of each element, int32; they broadcast to the shape of the elements.
+        row, column: row and column of each element, int32. They broadcast to the shape of the elements.
         call: the number of the function's call, int32, without dimensions.
     """
 
@@ -60,7 +60,8 @@ def numbers(shape: Sequence[int], *, seed: int, device: torch.device | str | Non
     """Random numbers for elements of a shape, for call 0.
 
     Args:
-        shape: shape of the elements. All dimensions but the last count as one number of rows, below 2^31.
+        shape: shape of the elements. All dimensions except for the last one form the rows. There must be fewer than
+            2^31 rows.
         seed: an integer of 64 bits.
         device: device of the elements.
 
@@ -83,17 +84,17 @@ def uniform(numbers: Numbers, *, draw: int = 0) -> Tensor:
     """Multiples of 2^-24 in [0, 1), float32, for each element.
 
     Args:
-        numbers: seed and places of the elements.
-        draw: the number of the draw; different draws are independent.
+        numbers: seed and positions of the elements.
+        draw: the number of the draw. Different draws are independent.
     """
-    found: Tensor = UNIFORM_NUMBER(*_words(numbers), numbers.call, stream=draw, bits=24)
-    return found
+    result: Tensor = UNIFORM_NUMBER(*_words(numbers), numbers.call, stream=draw, bits=24)
+    return result
 
 
 def normal(numbers: Numbers, *, draw: int = 0) -> Tensor:
-    """Numbers of mean 0 and variance 1 between -6.6 and 6.6, float32; the arguments are those of `uniform`."""
-    found: Tensor = NORMAL_NUMBER(*_words(numbers), numbers.call, stream=draw)
-    return found
+    """Numbers of mean 0 and variance 1 between -6.6 and 6.6, float32. The arguments are those of `uniform`."""
+    result: Tensor = NORMAL_NUMBER(*_words(numbers), numbers.call, stream=draw)
+    return result
 
 
 def _words(numbers: Numbers) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Lines of the user's code that call ops."""
+"""The lines of the user's code that call ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import fx
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
-# contextlib: an error that leaves a `with` block of torch passes through it.
+# contextlib is included because an error that leaves a `with` block of torch passes through it.
 _NOT_THE_USERS = (_TORCH, _HERE, "<frozen", contextlib.__file__)
 _TRACER = os.path.join(_HERE, "tracing", "_tracer.py")  # calls the core
 _OP_LINE = re.compile(r"^    called as (\S+)$", re.MULTILINE)
@@ -35,12 +35,12 @@ class SourceLocation:
 
     @property
     def code(self) -> str:
-        """The text of the line without its indentation; empty if the file cannot be read."""
+        """The text of the line without indentation. Empty if the file cannot be read."""
         return (linecache.getline(self.file, self.line) if self._text is None else self._text).strip()
 
     @classmethod
     def of(cls, frame: FrameType) -> SourceLocation:
-        """The line that a frame currently runs."""
+        """The line that a frame is running."""
         return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class SourceLocation:
 def user_location() -> SourceLocation | None:
     """The innermost frame of user code between the running op and the tracer that called the core.
 
-    `None` if the user's code has no such frame: autograd runs the formulas of built-in ops without one.
+    `None` if there is no such frame. For example, autograd runs the formulas of built-in ops without user code.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
@@ -77,9 +77,9 @@ def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def told_by_torch(error: BaseException) -> bool:
-    """True if torch raised `error` itself, and no `raise` statement of the user did."""
+    """True if torch itself raised `error`, and not a `raise` statement in the user's code."""
     if isinstance(error, AttributeError | NameError):
-        return False  # an attribute that the user's object lacks; `nn.Module` raises the error for its subclasses
+        return False  # the user's object lacks an attribute, for which `nn.Module` raises the error
     *_, last = _entries(error.__traceback__)
     code = last.tb_frame.f_code
     if code.co_filename.startswith((_TORCH, _HERE)):
@@ -88,7 +88,7 @@ def told_by_torch(error: BaseException) -> bool:
 
 
 def stack_trace(location: SourceLocation | None, op: str) -> str:
-    """The text in which FX stores a location on a node, followed by the name of the op as it was called."""
+    """The text with which FX stores a location on a node, followed by the name of the op that was called."""
     trace = ""
     if location is not None:
         trace = f'  File "{location.file}", line {location.line}, in {location.function}\n'
@@ -97,7 +97,7 @@ def stack_trace(location: SourceLocation | None, op: str) -> str:
 
 
 def called_op(node: fx.Node) -> str:
-    """The op that the user's code called; `node` is a part of it."""
+    """The op in the user's code from which `node` was decomposed."""
     match = _OP_LINE.search(node.stack_trace or "")
     return match[1] if match else str(node.target)
 

@@ -1,4 +1,4 @@
-"""Private names of torch that flexsn-graph uses. Importing this module probes each of them."""
+"""Private names of torch that flexsn-graph uses. Importing this module checks that each of them exists."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _next_sequence_nr = private("torch._C", "_autograd._get_sequence_nr", _NO_TRACE)
 _preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TRACE)
 _fx_set_stack_trace = private("torch.fx.traceback", "set_stack_trace", _NO_TRACE)
 decomposition_table = private("torch._decomp", "decomposition_table", _NO_TRACE, default={})
-# A lazy graph module writes no Python source until it is needed; torch keeps all source that it writes.
+# A lazy graph module generates its Python source on demand. Torch never frees a source that it has generated.
 _lazy_graph_module = private(
     "torch.fx._lazy_graph_module",
     "_use_lazy_graph_module",
@@ -85,13 +85,13 @@ expect("torch._functorch.partitioners", ["min_cut_rematerialization_partition"],
 _custom_ops = private(
     "torch._library.custom_ops", "OPDEFS", "`torch.library.custom_op`s are refused in step functions", default={}
 )
-# Scripted functions run as written while they are traced.
+# Turns off the optimization of scripted functions, so that they run as written during a trace.
 _unoptimized: Callable[[bool], Any] = private(
     "torch.jit", "optimized_execution", "scripted steps may be refused", default=lambda optimized: nullcontext()
 )
 _force_keys = private("torch._C", "_ForceDispatchKeyGuard", _NO_TRACE)
 _set_hooks_tracing = private("torch._C", "_autograd._saved_tensors_hooks_set_tracing", _NO_TRACE)
-# The dispatch keys of a thread outside of all operators and modes, as they are when this package is imported.
+# The dispatch keys of a thread outside of all operators and modes, recorded when this package is imported.
 _INCLUDED = private("torch._C", "_dispatch_tls_local_include_set", _NO_TRACE, default=lambda: None)()
 _EXCLUDED = private("torch._C", "_dispatch_tls_local_exclude_set", _NO_TRACE, default=lambda: None)()
 _without_layers = private(
@@ -99,7 +99,7 @@ _without_layers = private(
 )
 _may_set_requires_grad = private("torch._C", "_functorch.get_inplace_requires_grad_allowed", _NO_TRACE)
 _let_set_requires_grad = private("torch._C", "_functorch.set_inplace_requires_grad_allowed", _NO_TRACE)
-# Attributes that are read where they are needed, so the results of these probes are not kept.
+# These attributes are read where they are used, so the results of these probes are not stored.
 private("torch._C", "_functions.AccumulateGrad._sequence_nr", _NO_TRACE)
 private("torch", "Tensor._backward_hooks", _NO_VJP)
 private("torch.fx", "Node._rename", _NO_SPLIT)
@@ -118,29 +118,29 @@ Table = Mapping[Any, Callable[..., Any]]
 
 _MOST_FAKE_RESULTS = 10_000
 _AUTOCAST_DEVICES = ("cpu", "cuda")
-# Autograd nodes whose backward formulas have begun a trace; the innermost is the last.
+# Autograd nodes whose backward formulas have started a trace. The innermost node is the last one.
 _around: list[Any] = []
 
 
 def forget_fake_results() -> None:
     """Clears torch's cache of calls with fake tensors if it is large.
 
-    Each new number adds an entry that stays forever.
+    Each new number adds an entry that is never removed.
     """
     if len(_fake_results) > _MOST_FAKE_RESULTS:
         _fake_results.clear()
 
 
 def is_stand_in(tensor: Tensor) -> bool:
-    """True for a fake tensor, and for a tensor that a running transform of `torch.func` has wrapped."""
+    """True for a fake tensor, and for a tensor that an active transform of `torch.func` has wrapped."""
     return isinstance(tensor, FakeTensor) or bool(_is_wrapped(tensor))
 
 
 def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
-    """A leaf stand-in for `tensor`: equal shape, strides, dtype and device; no data, no gradient.
+    """A fake leaf tensor with the shape, strides, dtype and device of `tensor`, but without its data and gradient.
 
-    The stand-in is on the CPU if the tensor's device is absent (meta, or a GPU on a machine without one). Autograd ends
-    the process when it meets a device that torch was not built for, even on a fake tensor.
+    The fake tensor is on the CPU if the device of `tensor` is unavailable (meta, or a GPU on a machine without one).
+    Autograd aborts the process when it meets a device that torch was not built for, even on a fake tensor.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     here = {"cpu", accelerator.type if accelerator is not None else "cpu"}
@@ -154,33 +154,33 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
 
 
 def constant_value(tensor: Tensor) -> str:
-    """Reads the number in a tensor that was just made, also while tracing."""
-    # This read is FlexSN's. Reads of values by the core are refused.
+    """Reads the number in a tensor that was just created. This also works during a trace."""
+    # FlexSN itself reads this value. Reads of values by the core are rejected.
     with _disable_current_modes(), _without_torch_functions():
         return repr(tensor.tolist())
 
 
 def set_stack_trace(trace: str) -> None:
-    """Attaches `trace` to all nodes that are recorded afterwards."""
+    """Attaches `trace` to all nodes that are recorded from now on."""
     _fx_set_stack_trace([trace])
 
 
 def op_location_key() -> tuple[bool, int]:
     """`(in backward, autograd sequence number)` of the op that is being dispatched.
 
-    An op and the backward formula that autograd runs for it have the same number.
+    An op and the backward formula that autograd runs for it have the same sequence number.
     """
     node = _current_autograd_node()
     if node is not None and node is not _around[-1]:
         return True, node._sequence_nr()
-    # The op's own node exists already; its number is one less than the next number.
+    # The op's own autograd node already exists, so its number is one less than the next number.
     return False, cast(int, _next_sequence_nr()) - 1
 
 
 def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
     """The devices for which `torch.autocast` is on, each with its dtype.
 
-    Within `undisturbed`, the core switched it on.
+    Within `undisturbed`, autocast is on only if the core switched it on.
     """
     return tuple(
         (device, torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)
@@ -188,28 +188,28 @@ def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
 
 
 def _uncompiled() -> AbstractContextManager[object]:
-    """Runs functions compiled by `torch.compile` as they are written.
+    """Runs functions compiled by `torch.compile` as uncompiled Python.
 
-    Affects this thread alone, if torch supports that.
+    If torch supports it, this affects the current thread only.
     """
     in_this_thread = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
-    if in_this_thread is None:  # an older torch; meanwhile, other threads also run their functions as written
+    if in_this_thread is None:  # an older torch: compiled functions run uncompiled in other threads, too
         in_this_thread = functools.partial(torch.compiler.set_stance, "force_eager")
-    found: AbstractContextManager[object] = in_this_thread()
-    return found
+    result: AbstractContextManager[object] = in_this_thread()
+    return result
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Makes a trace independent of all settings outside of it, and restores them afterwards.
 
-    The trace runs outside of every operator and every transform of `torch.func`. Autocast, inference mode, other
-    tracers and other fake modes are off, and so is anomaly detection, which reads values. Compiled and scripted
-    functions that the core calls run as they are written. The backward runs in this thread, where the dispatch modes
-    are. Traces run one at a time, because FX patches Python globals while it traces.
+    The trace runs outside of all operators and all transforms of `torch.func`. Autocast, inference mode, other tracers
+    and other fake modes are off. Anomaly detection is also off, because it reads values. Compiled and scripted
+    functions that the core calls run as uncompiled Python. The backward runs in the current thread, where the dispatch
+    modes are active. Only one trace runs at a time, because FX patches Python globals while it traces.
     """
     with TRACE_LOCK, ExitStack() as stack:
-        # The implementation of an operator runs with some dispatch keys off that a trace needs.
+        # Inside the implementation of an operator, some dispatch keys are disabled that a trace needs.
         stack.enter_context(_force_keys(_INCLUDED, _EXCLUDED))
         stack.enter_context(_unsaved())
         stack.enter_context(_outside_transforms())
@@ -220,9 +220,9 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(_unoptimized(False))
         stack.enter_context(_silent("torch._subclasses.fake_tensor"))  # it logs the errors that it raises
         for device in _AUTOCAST_DEVICES:
-            # Without its cache, too: it would keep conversions of stand-ins for the user's parameters.
+            # The cache is off, too: it would retain conversions of the fake tensors for the user's parameters.
             stack.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
-        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled; importing it is slow
+        if "torch._dynamo" in sys.modules:  # if Dynamo is not imported, nothing is compiled, and importing it is slow
             stack.enter_context(_uncompiled())
             config = torch._dynamo.config
             if hasattr(config, "error_on_nested_fx_trace"):
@@ -248,7 +248,7 @@ def _outside_transforms() -> Iterator[None]:
 
 @contextmanager
 def _unsaved() -> Iterator[None]:
-    """Hides the tensors that a trace's own backward saves from the caller's saved-tensor hooks (checkpointing)."""
+    """Hides tensors that a backward within a trace saves from the caller's saved-tensor hooks (checkpointing)."""
     before = _set_hooks_tracing(True)
     try:
         yield
@@ -269,22 +269,23 @@ def _silent(name: str) -> Iterator[None]:
 def gradients(
     roots: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Calls autograd as `torch.autograd.grad` does, but visible to function modes, and keeps the graph.
+    """Calls autograd as `torch.autograd.grad` does, but is visible to function modes and retains the graph.
 
-    The backward runs in this thread, where the modes see its reads. For a GPU, autograd would use another thread.
+    The backward runs in the current thread, where the modes observe its reads. `torch.autograd.grad` would use another
+    thread for a GPU.
     """
     with torch.autograd.set_multithreading_enabled(False):
-        found: tuple[Tensor | None, ...] = _engine_run_backward(
+        result: tuple[Tensor | None, ...] = _engine_run_backward(
             tuple(roots), tuple(cotangents), True, False, tuple(inputs), True, accumulate_grad=False
         )
-    return found
+    return result
 
 
 def nodes_behind(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[tuple[Any, Any]]:
-    """The autograd nodes that a gradient reaches from `starts`, each with the node before it.
+    """Yields the autograd nodes that a gradient reaches from `starts`, each with the node before it.
 
     Args:
-        stop: nodes that are yielded, but not followed further.
+        stop: nodes that are yielded, but whose predecessors are not.
     """
     waiting: list[tuple[Any, Any]] = [(node, None) for node in starts]
     seen = {None}
@@ -300,7 +301,7 @@ def nodes_behind(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[t
 
 @contextmanager
 def noting_nodes(starts: Iterable[Any], stop: Container[Any]) -> Iterator[list[Any]]:
-    """Yields a list that autograd's nodes are added to as they run. After an error, the last one raised it."""
+    """Yields a list to which autograd's nodes are appended as they run. After an error, the last node raised it."""
     ran: list[Any] = []
     hooks = [
         node.register_prehook(functools.partial(_note, ran, node))
@@ -320,7 +321,7 @@ def _note(ran: list[Any], node: Any, gradients: Any) -> None:
 
 @contextmanager
 def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Turns the tensors' gradient hooks off. They are meant for the real gradient, and run on it later."""
+    """Disables the tensors' gradient hooks. They are meant for the real gradient, and run on it later."""
     hooks = [(t._backward_hooks, dict(t._backward_hooks)) for t in tensors if t._backward_hooks]
     try:
         for live, _ in hooks:
@@ -332,7 +333,7 @@ def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def custom_op_body(op: OpOverload) -> Callable[..., Any] | None:
-    """The Python function of a `torch.library.custom_op`, if all devices use one function; otherwise `None`."""
+    """The Python function of a `torch.library.custom_op`. `None` unless all devices share one function."""
     definition = _custom_ops.get(op.name())
     if op.namespace in {"aten", "prims", "rngprims"} or definition is None:
         return None
@@ -351,7 +352,7 @@ def _keeping_locations() -> Iterator[None]:
 def record(
     function: Callable[..., Sequence[Tensor]], arguments: Sequence[FakeTensor], mode: FakeTensorMode, table: Table
 ) -> fx.GraphModule:
-    """Records the ATen ops that `function(*arguments)` calls. Decomposes the ops in `table`."""
+    """Records the ATen ops that `function(*arguments)` calls, and decomposes the ops in `table`."""
     with mode, _keeping_locations(), _lazy_graph_module(True):
         graph: fx.GraphModule = make_fx(function, decomposition_table=table)(*arguments)
     return graph
@@ -359,13 +360,13 @@ def record(
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Calls in this context leave no nodes while `record` runs."""
+    """Excludes the calls in this context from the graph that `record` builds."""
     with disable_proxy_modes_tracing():
         yield
 
 
 def trace_again(module: fx.GraphModule, mode: FakeTensorMode, table: Table) -> fx.GraphModule:
-    """Traces `module` again, without mutation. Decomposes the ops in `table`."""
+    """Traces `module` again without mutation, and decomposes the ops in `table`."""
 
     def replay(*inputs: Tensor) -> Any:
         return fx.Interpreter(module).run(*inputs)
@@ -378,14 +379,14 @@ def trace_again(module: fx.GraphModule, mode: FakeTensorMode, table: Table) -> f
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:
-    """A Python number, rounded to `dtype`. Works while tracing."""
+    """A Python number rounded to `dtype`. This also works during a trace."""
     with _disable_current_modes():
         number: float = torch.tensor(value, dtype=dtype, device="cpu").item()
     return number
 
 
 def min_cut_partitioner() -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
-    """The function that splits a joint graph such that the fewest bytes are saved."""
+    """The function that splits a joint graph so that the fewest bytes are saved."""
     partitioner: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = needed(
         "torch._functorch.partitioners",
         "min_cut_rematerialization_partition",

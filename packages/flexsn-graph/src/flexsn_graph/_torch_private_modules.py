@@ -15,14 +15,14 @@ from flexsn_graph.versions import lacking, private
 
 _WITHOUT = "reads of step functions are not followed in full: a changed value may go unnoticed"
 
-# The dictionaries of a module in which `__getattr__` looks, in this order.
+# The dictionaries of a module that `__getattr__` searches, in this order.
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 MODULE_CODE = nn.Module.__module__
 # The code that runs when a module is called.
 MODULE_CALL: CodeType | None = getattr(
     private("torch.nn", "Module._call_impl", _WITHOUT, default=None), "__code__", None
 )
-# The public function takes some microseconds.
+# The public function is slower: a call takes some microseconds.
 _HAS_CURRENT = not lacking("torch.utils._device", ["CURRENT_DEVICE"])
 
 # Settings that tensor factories read, by name.
@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Callable[[], Any]] = {
 
 
 def without_fx_wrapper(entry: Any) -> Any:
-    """The entry of a class that torch.fx has wrapped, as it wraps methods of `nn.Module` while it traces."""
+    """The attribute of a class without the wrapper that torch.fx adds to methods of `nn.Module` while it traces."""
     while isinstance(entry, FunctionType) and entry.__globals__.get("__name__", "").startswith("torch.fx."):
         wrapped = getattr(entry, "__wrapped__", None)
         if wrapped is None:
@@ -45,6 +45,6 @@ def without_fx_wrapper(entry: Any) -> Any:
 
 
 def hooks_of_all_modules() -> dict[str, dict[Any, Any]]:
-    """Returns the global hooks that `nn.Module.__call__` runs besides the module's own, by name."""
-    found = vars(torch.nn.modules.module).items()
-    return {name: value for name, value in found if name.startswith("_global_") and isinstance(value, dict)}
+    """Returns the global hooks by name. `nn.Module.__call__` runs them in addition to the module's own hooks."""
+    result = vars(torch.nn.modules.module).items()
+    return {name: value for name, value in result if name.startswith("_global_") and isinstance(value, dict)}

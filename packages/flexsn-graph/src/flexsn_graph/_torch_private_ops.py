@@ -1,4 +1,4 @@
-"""The class of torch's ops, and trees of their arguments. Private names that the tracing code builds on."""
+"""Private names of torch for the tracing code: the class of torch's ops, and trees of their arguments."""
 
 from __future__ import annotations
 

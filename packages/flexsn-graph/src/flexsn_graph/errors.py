@@ -22,7 +22,7 @@ class ExampleError(TypeError):
 
 
 class CoreArityError(TraceError):
-    """The step function takes or returns a number of values that differs from the announced one."""
+    """The step function takes or returns another number of values than the call states."""
 
 
 class CoreReturnError(TraceError):
@@ -38,7 +38,7 @@ class RequiresGradError(TraceError):
 
 
 class GraphArityError(ValueError):
-    """A graph has a number of arguments or results that differs from the announced one."""
+    """A graph has another number of arguments or results than the call states."""
 
 
 class UnsupportedOpError(NotImplementedError):
@@ -81,6 +81,8 @@ class WrittenViewError(MutationError):
 
 class NonPointwiseError(UnsupportedCoreError):
     """An op that mixes elements of the step, such as a reduction, a matrix product or a gather."""
+
+    _in_any_step = False  # True if the op cannot be computed before the loop, because it reads a value of the step
 
 
 class ComplexDtypeError(UnsupportedCoreError):

@@ -1,8 +1,8 @@
-"""Names that a version of torch or Triton lacks, reported at import.
+"""Reports names that a version of torch or Triton lacks when FlexSN is imported.
 
-Private names are looked up in the files `_torch_private*` and `_triton_private*` alone, each by a probe of this module.
-flexsn-graph and flexsn-hop each have a copy of this file, because neither depends on the other; a test keeps the copies
-equal. The packages that depend on these two have no copy.
+Only the files `_torch_private*` and `_triton_private*` look up private names. They use the functions of this module.
+flexsn-graph and flexsn-hop each have a copy of this file, because neither depends on the other. A test checks that the
+copies are equal. The packages that depend on these two have no copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TESTED = {
     "torch": ("2.11", "2.12", "2.13", "2.14", "2.15"),
     "triton": ("3.6", "3.7", "3.8", "3.9"),
 }
-"""The versions whose tests have passed; `benchmarks/results/torch_versions.md` lists them."""
+"""The versions whose tests have passed. They are listed in `benchmarks/results/torch_versions.md`."""
 
 
 class UnsupportedVersionWarning(UserWarning):
@@ -50,17 +50,17 @@ def private(
     takes: Collection[str] = (),
     default: Any = inspect.Parameter.empty,
 ) -> Any:
-    """Probes one private name: ``module.name``, or a stand-in if this version lacks it.
+    """Looks up one private name, ``module.name``. Returns a stand-in if this version lacks the name.
 
     A stand-in is reported once by an `UnsupportedVersionWarning`. Calling the stand-in or reading its attributes raises
     an `UnsupportedVersionError` with the message of the warning.
 
     Args:
-        module: a module, imported here.
-        name: the name to look up; attributes may follow (``"_autograd._get_sequence_nr"``).
-        without: the consequence of its absence, as a sentence: ``"step functions cannot be traced"``.
+        module: name of a module. This function imports it.
+        name: the name to look up. Attributes may follow (``"_autograd._get_sequence_nr"``).
+        without: the consequence if the name is missing, as a sentence: ``"step functions cannot be traced"``.
         takes: for a function, the parameters that callers pass by keyword.
-        default: the value to return if the name is missing, instead of a stand-in that raises.
+        default: the value to return if the name is missing, instead of a stand-in that raises errors.
     """
     try:
         return needed(module, name, without, takes=takes)
@@ -71,24 +71,25 @@ def private(
 
 
 def needed(module: str, name: str, without: str, *, takes: Collection[str] = ()) -> Any:
-    """Looks up a name as `private` does, but raises if it is missing.
+    """Looks up a name as `private` does, but raises an error if it is missing.
 
-    For modules that are slow to import: `expect` checks them at import, and this function imports them at use.
+    This is for modules that are slow to import. `expect` checks them when FlexSN is imported, and this function imports
+    them when they are used.
 
     Raises:
         UnsupportedVersionError: this version lacks the name.
     """
     try:
-        found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        result: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise UnsupportedVersionError(lack(module, name, without)) from error
-    if missing := [parameter for parameter in takes if not _takes(found, parameter)]:
+    if missing := [parameter for parameter in takes if not _takes(result, parameter)]:
         raise UnsupportedVersionError(lack(module, f"{name}({', '.join(missing)}=...)", without))
-    return found
+    return result
 
 
 def lacking(module: str, names: Iterable[str]) -> list[str]:
-    """Lists those of `names` that `module` does not define, without importing it, which may take seconds.
+    """Lists the `names` that `module` does not define. The module is not imported, because this may take seconds.
 
     An attribute of a class or a parameter of a function may follow a name (``"CustomOpDef._init_fn"``).
     """
@@ -107,25 +108,25 @@ def lacking(module: str, names: Iterable[str]) -> list[str]:
 
 
 def expect(module: str, names: Iterable[str], without: str) -> None:
-    """Probes names that are imported later, when they are needed. Reports those that `module` lacks."""
+    """Checks names that are imported later, when they are used. Reports the names that `module` lacks."""
     for name in lacking(module, names):
         _say(lack(module, name, without))
 
 
 def lack(module: str, name: str, without: str) -> str:
-    """The message about a missing name."""
+    """Returns the message about a missing name."""
     library = module.partition(".")[0]
     known = TESTED[library]
     return f"{installed(library)} has no {module}.{name}: {without}. Tested are {known[0]} to {known[-1]}."
 
 
 def say_if_newer(library: str) -> None:
-    """Warns once per process that a library is newer than the tested versions. It is used all the same."""
+    """Warns once per process if a library is newer than the tested versions. The library is used nevertheless."""
     known = TESTED[library]
     name, version = installed(library).split()
     if _number(version) > _number(known[-1]):
         message = f"FlexSN was tested with {name} {known[0]} to {known[-1]}; this is {version}."
-        # Python repeats a warning for each registry. All packages use the library's registry, so one warning appears.
+        # Python shows a warning once per registry. All packages use the library's registry, so it is shown only once.
         registry = sys.modules[library].__dict__.setdefault("__warningregistry__", {})
         warnings.warn_explicit(message, UserWarning, filename=library, lineno=1, module=library, registry=registry)
 
@@ -150,7 +151,7 @@ _DEFINITION = (
 
 
 def _defines(text: str, name: str) -> bool:
-    # Checks the lines in which the name occurs: ten times as fast as one search of the whole text.
+    # Checks only the lines in which the name occurs. This is ten times as fast as one search of the whole text.
     definition = re.compile(_DEFINITION.format(re.escape(name)))
     at = text.find(name)
     while at >= 0:
@@ -179,7 +180,7 @@ def _say(message: str) -> None:
 
 def _stand_in(name: str, message: str) -> Any:
     class Missing(type):
-        """A class, so that subclassing and `isinstance` work as long as no instance is made."""
+        """A class, so that subclassing and `isinstance` work as long as no instance is created."""
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             raise UnsupportedVersionError(message)

@@ -12,25 +12,25 @@ T = TypeVar("T")
 
 
 def num_checkpoints(steps: Any, interval: int) -> Any:
-    """One fewer than the number of segments of ``interval`` steps, of which the last may be shorter.
+    """The number of segments of ``interval`` steps minus 1. The last segment may be shorter.
 
-    ``steps``, at least 1, may be symbolic.
+    ``steps`` is at least 1 and may be symbolic.
     """
     return (steps - 1) // interval
 
 
 @dataclass(frozen=True, slots=True)
 class ScanLayout:
-    """The forward operator: from ``[*input_seqs, *init_states, *lifted]`` to its results.
+    """The layout of the forward operator: from ``[*input_seqs, *init_states, *lifted]`` to its results.
 
     The results are ``(*output_seqs, *state_results, *checkpoints)``. A state result is the
     sequence ``[T, *step]``, or the last state ``[*step]`` if ``final_state``. Checkpoints exist if
-    ``checkpoint_interval`` K is not 0: ``[ceil(T / K) - 1 + spare, *step]`` for each state. They hold
-    the states before each segment of K steps but the first, and ``spare_checkpoints`` rows
-    without meaning. With 2 spare rows, a symbolic number of rows is never 0 or 1, on which compilers
-    specialise.
+    ``checkpoint_interval`` K is not 0: ``[ceil(T / K) - 1 + spare, *step]`` for each state. They contain
+    the states before each segment of K steps except for the first segment, and ``spare_checkpoints`` rows
+    without meaning. With 2 spare rows, a symbolic number of rows is never 0 or 1, for which compilers
+    would specialize the graph.
 
-    ``zero_states`` is True for each initial state that is known to be zeros; empty if none is. A
+    ``zero_states`` is True for each initial state that is known to be zeros, and empty if there is none. A
     kernel starts such a state at zeros by itself, so only its shape and dtype matter.
     """
 
@@ -48,7 +48,7 @@ class ScanLayout:
         return self.num_inputs, self.num_states, self.num_outputs
 
     def split(self, flat_args: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
-        """Input sequences, initial states and lifted values."""
+        """Splits the arguments into input sequences, initial states and lifted values."""
         states = self.num_inputs + self.num_states
         return flat_args[: self.num_inputs], flat_args[self.num_inputs : states], flat_args[states:]
 
@@ -60,20 +60,20 @@ class ScanLayout:
 
 @dataclass(frozen=True, slots=True)
 class BackwardLayout:
-    """The backward operator.
+    """The layout of the backward operator.
 
     Its arguments are those of the forward operator without states that are known to be zeros, then
     the saved states of ``scan`` (checkpoints with ``saved_interval`` K, or more of them than
-    necessary), then the gradients that exist: of the output sequences, then of the state results. Its
-    results are the gradients of the arguments for which ``needs`` is True, in their order, each in
-    the memory format of its argument.
+    necessary), then the gradients that are present: first those of the output sequences, then those of the
+    state results. Its results are the gradients of the arguments for which ``needs`` is True, in their order,
+    each in the memory format of its argument.
 
     Attributes:
         scan: The forward operator's layout.
         needs: For each forward argument, True if its gradient is required.
         active_states: For each state, True if a gradient flows through it.
         output_grads: For each output, True if its gradient is present.
-        state_grads: For each state result, True if its gradient is present; only for active states.
+        state_grads: For each state result, True if its gradient is present. It is True for active states only.
         saved_interval: K of the saved states.
     """
 
@@ -88,8 +88,8 @@ class BackwardLayout:
     def wanted(self) -> tuple[bool, ...]:
         """For each value that one step takes, True if the step's VJP returns its gradient.
 
-        An active state's gradient is carried from step to step, even if the initial state needs
-        none.
+        An active state's gradient is carried from step to step, even if the gradient of the initial state is
+        not needed.
         """
         inputs, _, lifted = self.scan.split(self.needs)
         return (*inputs, *self.active_states, *lifted)
@@ -100,7 +100,7 @@ class BackwardLayout:
         return len(self.needs) - len(self.scan.zero_positions)
 
     def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-        """Forward arguments including zeros, saved states, output gradients, state gradients."""
+        """Splits the arguments into forward arguments with zeros, saved states, output and state gradients."""
         parts = []
         start = 0
         for size in (
@@ -119,7 +119,7 @@ class BackwardLayout:
         return flat_args, *parts[1:]
 
     def encode(self) -> dict[str, Any]:
-        """Keyword arguments of the operator, in types that a graph node can hold."""
+        """Keyword arguments of the operator, with types that a graph node can contain."""
         return {
             "final_state": self.scan.final_state,
             "zero_states": self.scan.zero_states,

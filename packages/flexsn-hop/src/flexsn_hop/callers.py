@@ -1,7 +1,7 @@
-"""Warnings at the user's line: the innermost line of the call outside of torch and of this project.
+"""Warnings that name the user's line: the innermost line of the call that belongs neither to torch nor to this project.
 
-flexsn-graph and flexsn-hop each have a copy of this file, because neither depends on the other; a test keeps the copies
-equal.
+flexsn-graph and flexsn-hop each have a copy of this file, because neither depends on the other. A test checks that the
+copies are equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GENERATED = ("<eval_with_key>", "<frozen ")
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame of the user's code; `None` if the thread runs none."""
+    """The innermost frame of the user's code, or `None` if the thread runs no user code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_library(frame):
         frame = frame.f_back
@@ -26,25 +26,25 @@ def user_frame() -> FrameType | None:
 
 
 def warn(message: str, category: type[Warning] = UserWarning, *, otherwise: tuple[str, int] | None = None) -> None:
-    """Warns at the user's line.
+    """Issues a warning at the user's line.
 
     Args:
-        otherwise: the file and the line to name if the thread runs no code of the user. By default, the line that calls
-            this function.
+        otherwise: the file and the line to name if the thread runs no user code. By default, this is the line that
+            calls `warn`.
     """
     frame = user_frame()
     if frame is None and otherwise is not None:
         file, line = otherwise
         warnings.warn_explicit(message, category, file, line)
         return
-    found = sys._getframe(1) if frame is None else frame
+    result = sys._getframe(1) if frame is None else frame
     warnings.warn_explicit(
         message,
         category,
-        found.f_code.co_filename,
-        found.f_lineno,
-        module=found.f_globals.get("__name__"),
-        registry=found.f_globals.setdefault("__warningregistry__", {}),
+        result.f_code.co_filename,
+        result.f_lineno,
+        module=result.f_globals.get("__name__"),
+        registry=result.f_globals.setdefault("__warningregistry__", {}),
     )
 
 

@@ -1,4 +1,4 @@
-"""Gradients that refuse to be differentiated."""
+"""Gradients that raise an error when they are differentiated."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def refuse_double_backward(
 ) -> list[torch.Tensor | None]:
     """Returns gradients that raise a `DoubleBackwardError` when they are differentiated themselves.
 
-    They do so for each tensor that they were computed from. Torch's ``once_differentiable`` makes them constants if
-    only the saved tensors, but not the incoming gradients, require grad.
+    The error is raised for each tensor from which they were computed. Torch's ``once_differentiable`` would treat them
+    as constants if only the saved tensors, but not the incoming gradients, require grad.
 
     Args:
         gradients: One for each argument, or None.
-        origins: Saved tensors and incoming gradients, and all other values that the gradients were computed from.
+        origins: Saved tensors, incoming gradients, and all other values from which the gradients were computed.
         message: The text of the error.
     """
     required = [value for value in origins if isinstance(value, torch.Tensor) and value.requires_grad]

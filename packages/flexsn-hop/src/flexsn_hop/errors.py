@@ -1,4 +1,4 @@
-"""One class for each mistake. Each is a subclass of a built-in exception, so that ``except`` clauses for these work."""
+"""One class for each kind of mistake. Each is a subclass of a built-in exception, which callers can catch instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class ScanCountError(ValueError):
-    """``num_inputs`` is below 1, another count is below 0, or ``zero_states`` has not ``num_states`` entries."""
+    """``num_inputs`` is below 1, another count is below 0, or ``zero_states`` does not have ``num_states`` entries."""
 
 
 class TooFewTensorsError(ValueError):
@@ -34,7 +34,7 @@ class TooFewTensorsError(ValueError):
 
 
 class SequenceLengthError(ValueError):
-    """An input sequence has no leading (time) dimension, or one of another size than the others."""
+    """An input sequence has no leading (time) dimension, or its size differs from that of other sequences."""
 
 
 class ScanLengthError(ValueError):
@@ -46,7 +46,7 @@ class ScanDimError(ValueError, IndexError):
 
 
 class NonzeroStateError(ValueError):
-    """An initial state for which ``zero_states`` is True is not zeros."""
+    """An initial state is not zeros, although ``zero_states`` is True for it."""
 
 
 class CoreArityError(ValueError):
@@ -74,11 +74,11 @@ class OutputChangedError(ValueError):
 
 
 class NotATensorError(TypeError):
-    """A value is not a tensor, but has to be one: an argument, or a result of the core."""
+    """An argument or a result of the core has to be a tensor, but is not."""
 
 
 class RandomOpError(NotImplementedError):
-    """The core draws random numbers inside the operator, and its backward would draw them again."""
+    """The core draws random numbers inside the operator. Its backward would draw other numbers."""
 
 
 class MutationError(RuntimeError):
@@ -90,7 +90,7 @@ class LoweringError(ValueError):
 
 
 class LoweringGradientError(RuntimeError):
-    """A gradient is required through an operator that is known to compute wrong ones."""
+    """A gradient is required through an operator that is known to compute wrong gradients."""
 
 
 class RematError(ValueError):
@@ -98,4 +98,4 @@ class RematError(ValueError):
 
 
 class DoubleBackwardError(NotImplementedError):
-    """The gradient of a gradient is required, which scans in kernels and in graphs do not have."""
+    """The gradient of a gradient is required, which scans in kernels and in graphs do not support."""

@@ -1,4 +1,4 @@
-"""Memory formats of results: those of an elementwise function of the input sequences and the initial states."""
+"""Memory formats of results. They are those of an elementwise function of the input sequences and initial states."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = [
 ]
 
 Operand = tuple[Sequence[Any], Sequence[Any]]
-"""Sizes and strides of a tensor, extended to the result's number of dimensions; sizes of 1 where it broadcasts."""
+"""Sizes and strides of a tensor, extended to the result's number of dimensions. Sizes are 1 where it broadcasts."""
 
 Order = tuple[int, ...]
-"""The dimensions of a tensor, beginning with the outermost in memory."""
+"""The dimensions of a tensor, from the outermost one in memory to the innermost one."""
 
 
 def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequence[Operand] = ()) -> Order:
     """The order of an elementwise operation's result.
 
-    This is the rule of PyTorch's ``TensorIterator``: if all tensors are contiguous, or all
-    channels-last, so is the result. Otherwise dimensions are sorted by the strides of the
-    first operand whose strides differ in two of them. A stride of 0 decides nothing. If no operand
-    decides, those in ``also`` do.
+    This is the rule of PyTorch's ``TensorIterator``: if all tensors are contiguous, or all are
+    channels-last, so is the result. Otherwise, dimensions are sorted by the strides of the
+    first operand whose strides differ in the two dimensions. A stride of 0 decides nothing. If no operand
+    decides, the operands in ``also`` do.
     """
     usual = tuple(range(len(shape)))
     if any(type(size) is int and size == 0 for size in shape):
@@ -55,7 +55,7 @@ def _sorted(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
         [_stride_in(*d) for d in zip(shape, sizes, strides, strict=True)]  # d: (whole, size, stride)
         for sizes, strides in operands
     ]
-    order = list(range(len(shape)))[::-1]  # beginning with the innermost
+    order = list(range(len(shape)))[::-1]  # starts with the innermost dimension
     for i in range(1, len(order)):
         place = i
         for before in range(i - 1, -1, -1):
@@ -69,10 +69,10 @@ def _sorted(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
 
 
 def _stride_in(whole: Any, size: Any, stride: Any) -> Any:
-    """The stride of an operand in one dimension; 0 if it broadcasts."""
+    """The stride of an operand in one dimension. It is 0 if the operand broadcasts."""
     if type(stride) is int and stride == 0:
         return 0
-    # In this order: a size that equals the whole is not compared with 1, because that may depend on data.
+    # The order matters: a size that equals `whole` is not compared with 1, because the comparison may depend on data.
     return 0 if size != whole and size == 1 else stride
 
 
@@ -90,7 +90,7 @@ def _compare(shape: Sequence[Any], rows: Sequence[Sequence[Any]], inner: int, ou
 
 
 def _is_dense(shape: Sequence[Any], operand: Operand, order: Order) -> bool:
-    """True if a tensor has the full shape, and memory without holes in this order."""
+    """True if a tensor has the full shape, and its memory in this order has no holes."""
     sizes, strides = operand
     unit = 1
     for d in order[::-1]:
@@ -101,7 +101,7 @@ def _is_dense(shape: Sequence[Any], operand: Operand, order: Order) -> bool:
 
 
 def dense_strides(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    """Strides of memory without holes, with the dimensions in this order."""
+    """The strides of a tensor whose memory has no holes, for dimensions in this order."""
     strides: list[Any] = [1] * len(shape)
     unit = 1
     for d in order[::-1]:
@@ -116,7 +116,7 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def order_like(tensor: torch.Tensor) -> Order:
-    """The order of a new tensor in the format of ``tensor``."""
+    """The order of a new tensor with the format of ``tensor``."""
     if tensor.layout is not torch.strided:
         return tuple(range(tensor.dim()))
     return memory_order(tensor.shape, [(tensor.shape, tensor.stride())])
@@ -125,7 +125,7 @@ def order_like(tensor: torch.Tensor) -> Order:
 def sequence_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> Order:
     """The order of a sequence ``[T, *shape]``: that of the inputs, or of the states if no input decides.
 
-    Tensors that do not broadcast to it do not count, since a core need not be elementwise.
+    Tensors that do not broadcast to the sequence do not count, because a core need not be elementwise.
     """
     whole = (inputs[0].shape[0], *shape)
     return memory_order(whole, broadcast_sequences(whole, _strided(inputs)), broadcast_states(whole, _strided(states)))
@@ -138,7 +138,7 @@ def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Se
 
 
 def broadcast_sequences(whole: Sequence[Any], sequences: Sequence[Operand]) -> list[Operand]:
-    """The sequences ``[T, ...]`` that broadcast to ``whole`` after T, each extended to all of its dimensions."""
+    """The sequences ``[T, ...]`` that broadcast to ``whole`` after T. Each is extended to all dimensions of it."""
     steps = [(sizes[1:], strides[1:]) for sizes, strides in sequences]
     pairs = zip(sequences, (_aligned(whole[1:], *step) for step in steps), strict=True)
     return [((sizes[0], *step[0]), (strides[0], *step[1])) for (sizes, strides), step in pairs if step is not None]
@@ -159,28 +159,28 @@ def _broadcast(whole: Sequence[Any], operands: Sequence[Operand]) -> list[Operan
 
 
 def _aligned(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any]) -> Operand | None:
-    """A tensor extended to all dimensions of ``whole``; None if it does not broadcast to it."""
+    """A tensor extended to all dimensions of ``whole``, or None if it does not broadcast to it."""
     missing = len(whole) - len(shape)
     if missing < 0:
         return None
     sizes = (*[1] * missing, *shape)
-    # In this order: a size that equals the whole is not compared with 1, because that may depend on data.
+    # The order matters: a size that equals `full` is not compared with 1, because the comparison may depend on data.
     if any(size != full and size != 1 for size, full in zip(sizes, whole, strict=True)):
         return None
     return sizes, (*[0] * missing, *strides)
 
 
 _MOST_WITH_NAMES = 5
-"""The larger number of dimensions of PyTorch's channels-last formats; the other formats have one fewer."""
+"""The larger number of dimensions of PyTorch's channels-last formats. The other formats have one fewer."""
 
 
 def _guarded_dims(dims: int) -> int:
-    """Number of extra dimensions with which stacking steps of any format returns a contiguous sequence."""
+    """The number of extra dimensions with which stacking steps of any format returns a contiguous sequence."""
     return _MOST_WITH_NAMES + 1 - dims if dims in (_MOST_WITH_NAMES - 1, _MOST_WITH_NAMES) else 0
 
 
 def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
-    """``sequence.unbind(0)``, but its gradient has the format of the sequence."""
+    """``sequence.unbind(0)``, whose gradient has the format of the sequence."""
     if sequence.layout is not torch.strided:
         return [sequence.select(0, step) for step in range(sequence.shape[0])]  # sparse tensors have no unbind
     order = order_like(sequence)

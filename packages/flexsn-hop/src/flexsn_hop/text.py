@@ -1,6 +1,6 @@
 """Graphs as text, node by node, so that reading them executes no code.
 
-Source code would be shorter. But a tracer that traces it loses calls without a tensor among their arguments, such as
+Source code would be shorter. However, a tracer that traces source code loses calls without tensor arguments, such as
 `full`: it calls them, and records constants instead.
 """
 
@@ -41,12 +41,12 @@ _aten = torch.ops.aten
 
 
 def to_text(content: Any) -> str:
-    """Encodes JSON content as an argument of an operator: base64, as code generators put it into string literals."""
+    """Encodes JSON content as an argument of an operator, in base64, which is safe in generated string literals."""
     return base64.b64encode(json.dumps(content).encode()).decode()
 
 
 def from_text(text: str) -> Any:
-    """Decodes text of :func:`to_text`. Tuples are returned as lists."""
+    """Decodes the result of :func:`to_text`. Tuples are returned as lists."""
     return json.loads(base64.b64decode(text))
 
 
@@ -67,9 +67,9 @@ def read_layout(fields: dict[str, Any]) -> ScanLayout | BackwardLayout:
 def merged(
     tensors: Sequence[torch.Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Any]:
-    """Merges separate tensors and sizes into arguments in order. AOTInductor passes an empty list as None."""
+    """Merges separate tensors and sizes into arguments in order. AOTInductor passes None for an empty list."""
     args: list[Any] = list(tensors)
-    for position, size in zip(size_positions or (), sizes or (), strict=True):  # ascending positions
+    for position, size in zip(size_positions or (), sizes or (), strict=True):  # positions are in ascending order
         args.insert(position, size)
     return args
 
@@ -80,7 +80,7 @@ def merged(
 def write_graph(module: fx.GraphModule) -> list[Any]:
     """Converts the nodes of an ATen graph to lists, numbers and strings, for JSON.
 
-    Inner graphs, as `cond` has them, are converted likewise.
+    Inner graphs, such as those of `cond`, are converted in the same way.
 
     Raises:
         LoweringError: A node contains an object that cannot be written as text.
@@ -110,18 +110,18 @@ def _write_attribute(name: str, value: object) -> list[Any]:
     if isinstance(value, fx.GraphModule):
         return ["graph", write_graph(value)]
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        raise LoweringError(f"the core holds {name}, a {type(value).__name__}, which cannot be written as text")
+        raise LoweringError(f"the core contains {name}, a {type(value).__name__}, which cannot be written as text")
     if value.numel() > MOST_CONSTANT_ELEMENTS:
         raise LoweringError(
-            f"the core makes a constant of {value.numel()} elements; at most {MOST_CONSTANT_ELEMENTS} can be part of "
-            "its code: make it outside of the core"
+            f"the core creates a constant of {value.numel()} elements; at most {MOST_CONSTANT_ELEMENTS} can be part of "
+            "its code: create it outside of the core"
         )
     parts = (value.tolist(), value.dtype, value.device, tuple(value.shape))
     return ["tensor", *(_write(part, {}) for part in parts)]
 
 
 def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
-    """Converts one argument: JSON types stay, all others become a list that begins with their kind."""
+    """Converts one argument. JSON types are unchanged, and all others become a list that starts with their kind."""
     if value is None or isinstance(value, (str, bool)) or type(value) in (int, float):
         return value
     if isinstance(value, fx.Node):
@@ -157,27 +157,27 @@ def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
 def read_graph(nodes: list[Any]) -> fx.GraphModule:
     """Restores a graph from the result of :func:`write_graph`.
 
-    The graph makes new tensors in each call. It copies even constants, since a pass of a compiler may have replaced a
-    copy by the constant itself, and let the graph write to it.
+    The graph creates new tensors in each call. It copies even constants, because a compiler's pass may have replaced a
+    copy with the constant itself, to which the graph then writes.
     """
     graph = fx.Graph()
     attributes: dict[str, Any] = {}
-    found: list[fx.Node] = []
+    matches: list[fx.Node] = []
     for index, (kind, *parts) in enumerate(nodes):
         if kind == "placeholder":
-            found.append(graph.placeholder(f"argument_{index}"))
+            matches.append(graph.placeholder(f"argument_{index}"))
         elif kind == "get_attr":
             name = f"attribute_{index}"
             attributes[name] = value = _read_attribute(*parts[0])
             node = graph.create_node("get_attr", name)
             is_tensor = isinstance(value, torch.Tensor)
-            found.append(graph.call_function(_aten.clone.default, (node,)) if is_tensor else node)
+            matches.append(graph.call_function(_aten.clone.default, (node,)) if is_tensor else node)
         elif kind == "call":
-            target, args, kwargs = (_read(part, found) for part in parts)
-            found.append(graph.call_function(target, args, kwargs))
+            target, args, kwargs = (_read(part, matches) for part in parts)
+            matches.append(graph.call_function(target, args, kwargs))
         else:
-            (results,) = _read(parts[0], found)
-            found.append(graph.output(results))
+            (results,) = _read(parts[0], matches)
+            matches.append(graph.output(results))
     return fx.GraphModule(attributes, graph, "Step")
 
 
@@ -210,12 +210,12 @@ def _read_op(namespace: str, name: str, overload: str) -> Any:
 
 
 def _read_higher_order(module: str, name: str) -> Any:
-    importlib.import_module(module)  # registers it
+    importlib.import_module(module)  # this registers the operator
     return getattr(torch.ops.higher_order, name)
 
 
 def _found(module: str, name: str) -> Any:
-    """The object of this name in a module; None if it does not exist."""
+    """The object of this name in a module, or None if it does not exist."""
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError):

@@ -1,4 +1,4 @@
-"""Spiking neurons from step functions: the package for practitioners."""
+"""Spiking neurons defined by step functions: the package for users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scale and shift of a neuron's input, computed inside of the step: the scaled sequence is never written."""
+"""Scale and shift of a neuron's input, which the step computes, so that the scaled sequence is never written."""
 
 from __future__ import annotations
 
@@ -11,14 +11,31 @@ from torch import Tensor
 from flexsn_runtime import Completion
 
 
+class Parts(NamedTuple):
+    """What a function of the first input depends on in a call, without computing anything.
+
+    Attributes:
+        key: equal for functions that differ in their tensors alone.
+        tensors: those of `Absorbed`, in order, or, instead of each computed one, another that it is computed from.
+        more: other tensors that are read or changed.
+        compute: for calls like this one, computes the first tensors of `Absorbed` from `x`, detached, `tensors` and
+            `more`, and makes the changes; `None`: none is computed.
+    """
+
+    key: Hashable
+    tensors: tuple[Tensor, ...]
+    more: tuple[Tensor, ...] = ()
+    compute: Callable[..., tuple[Tensor, ...]] | None = None
+
+
 class Affine(NamedTuple):
-    """Function that a neuron applies to its first input before anything else: `(x - mean) scale + shift`.
+    """Function that a neuron applies to its first input before its step: `(x - mean) scale + shift`.
 
     The function is computed in the dtype of its tensors, and the result is rounded to the dtype of `x`. Each tensor
     broadcasts to the step: with one value per channel of `[B, C, H, W]`, its shape is `[C, 1, 1]`.
 
     Attributes:
-        mean, scale, shift: of one shape, dtype and device. Gradients flow to the tensors that require one.
+        mean, scale, shift: tensors of one shape, dtype and device. Gradients flow to those that require one.
     """
 
     mean: Tensor
@@ -26,12 +43,15 @@ class Affine(NamedTuple):
     shift: Tensor
 
     def of(self, x: Tensor) -> Tensor:
-        """`(x - mean) scale + shift`, shaped like `x`: steps or whole sequences."""
+        """Returns `(x - mean) scale + shift`, shaped like `x`, for single steps or whole sequences."""
         return ((x.to(self.mean.dtype) - self.mean) * self.scale + self.shift).to(x.dtype)
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, Affine]:
-        """Returns `x` and this function, for the step to compute."""
+        """Returns `x`, and this function for the step to compute."""
         return x, self
+
+    def parts(self) -> Parts:
+        return Parts((Affine, self.kind), self)
 
     def frozen(self) -> Affine:
         return self
@@ -58,17 +78,18 @@ class Affine(NamedTuple):
 
 
 class AffineOfStatistics(NamedTuple):
-    """The affine part of a norm, from its statistics: `(x - mean) scale + bias`, `scale = weight / sqrt(var + eps)`.
+    """The affine part of a norm, computed from its statistics: `(x - mean) scale + bias`.
 
-    The step computes the scale, too, at almost no cost. Computed before the step, the scale would need three small
-    operations in each call, and its gradient three more.
+    The step also computes `scale = weight / sqrt(var + eps)`, at almost no cost. Before the step, this would take three
+    small operations in each call, and three more for its gradient.
 
     Attributes:
         mean, var, weight, bias: `[C]`. Gradients flow to `weight` and `bias`.
         eps: epsilon of the norm.
-        behind: number of dimensions of the step after the channels.
-        completion: formula of the rest of the gradient of `x`, which flows through the statistics; its indices count
-            `tensors`. `None`: nothing flows through the statistics, or their own graph computes it.
+        behind: number of the step's dimensions after the channels.
+        completion: formula for the remaining part of the gradient of `x`, which flows through the statistics. Its
+            indices count `tensors`. `None` if no gradient flows through the statistics, or if their own graph computes
+            it.
     """
 
     mean: Tensor
@@ -80,7 +101,7 @@ class AffineOfStatistics(NamedTuple):
     completion: Completion | None = None
 
     def of(self, x: Tensor) -> Tensor:
-        """As `Affine.of`."""
+        """Applies the function, like `Affine.of`."""
         if self.completion is not None:
             x, self = self.joined(x)
         mean, var, weight, bias = (tensor.view(-1, *(1,) * self.behind) for tensor in self.tensors)
@@ -89,10 +110,13 @@ class AffineOfStatistics(NamedTuple):
     def absorbed(self, x: Tensor) -> tuple[Tensor, AffineOfStatistics]:
         return x, self
 
+    def parts(self) -> Parts | None:
+        return None
+
     def joined(
         self, x: Tensor, reduced: Callable[[list[Tensor]], list[Tensor]] | None = None
     ) -> tuple[Tensor, AffineOfStatistics]:
-        """Returns `x` and an equal function; their graph completes the gradient of `x`. See `Completion.joined`."""
+        """Returns `x` and an equal function, whose graph completes the gradient of `x`. See `Completion.joined`."""
         assert self.completion is not None
         x, tensors = self.completion.joined(x, self.tensors, reduced)
         return x, self.with_tensors(*tensors)
@@ -127,6 +151,9 @@ class Producer(Protocol):
     def absorbed(self, x: Tensor) -> tuple[Tensor, Absorbed]:
         """Returns `x` and the function that the step applies to it."""
 
+    def parts(self) -> Parts | None:
+        """What the function depends on in the next call; `None`: calls cannot be compared by it."""
+
     def frozen(self) -> Producer:
         """Returns a function with equal results that can be used without side effects."""
 
@@ -151,4 +178,4 @@ class Absorbed(Producer, Protocol):
 
     @property
     def kind(self) -> Hashable:
-        """Key of the trace: functions with equal keys share one trace."""
+        """Key of the trace. Functions with equal keys share one trace."""

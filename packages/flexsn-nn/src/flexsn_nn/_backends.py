@@ -1,4 +1,4 @@
-"""Ways to run a scan, and the choice between them."""
+"""Backends that run a scan, and the choice of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ StepMode = Literal["s", "m"]
 
 BACKENDS: tuple[Backend, ...] = ("auto", "triton", "inductor", "cpp", "hop", "torch")
 STEP_MODES: tuple[StepMode, ...] = ("s", "m")
-# Two names of one backend.
+# Two names for one backend.
 _TRITON = frozenset({"triton", "inductor"})
 KERNEL_BACKENDS = _TRITON | {"cpp"}
 # Backends with compiled kernels that `choose` may return.
@@ -27,10 +27,10 @@ COMPILED = frozenset({"triton", "cpp"})
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The backend that runs and the reason; the backends that do not run and their reasons.
+    """The backend that runs, with the reason, and the backends that do not run, with their reasons.
 
     Attributes:
-        refused: for each backend that was considered and not chosen, the reason.
+        refused: the reason for each backend that was considered but not chosen.
     """
 
     backend: Backend
@@ -39,7 +39,7 @@ class Choice:
 
 
 def check_backend(backend: str, step_mode: str) -> Backend:
-    """Returns `backend` if it is known and can run in `step_mode`.
+    """Returns `backend` if it is known and can run in `step_mode`. Otherwise raises an error.
 
     Raises:
         UnknownNameError: an unknown name; the message contains the nearest known one.
@@ -66,7 +66,7 @@ def written_in(backend: Backend) -> TargetName:
 
 
 def check_step_mode(step_mode: str) -> StepMode:
-    """Returns `step_mode` if it is known; the error for another one names it."""
+    """Returns `step_mode` if it is known. Otherwise raises an error that contains it."""
     check_name("step_mode", step_mode, STEP_MODES)
     return cast(StepMode, step_mode)
 
@@ -78,16 +78,16 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
         compiling: True if the call is inside `torch.compile` or `torch.export`.
 
     Raises:
-        BackendUnavailableError: compiled kernels are requested by name and cannot run here.
+        BackendUnavailableError: compiled kernels are requested by name, but cannot run here.
     """
     if backend in ("torch", "hop"):
-        return Choice(backend, f"asked for as backend={backend!r}", {})
+        return Choice(backend, f"requested by backend={backend!r}", {})
     target: TargetName = "cpp" if backend == "cpp" or (backend == "auto" and device.type == "cpu") else "triton"
     why = why_unavailable(device, target)
     if backend in KERNEL_BACKENDS:
         if why is not None:
             raise BackendUnavailableError(f"backend={backend!r} cannot run: {why}")
-        return _with_kernels(target, f"asked for as backend={backend!r}", compiling)
+        return _with_kernels(target, f"requested by backend={backend!r}", compiling)
     if why is not None:
         return _without_kernels(f"compiled kernels cannot run: {why}", step_mode, compiling)
     if step_mode == "s" and compiling:
@@ -98,7 +98,7 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
 def choose_for_onnx(backend: Backend) -> Backend:
     """Chooses the backend inside of `torch.onnx.export`: the unrolled loop.
 
-    ONNX has the operations of the loop, but none of our operators.
+    ONNX has the operations of the loop, but not FlexSN's operators.
 
     Raises:
         ExportError: another backend is requested by name.
@@ -112,18 +112,18 @@ def choose_for_onnx(backend: Backend) -> Backend:
 
 
 def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
-    """Chooses kernels: inside of the graph if the compiler can include them, otherwise between its graphs."""
+    """Chooses kernels inside of the graph if the compiler can include them, and otherwise between its graphs."""
     if not compiling:
         return Choice(target, reason, {})
     why_no_operator = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
     if why_no_operator is not None:
         return Choice(target, reason, {"hop": why_no_operator})
-    how = "as the operator: Inductor makes kernels of it, or, with a warning, a loop if kernels refuse the core"
+    how = "as the operator: Inductor lowers it to kernels or, with a warning, to a loop if kernels refuse the core"
     return Choice("hop", f"{reason}; {how}", {})
 
 
 def _without_kernels(why_no_kernels: str, step_mode: StepMode, compiling: bool) -> Choice:
-    """Chooses the operator where a compiler would unroll the loop, and the loop elsewhere."""
+    """Chooses the operator if a compiler would unroll the loop, and otherwise the loop."""
     if step_mode == "s":
         return Choice("torch", why_no_kernels, {})
     if not compiling:

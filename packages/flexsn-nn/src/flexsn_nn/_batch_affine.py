@@ -1,12 +1,12 @@
-"""Batch normalisation split into statistics and an affine function that the neuron's step computes.
+"""Batch normalisation, split into statistics and an affine function that the neuron's step computes.
 
     y = weight (x - mean) / sqrt(var + eps) + bias = (x - mean) scale + shift
 
-The statistics and the running statistics equal those of `torch.nn.functional.batch_norm`. The gradient through them
-needs two sums per channel: the sum of the gradient of `y`, and the sum of its product with `x - mean`. These sums are
-the gradients of `shift` and of `scale`, which a kernel computes anyway.
+The statistics and the running statistics equal those of `torch.nn.functional.batch_norm`. The gradient through the
+statistics needs two sums per channel: the sum of the gradient of `y`, and the sum of its product with `x - mean`. These
+sums are the gradients of `shift` and `scale`, which a kernel computes anyway.
 
-Sources: Ioffe and Szegedy, "Batch normalization", ICML 2015; for several processes, torch's `SyncBatchNorm`.
+Sources: Ioffe and Szegedy, "Batch normalization", ICML 2015. For several processes, torch's `SyncBatchNorm`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics
+from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics, Parts
 from flexsn_nn._backends import COMPILED, choose
 from flexsn_nn._torch_private import between_graphs, is_exporting
 from flexsn_nn.errors import InputShapeError
@@ -37,11 +37,11 @@ def is_batch_norm(module: object) -> TypeGuard[BatchNorm]:
 
 
 class Normalisation(NamedTuple):
-    """A norm in front of a neuron, over all dimensions but the channels.
+    """A norm before a neuron, over all dimensions except the channels.
 
     Attributes:
         norm: the module, in training or evaluation mode.
-        lead: index of the dimension of the channels: 2 of `[T, B, C, ...]`, 1 of `[B, C, ...]`.
+        lead: index of the dimension of the channels: 2 for `[T, B, C, ...]`, 1 for `[B, C, ...]`.
     """
 
     norm: BatchNorm
@@ -57,11 +57,12 @@ class Normalisation(NamedTuple):
         """Computes the statistics, and updates the running statistics as the norm does.
 
         Returns:
-            `x` and the affine part that is to be applied to it. The affine part also holds the gradient that flows to
-            `x` through the statistics.
+            `x`, and the affine part to apply to it. The affine part also holds the gradient of `x` that flows through
+            the statistics.
 
         Raises:
-            InputShapeError: the number of channels differs from the norm's, or a channel has one element in training.
+            InputShapeError: the number of channels differs from that of the norm, or a channel has one element in
+            training.
         """
         norm, compiling = self.norm, torch.compiler.is_compiling()
         frames = self._frames(x if compiling else x.detach())
@@ -81,8 +82,23 @@ class Normalisation(NamedTuple):
         weight, bias = _learned(norm, mean)
         return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, frames.dim() - 2)
 
+    def parts(self) -> Parts | None:
+        """As `Producer.parts`, for norms with weights and running statistics, in one process."""
+        norm = self.norm
+        own, learned, kept = norm.__dict__, norm._parameters, norm._buffers  # faster than attributes
+        mean, var, tracked = kept.get("running_mean"), kept.get("running_var"), kept.get("num_batches_tracked")
+        weight, bias, training, momentum = learned.get("weight"), learned.get("bias"), own["training"], own["momentum"]
+        if mean is None or var is None or weight is None or bias is None or mean.dtype != torch.float32:
+            return None
+        key = type(norm), self.lead, own["num_features"], own["eps"]
+        if not training:
+            return Parts(key, (mean, var, weight, bias))
+        if momentum is None or tracked is None or not own["track_running_stats"] or _group(norm) is not None:
+            return None
+        return Parts((*key, momentum), (mean, var, weight, bias), (tracked,), partial(_update, self.lead, momentum))
+
     def frozen(self) -> Normalisation:
-        """Returns this norm in evaluation mode, with the statistics as they are."""
+        """Returns this norm in evaluation mode, with its current statistics."""
         twin = copy(self.norm)
         twin.training = False
         return Normalisation(twin, self.lead)
@@ -102,12 +118,12 @@ class Normalisation(NamedTuple):
 
 
 def _dtype(x: Tensor) -> torch.dtype:
-    """Dtype in which norms compute."""
+    """Returns the dtype in which norms compute."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def _group(norm: BatchNorm) -> Any:
-    """Returns the group of processes whose batches this norm joins; `None` if the norm uses this process alone."""
+    """Returns the group of processes whose batches this norm combines; `None` if it only uses this process."""
     if not isinstance(norm, nn.SyncBatchNorm) or not norm.training or not dist.is_available():
         return None
     if not dist.is_initialized():
@@ -138,7 +154,7 @@ def graph_affine(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Affine:
-    """Affine part of `torch.nn.functional.batch_norm`, `[C, 1, ...]`; also updates the running statistics.
+    """Computes the affine part of `torch.nn.functional.batch_norm`, `[C, 1, ...]`. Updates the running statistics.
 
     Args:
         input: `[B, C, ...]`.
@@ -163,8 +179,8 @@ def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
 
 
 def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance, by an operator with kernels if there is one, otherwise by operations of any compiler."""
-    # Wrappers of tensors, such as a DTensor, have no kernels. Tensors with which compilers trace represent plain ones.
+    """Computes mean and variance: by an operator with kernels if there is one, otherwise by standard operations."""
+    # Wrappers of tensors, such as a DTensor, have no kernels. The fake tensors of compilers count as plain tensors.
     is_plain = type(frames) is Tensor or not hasattr(type(frames), "__tensor_flatten__")
     if is_plain and not is_exporting() and has_moments(frames):
         found: tuple[Tensor, Tensor] = batch_moments_op(frames)
@@ -216,10 +232,10 @@ def _move(
 
 
 class _Batch(NamedTuple):
-    """Statistics of a batch, in the dtype of statistics.
+    """Statistics of a batch, in the dtype in which norms compute.
 
     Attributes:
-        mean, var: one value per channel; the variance is the mean square of the deviations.
+        mean, var: one value per channel. The variance is the mean square of the deviations.
         total: number of values per channel, in all processes.
     """
 
@@ -245,7 +261,7 @@ def _of_batch(norm: BatchNorm, x: Tensor, frames: Tensor, group: Any) -> tuple[T
 
 
 def _learned(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight and bias, in the dtype of the statistics."""
+    """Returns weight and bias in the dtype of the statistics."""
     dtype = like.dtype
     weight: Tensor = torch.ones_like(like) if norm.weight is None else norm.weight
     bias: Tensor = torch.zeros_like(like) if norm.bias is None else norm.bias
@@ -284,7 +300,7 @@ def _moments(
     momentum: float = 0.0,
     tracked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes mean and variance over all dimensions but the channels; also updates the running statistics."""
+    """Computes mean and variance over all dimensions except the channels. Updates the running statistics."""
     found = batch_moments(frames, running, momentum, tracked)
     if found is not None:
         return found
@@ -296,10 +312,17 @@ def _moments(
         if running is not None:
             _move(*running, mean, var, frames.numel() // frames.shape[1], momentum)
         return mean, var
-    if running is None:  # with running statistics in half precision, the results would have half precision, too
+    if running is None:  # half-precision running statistics would round the results
         running = (frames.new_zeros(frames.shape[1], dtype=dtype), frames.new_ones(frames.shape[1], dtype=dtype))
     mean, var = torch.batch_norm_update_stats(frames, running[0], running[1], momentum)
     return (mean, var) if mean.dtype == dtype else (mean.to(dtype), var.to(dtype))
+
+
+def _update(
+    lead: int, momentum: float, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, tracked: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Computes mean and variance of a batch, and updates the running ones."""
+    return _moments(x.flatten(0, 1) if lead == 2 else x, (mean, var), momentum, tracked)
 
 
 def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
@@ -323,10 +346,11 @@ def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
 
 
 class _ThroughStatistics(StandIns):
-    """Gradient of `x`: the part from the outputs and the part through the statistics. Also a step that computes it.
+    """The gradient of `x` from the outputs and through the statistics, as a function and as a step that computes it.
 
     Args:
-        like: tensors like weight, bias, mean, variance, `-1 / count`, and the gradients of weight and bias.
+        like: tensors that have the layouts of weight, bias, mean, variance, `-1 / count`, and the gradients of weight
+        and bias.
         behind: number of dimensions after the channels.
     """
 
@@ -366,7 +390,7 @@ def _has_kernels(device: torch.device) -> bool:
     return choose("auto", "m", device, compiling=False).backend in COMPILED
 
 
-# Entries are never removed: kernels in CUDA graphs read them.
+# Entries are never removed, because kernels in CUDA graphs read them.
 _MOST_SHARES = 1024
 _shares: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
@@ -380,7 +404,7 @@ def _share(total: int | Tensor, like: Tensor) -> tuple[Tensor, bool]:
     if share is None:
         if like.is_cuda and torch.cuda.is_current_stream_capturing():
             return like.new_full((1,), -1.0 / total), False  # belongs to the graph
-        # The copy from the host is synchronous: other streams read the tensor, too.
+        # The copy from the host is synchronous, because other streams read the tensor, too.
         share = torch.tensor([-1.0 / total], dtype=like.dtype, device=like.device)
         if len(_shares) >= _MOST_SHARES or type(share) is not Tensor:
             return share, type(share) is Tensor

@@ -17,8 +17,8 @@ from flexsn_runtime import DeviceError
 class Range(TypedDict, total=False):
     """Bounds of a number, and a hint for the error message.
 
-    `hint` is a sentence that says what to do when the number is out of range. `finite` is true if formulas with the
-    number have finite derivatives also close to `above`; by default they have a pole at that bound.
+    `hint` is a sentence with advice for numbers that are out of range. `finite` is True if the derivatives of formulas
+    with the number are finite even close to `above`. By default, these formulas have a pole at that bound.
     """
 
     at_least: float
@@ -30,12 +30,12 @@ class Range(TypedDict, total=False):
 
 
 def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> None:
-    """Raises `ParameterError` unless `value`, or each element of it, is finite and in the range.
+    """Raises `ParameterError` unless `value`, or each element of it, is finite and in its range.
 
     Args:
         name: the parameter's name.
         value: a number, or a floating-point tensor.
-        limits: the range.
+        limits: bounds of the range.
     """
     if isinstance(value, Tensor):
         if not value.is_floating_point():
@@ -64,17 +64,17 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
 
 
 def check_function(name: str, function: object, example: str = "surrogate.Sigmoid()") -> None:
-    """Raises `ParameterError` unless `function` can be called with a tensor; a class or a name cannot."""
+    """Raises `ParameterError` unless `function` can be called with a tensor. A class or a name cannot."""
     if isinstance(function, type):
         raise ParameterError(f"{name} is the class {function.__name__}; give an instance: {function.__name__}().")
     if not callable(function):
         raise ParameterError(
-            f"{name} is {function!r}, a {type(function).__name__}; give a function of tensors, as {example}."
+            f"{name} is {function!r}, a {type(function).__name__}; give a function of tensors, such as {example}."
         )
 
 
 def check_module(name: str, module: object) -> None:
-    """Raises `TypeError` unless `module` is an `nn.Module`; a class or a list of modules is not one."""
+    """Raises `TypeError` unless `module` is an `nn.Module`. A class or a list of modules is not one."""
     if isinstance(module, nn.Module):
         return
     if isinstance(module, type):
@@ -84,11 +84,11 @@ def check_module(name: str, module: object) -> None:
 
 
 def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
-    """Raises unless `value` is a tensor.
+    """Raises an error unless `value` is a tensor.
 
     Args:
         name: the argument's name, for the message.
-        dims: the smallest number of dimensions that is accepted.
+        dims: smallest number of dimensions that is accepted.
 
     Raises:
         TypeError: `value` is not a tensor.
@@ -111,7 +111,7 @@ def check_device(name: str, own: Tensor, x: Tensor) -> None:
 
 
 def are_apart(tensor: Tensor, device: torch.device) -> bool:
-    """True if a tensor is on another device, unless it is a single number on the CPU, which any device accepts."""
+    """True if a tensor is on another device. Ignores a single number on the CPU, since every device accepts it."""
     return tensor.device != device and (tensor.dim() > 0 or tensor.device.type != "cpu")
 
 
@@ -122,7 +122,7 @@ def check_count(name: str, value: int, *, at_least: int = 1) -> None:
 
 
 def check_name(what: str, name: str, known: Iterable[str]) -> None:
-    """Raises `UnknownNameError`, with the nearest known name, unless `name` is known."""
+    """Raises `UnknownNameError` unless `name` is known. The message suggests the nearest known name."""
     names = list(known)
     if name in names:
         return

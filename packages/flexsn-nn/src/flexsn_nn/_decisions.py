@@ -1,4 +1,4 @@
-"""Record of the backends that ran a neuron's calls. Calls follow this record, and `explain()` prints it."""
+"""Record of the backends that ran a neuron's calls. Later calls follow it, and `explain()` prints it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Hashable
 
 from flexsn_nn._backends import COMPILED, Choice
 
-# The device's type, and True if a compiler traces the call.
+# The type of a call's device, and True if a compiler traces the call.
 Situation = tuple[str, bool]
 
-# A neuron whose calls run as a loop for ever new reasons keeps the first reasons only.
+# If a neuron's calls run as a loop for more and more reasons, only the first ones are stored.
 _MOST = 16
 
 
 class Decisions:
-    """Backends that were chosen for a neuron, and that ran, since the neuron was last changed."""
+    """Backends that were chosen for a neuron, and backends that ran, since the neuron was last changed."""
 
     def __init__(self) -> None:
         self._choices: dict[Situation, Choice] = {}
-        # Each choice comes with the kinds of the core's modules.
+        # Each choice is stored with the kinds of the core's modules.
         self._ran: dict[Situation, list[tuple[Hashable, Choice]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._choices)
 
     def choice(self, situation: Situation) -> Choice | None:
-        """Returns the backend chosen for a situation before any call is examined; `None` if none is chosen yet."""
+        """Returns the backend that was chosen for a situation; `None` if none is chosen yet."""
         return self._choices.get(situation)
 
     def choose(self, situation: Situation, choice: Choice) -> None:
@@ -33,10 +33,10 @@ class Decisions:
         self._choices[situation] = choice
 
     def ran(self, situation: Situation, why_loop: str | None, kinds: Hashable) -> None:
-        """Records that a call ran on the chosen backend, or as the loop.
+        """Records that a call ran on the chosen backend or as the loop.
 
         Args:
-            why_loop: the reason for the loop; `None` if the chosen backend ran.
+            why_loop: reason for the loop; `None` if the chosen backend ran.
             kinds: kinds of the core's modules, from `kinds_of`.
         """
         chosen = self._choices[situation]
@@ -46,22 +46,22 @@ class Decisions:
             ran.append((kinds, choice))
 
     def forget(self, situation: Situation) -> None:
-        """Drops the calls that ran in a situation, because the core has changed since."""
+        """Drops the record of calls in a situation, because the core has changed."""
         self._ran.pop(situation, None)
 
     def clear(self) -> None:
-        """Drops everything, because the neuron was changed."""
+        """Drops the whole record, because the neuron was changed."""
         self._choices.clear()
         self._ran.clear()
 
     def latest(self, situation: Situation, kinds: Hashable) -> Choice | None:
-        """Returns the choice that ran the latest calls with these kinds; `None` if none ran."""
+        """Returns the choice that ran the latest calls with these kinds; `None` if there were none."""
         found = self._of(situation, kinds) if situation in self._choices else []
         return found[-1] if found else None
 
     @property
     def has_kernels(self) -> bool:
-        """True if kernels are chosen in some situation, even if they ran no call."""
+        """True if kernels are chosen in any situation, even if they have not run yet."""
         return any(choice.backend in COMPILED for choice in self._choices.values())
 
     def has_launched(self, kinds: Hashable) -> bool:
@@ -70,7 +70,7 @@ class Decisions:
         return any(choice.backend in COMPILED for situation in outside for choice in self._of(situation, kinds))
 
     def verdict(self, kinds: Hashable) -> str | None:
-        """Summarises all calls with modules of these kinds in one line; `None` if they ran in one way."""
+        """Summarises all calls with modules of these kinds in one line; `None` if they all ran in one way."""
         ran = [(situation[1], choice) for situation in self._choices for choice in self._of(situation, kinds)]
         if len(ran) < 2:
             return None
@@ -78,7 +78,7 @@ class Decisions:
         return f"calls ran in {len(ran)} ways: {', '.join(names)}"
 
     def lines(self, kinds: Hashable) -> list[str]:
-        """Lines of `explain()` for calls with modules of these kinds: a summary, then a line for each way."""
+        """Returns lines for `explain()` about calls with modules of these kinds: a summary, then one line per way."""
         verdict = self.verdict(kinds)
         lines = [] if verdict is None else [verdict]
         for situation in self._choices:

@@ -24,28 +24,29 @@ INTERPOLATIONS = ("linear", "triangle", "gaussian")
 
 
 class Delay(Stateful):
-    """Computes `y[t] = x[t - delay]`, zeros before the first step; between two steps, the line through both of them.
+    """Computes `y[t] = x[t - delay]`, with zeros before the first step. Delays between steps are interpolated.
 
         linear     y[t] = (1 - f) x[t - n] + f x[t - n - 1],    n = floor(delay), f = delay - n
         triangle   y[t] = sum over l of max(0, width - abs(l - delay)) / width^2 * x[t - l]
         gaussian   y[t] = sum over l of w[l] x[t - l] / sum over l of w[l],    w[l] = exp(-(l - delay)^2 / (2 width^2))
 
-    The layer keeps the last inputs from call to call until `reset()`. The gradient of a learned delay is
-    `x[t - n - 1] - x[t - n]` for `"linear"`, which covers two steps; the two others cover all steps within their width.
-    Decrease `width` during training, for example with `layer.width = 0.5`. In evaluation, the two others round the
-    delay to a whole step, so that delayed spikes are spikes.
+    The layer keeps the last inputs from call to call until `reset()`. For `"linear"`, the gradient of a learned delay
+    is `x[t - n - 1] - x[t - n]`, which depends on two steps only. For the other interpolations, it depends on all steps
+    within their width. You can decrease `width` during training, for example with `layer.width = 0.5`. In evaluation,
+    `"triangle"` and `"gaussian"` round the delay to a whole step, so that delayed spikes are spikes.
 
     Args:
-        delay: delay in steps, at least 0: a number; a tensor of delays that broadcasts to the step (`[C, 1, 1]` for one
-            per channel of `[B, C, H, W]`); or an `nn.Parameter` of them.
-        max_delay: largest possible delay, a whole number of steps. Learned delays beyond it, or below 0, count as the
-            nearest one within, with its gradient (`RangeWarning`). `None` stands for the largest of `delay`, rounded
-            up; for a learned delay, for twice that, at least 1.
-        learn: whether to make an `nn.Parameter` of `delay`; a number becomes one of shape `[1]`.
+        delay: delay in steps, at least 0: a number; a tensor of delays that broadcasts to the step, such as `[C, 1, 1]`
+            with one delay per channel of `[B, C, H, W]`; or an `nn.Parameter`.
+        max_delay: largest possible delay, a whole number of steps. A learned delay that is larger than this or below 0
+            counts as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). The default,
+            `None`, is the largest value of `delay`, rounded up; for a learned delay, it is twice that value, and at
+            least 1.
+        learn: True to make an `nn.Parameter` of `delay`. A number becomes a parameter of shape `[1]`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
         interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
-        width: width of the triangle (half its base; at 1 it is `"linear"`) or of the Gaussian (its standard deviation),
-            in steps, above 0: a buffer.
+        width: width in steps, above 0: half of the base of the triangle (1 equals `"linear"`), or the standard
+            deviation of the Gaussian. It is a buffer.
 
     Raises:
         ParameterError: a delay is below 0 or above `max_delay`; the width is 0 or less, or given for `"linear"`.
@@ -131,28 +132,28 @@ class Delay(Stateful):
             raise ParameterError(f"delay is {delay:g}, above max_delay={self.max_delay}.")
 
     def look_at_range(self) -> None:
-        """Warns, once, about learned delays that have left their range."""
+        """Warns, once for each delay, if a learned delay has left its range."""
         self._ranges.look(self, {"delay": self._limits})
 
     def strays(self) -> Iterator[str]:
-        """Reports, for `explain()`, that a delay has left its range. (Waits for the device.)"""
+        """Yields a message for `explain()` if a delay has left its range. Waits for the device."""
         try:
             check_number("delay", self.delay, **self._limits)
         except ParameterError as error:
             yield f"a parameter has left its range, and counts as the nearest number in it: {error}"
 
     def in_evaluation(self) -> float | Tensor:
-        """Returns the delay in evaluation: within its range, and rounded unless `interpolation="linear"`."""
+        """Returns the delay that evaluation uses: within its range, and rounded unless `interpolation="linear"`."""
         if not isinstance(self.delay, Tensor):
             return self.delay
         delay = self.delay.detach().clamp(0, self.max_delay)
         return delay.round() if self._spreads else delay
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps `[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
+        """Delays a sequence: `[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
-            StateError: the kept inputs have another shape or dtype.
+            StateError: the earlier inputs have another shape or dtype.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if isinstance(self.delay, Tensor):
@@ -178,36 +179,36 @@ class Delay(Stateful):
 
     @property
     def is_between(self) -> bool:
-        """True if delayed values lie between those of two steps."""
+        """True if delayed values are interpolated between two steps."""
         if self._spreads:
             return False
         return bool(self.max_delay) and (isinstance(self.delay, Tensor) or self.delay % 1 != 0)
 
     def fits(self, x: Tensor) -> bool:
-        """True if the delays of a sequence broadcast to its steps, on its device."""
+        """True if the delays broadcast to the steps of a sequence and are on its device."""
         delay = self.delay
         if not isinstance(delay, Tensor):
             return True
         return delay.device == x.device and _flat(delay, x.shape[1:]) is not None
 
     def of(self, x: Tensor) -> Tensor:
-        """Maps `[T, *step] -> [T, *step]`, without earlier inputs; keeps nothing."""
+        """Delays a sequence `[T, *step] -> [T, *step]` that has no earlier inputs. Keeps no inputs."""
         y = self._by_kernel(x, None)
         return self._delayed(torch.cat([x.new_zeros((self.max_delay, *x.shape[1:])), x]), len(x)) if y is None else y
 
     def steps_back(self) -> float | Tensor:
-        """Returns the delays, of which whole steps count."""
+        """Returns the delays. Only their whole steps matter."""
         if not isinstance(self.delay, Tensor):
             return self.delay
         return self.in_evaluation() if self._spreads else self.delay.detach()
 
     def between(self, late: Tensor, later: Tensor | None = None, delay: Tensor | None = None) -> Tensor:
-        """Returns the delayed value of a step.
+        """Interpolates the delayed value of a step.
 
         Args:
-            late: value delayed by the whole steps of the delay.
-            later: value one step before `late`; `None` if the delays are whole steps.
-            delay: `self.delay`, or its stand-in in a trace; `None` for a number.
+            late: value of `x` at the whole steps of the delay.
+            later: value one step earlier than `late`; `None` if the delays are whole steps.
+            delay: `self.delay`, or its stand-in in a trace; `None` if it is a number.
         """
         if later is None:
             return late
@@ -218,7 +219,7 @@ class Delay(Stateful):
         return _between(late, later, (delay - self._whole_steps(delay)).to(late.dtype))
 
     def _hands_over(self, x: Tensor) -> bool:
-        """Returns True if the next neuron receives a sequence with this layer, and not the delayed sequence."""
+        """Passes the sequence and this layer to the next neuron, if possible. Returns True if it did."""
         if self._handover is None or self.step_mode != "m" or self.states or not self.max_delay:
             return False
         if self._spreads and (self.training or not isinstance(self.delay, Tensor)):
@@ -232,28 +233,28 @@ class Delay(Stateful):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns zeros `[max_delay, *step]`, which stand for earlier inputs."""
+        """Returns zeros `[max_delay, *step]`, which take the place of earlier inputs."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.max_delay, *step))] if self.max_delay else []
 
     def _history(self, new: Tensor) -> Tensor:
-        """Returns the last `max_delay` inputs, zeros at first."""
+        """Returns the last `max_delay` inputs, which are zeros at first."""
         shape = torch.Size((self.max_delay, *new.shape[1:]))
         if not self.max_delay or not self.states:
             return new.new_zeros(shape)
         (history,) = self.states
-        check_kept("what the delay keeps of earlier inputs", history, shape, new)
+        check_kept("the delay's record of earlier inputs", history, shape, new)
         return history
 
     def of_past(self, past: Sequence[Tensor]) -> Tensor:
-        """Returns the delayed value, from past values, for step functions that keep their own past.
+        """Computes the delayed value from past values, for step functions that store their own past.
 
         Args:
-            past: `max_delay + 1` tensors of one shape to which the delay broadcasts; `past[l]` is the value `l` steps
-                ago.
+            past: `max_delay + 1` tensors of one shape, to which the delay broadcasts. `past[l]` is the value from `l`
+                steps ago.
 
-        Returns:
-            A tensor of that shape and dtype.
+            Returns:
+                A tensor with the shape and dtype of the values.
         """
         delay = self.delay
         if not isinstance(delay, Tensor):
@@ -277,10 +278,11 @@ class Delay(Stateful):
         distances = [steps - delay for steps in range(len(past))]
         if self.interpolation == "triangle":
             weights = [(width - distance.abs()).clamp(min=0) for distance in distances]
-        else:  # relative to the nearest step, whose weight is 1, so narrow ones do not vanish
+        else:  # relative to the nearest step, so that narrow weights do not vanish
             weights = [torch.exp((nearest * nearest - d * d) / (2 * width * width)) for d in distances]
         total = _added([weight * value for weight, value in zip(weights, past, strict=True)])
-        # A gradient is multiplied by the reciprocal, for each value of the past, and not divided.
+        # Multiplying by the reciprocal is cheaper than dividing, since each value of the past needs the factor in the
+        # gradient.
         spread = total * (1 / (width * width if self.interpolation == "triangle" else _added(weights)))
         return spread.to(past[0].dtype)
 
@@ -288,7 +290,7 @@ class Delay(Stateful):
         return within(delay.to(torch.promote_types(dtype, torch.float32)), **self._limits)
 
     def _whole_steps(self, delay: Tensor) -> Tensor:
-        """Returns all but a fraction. No step follows the last: max_delay is max_delay - 1, and a fraction of 1."""
+        """Returns the whole steps. The last step has no next one, so `max_delay` counts as `max_delay - 1` plus 1."""
         return delay.detach().floor().clamp(max=self.max_delay - 1 if self.max_delay else 0)
 
     def _delayed(self, seen: Tensor, steps: int) -> Tensor:
@@ -308,7 +310,7 @@ class Delay(Stateful):
         return _between(late, self._gathered(seen, steps, whole_steps + 1), fraction)
 
     def _by_kernel(self, new: Tensor, past: Tensor | None) -> Tensor | None:
-        """Returns the delayed sequence after `past` (`None`: zeros), or `None` if no kernel computes it."""
+        """Returns the delayed sequence after `past` (zeros if `None`), or `None` if no kernel can compute it."""
         if not isinstance(self.delay, Tensor) or not self.max_delay or why_no_delay_kernel(new) is not None:
             return None
         flat = _flat(self.delay, new.shape[1:])
@@ -324,15 +326,15 @@ class Delay(Stateful):
         return delay_between(new, past, whole.int(), (delay - whole).to(new.dtype), inner, most)
 
     def _keep(self, new: Tensor) -> None:
-        """Keeps the last `max_delay` inputs."""
+        """Stores the last `max_delay` inputs."""
         before = len(new) - self.max_delay
         if before >= 0:
-            self.states = [new[before:].clone()]  # the caller may write to the input
+            self.states = [new[before:].clone()]  # a copy, because the caller may write to the input
         else:
             self.states = [torch.cat([self._history(new)[len(new) :], new])]
 
     def _taps(self, delay: Tensor) -> Tensor:
-        """Maps `[size] -> [max_delay + 1, size]`: row `l` is the weight of the value `l` steps ago."""
+        """Maps delays `[size]` to weights `[max_delay + 1, size]`. Row `l` weights the value from `l` steps ago."""
         width, distance = self._distances(delay)
         if self.interpolation == "triangle":
             return (width - distance.abs()).clamp(min=0) / (width * width)
@@ -341,7 +343,7 @@ class Delay(Stateful):
         return weights / weights.sum(0)
 
     def _slopes(self, delay: Tensor) -> Tensor:
-        """Returns derivatives of `_taps` by the delay."""
+        """Returns the derivatives of `_taps` with respect to the delay."""
         width, distance = self._distances(delay)
         if self.interpolation == "triangle":
             return distance.sign() * (distance.abs() <= width) / (width * width)
@@ -349,12 +351,12 @@ class Delay(Stateful):
         return taps * (slopes - (taps * slopes).sum(0))
 
     def _distances(self, delay: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the width, and the distances of whole steps from the delay, `[max_delay + 1, size]`."""
+        """Returns the width, and the distance of each whole step from the delay, `[max_delay + 1, size]`."""
         steps = torch.arange(self.max_delay + 1, device=delay.device, dtype=delay.dtype)
         return self.width.to(delay.dtype), steps.unsqueeze(1) - delay
 
     def _gathered(self, seen: Tensor, steps: int, delay: Tensor) -> Tensor:
-        """Delays each element by its own whole number."""
+        """Delays each element by its own number of whole steps."""
         step = seen.shape[1:]
         index = self.max_delay + torch.arange(steps, device=seen.device).view(-1, *[1] * len(step))
         return seen.gather(0, (index - delay.long()).expand(steps, *step))
@@ -365,12 +367,12 @@ class Delay(Stateful):
     def extra_repr(self) -> str:
         shown = list(self.delay.shape) if isinstance(self.delay, Tensor) else self.delay
         spread = f", interpolation={self.interpolation!r}, width={float(self.width):.4g}" if self._spreads else ""
-        fused = "" if self._handover is None else ", computed by the neuron behind"
+        fused = "" if self._handover is None else ", computed by the next neuron"
         return f"delay={shown}, max_delay={self.max_delay}{spread}, step_mode={self.step_mode!r}{fused}"
 
 
 class _Flat(NamedTuple):
-    """Delays of a step's elements: element `e` has number `e // inner % len(delays)`."""
+    """Delays of a step's elements. Element `e` has the delay with index `e // inner % len(delays)`."""
 
     delays: Tensor
     inner: int
@@ -402,22 +404,22 @@ def _between(late: Tensor, later: Tensor, fraction: float | Tensor) -> Tensor:
 def _of_step(delay: Tensor, value: Tensor) -> Tensor:
     """Returns the delay as a value of the step.
 
-    A kernel would load values computed from captured tensors alone, a weight for each step of the past, and sum the
-    gradient of each over time. From a value of the step, it computes them in registers. The condition always holds.
+    From captured tensors, a kernel would load a weight for each past step, and sum the gradient of each weight over
+    time. From a value of the step, it computes the weights in registers. The condition in this function is always True.
     """
     return torch.where((value == value) | (value != value), delay, 0)
 
 
 def _chosen(values: Sequence[Tensor], number: Tensor) -> Tensor:
-    """Returns, for each element, that of the value with this number.
+    """Selects, for each element, the value whose index is the element's number.
 
-    The first value is added last: as the latest one of a past, it is ready when kernels have computed the rest.
+    The first value is added last. It is the latest one of a past, so it is ready when kernels have added the others.
     """
     return _added([torch.where(number == i, value, 0) for i, value in enumerate(values)])
 
 
 def _added(values: Sequence[Tensor]) -> Tensor:
-    """Returns the sum, from the last value to the first."""
+    """Adds the values, from the last one to the first."""
     return functools.reduce(torch.add, reversed(values))
 
 

@@ -1,4 +1,4 @@
-"""Causes of a call's failure that the failing operation does not name."""
+"""Finds causes of a failed call that the failing operation does not name."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, e
 
     Args:
         inputs: inputs of the call.
-        module: the neuron, whose parameters and buffers the step reads.
-        core: the step, whose captured tensors are compared, too.
-        error: the error that torch raised; an error of this project already names its cause.
+        module: neuron whose parameters and buffers the step reads.
+        core: step function, whose captured tensors are compared, too.
+        error: error that torch raised. An error of this project already names its cause.
     """
     if type(error).__module__.startswith("flexsn_"):
         return
@@ -28,8 +28,8 @@ def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, e
     for name, tensor in _tensors(inputs, module, core):
         if are_apart(tensor, device):
             raise DeviceError(
-                f"{name} is on {tensor.device} and input 0 on {device}: move both to one device, as "
-                f"neuron.to({str(device)!r}) or x.to({str(tensor.device)!r}) do."
+                f"{name} is on {tensor.device} and input 0 on {device}: move both to one device, with "
+                f"neuron.to({str(device)!r}) or x.to({str(tensor.device)!r})."
             ) from error
 
 
@@ -46,7 +46,7 @@ def explain_dtypes(inputs: Sequence[Tensor], error: Exception) -> None:
 
 
 def _tensors(inputs: Sequence[Tensor], module: nn.Module, core: object) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that a step reads, by name."""
+    """Yields the tensors that a step reads, with their names."""
     yield from ((f"input {i}", x) for i, x in enumerate(inputs))
     yield from ((f"the parameter {name}", value) for name, value in module.named_parameters())
     yield from ((f"the buffer {name}", value) for name, value in module.named_buffers())

@@ -6,13 +6,13 @@ from torch import Tensor, fx
 
 
 def example(node: object) -> Tensor | None:
-    """Returns the tensor without values that a node represents."""
+    """Returns the example tensor of a node, which has no values; `None` if there is none."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return value if isinstance(value, Tensor) else None
 
 
 def is_written(node: object) -> bool:
-    """True if the graph writes to the memory of a node's tensor, or if the node's tensor is unknown."""
+    """True if the graph writes to the memory of a node's tensor. Also True if this tensor is unknown."""
     tensor = example(node)
     return tensor is None or tensor._version != 0
 

@@ -1,4 +1,4 @@
-"""`example_outputs`: shapes and dtypes of one step's outputs, for calls that run without a step."""
+"""The argument `example_outputs`: shapes and dtypes of one step's outputs, for calls with zero steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Spec = tuple[Sequence[int], torch.dtype]
 
 
 def specs_of(examples: Sequence[Tensor] | None, num_outputs: int) -> list[Spec] | None:
-    """Shapes and dtypes of `example_outputs`."""
+    """Returns shapes and dtypes of `example_outputs`."""
     if examples is None:
         return None
     if isinstance(examples, Tensor):

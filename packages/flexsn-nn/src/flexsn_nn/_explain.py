@@ -1,4 +1,4 @@
-"""Description of the bytes that a scan moves through memory, for `FlexSN.explain`."""
+"""Describes the bytes that a scan moves through memory, for `FlexSN.explain`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flexsn_runtime import (
 
 
 def kernels(program: ScanProgram) -> list[str]:
-    """Lists the kernels compiled so far: a line for each set of shapes and dtypes."""
+    """Lists the kernels that are compiled so far, with a line for each set of shapes and dtypes."""
     return [
         f"kernels for steps of {', '.join(map(str, step.trace.inputs))}: {', '.join(_counted(step.kernel_names))}"
         for step in program.specializations
@@ -35,19 +35,19 @@ def without_hash(name: str) -> str:
 
 
 def _counted(names: Sequence[str]) -> list[str]:
-    """Names of kernels without hashes; a name that several kernels have comes once, with their number."""
+    """Returns the names of kernels without hashes. A name of several kernels appears once, with their number."""
     counts = Counter(map(without_hash, names))
     return [name if count == 1 else f"{name} ({count} kernels)" for name, count in counts.items()]
 
 
 def launchers(program: ScanProgram) -> list[str]:
-    """Names the launcher of compiled steps in training: a line for each device."""
+    """Names the launcher of compiled steps in training, with a line for each device."""
     devices = {step.device: None for step in program.specializations if isinstance(step, Specialization)}
     return [f"steps of training that repeat are launched by: {launcher_in_words(device)}" for device in devices]
 
 
 def segments(programs: Sequence[ScanProgram]) -> list[str]:
-    """Describes parallel segments of time: their number, their warm-up, and how many steps were computed again."""
+    """Describes parallel segments of time: their number, warm-up, and the number of steps that were computed again."""
     steps = [step for program in programs for step in program.specializations if isinstance(step, Specialization)]
     lines = [f"few neurons over many steps: {line}" for step in steps for line in step.segments_in_words()]
     return list(dict.fromkeys(lines))
@@ -64,7 +64,7 @@ _PLURALS = {"product": "products", "convolution": "convolutions", "reduction of 
 
 
 def products(program: ScanProgram) -> list[str]:
-    """Lines for each product with a matrix and each reduction of rows, for each set of shapes and dtypes."""
+    """Describes each product with a matrix and each reduction of rows, for each set of shapes and dtypes."""
     lines = []
     for step in program.specializations:
         if isinstance(step, RecurrentSpecialization):
@@ -91,7 +91,8 @@ def products(program: ScanProgram) -> list[str]:
 def constants(program: ScanProgram) -> list[str]:
     """Lists the values that the core read in Python.
 
-    Some are constants of the kernels, which are built again when a constant changes; changes of the others are ignored.
+    Some of them are constants of the kernels, which are built again when a constant changes. Changes of the others have
+    no effect.
     """
     found: dict[str, object] = {}
     own: dict[str, None] = {}
@@ -118,7 +119,7 @@ def traffic(
 
     Args:
         inputs: sequences `[T, *step]`.
-        states: the initial states; `None`: zeros, which no kernel reads.
+        states: initial states; `None` for zeros, which no kernel reads.
         keep: True if state sequences are kept.
     """
     try:
@@ -160,8 +161,8 @@ def traffic(
         reads, moved = "them, the inputs again", sum(read.values()) + 2 * checkpoints
     else:
         kept = [str(dtype).removeprefix("torch.") for dtype in residuals.dtypes]
-        writes = f"what its gradient needs ({', '.join(kept) or 'nothing'} at every step)"
-        reads, moved = "that", int(num_steps * size * residuals.traffic)
+        writes = f"the values that its gradient needs ({', '.join(kept) or 'nothing'} at every step)"
+        reads, moved = "them", int(num_steps * size * residuals.traffic)
     return [
         f"compiled kernels over {num_steps} steps of {size} elements (once through them, a stream: {_human(stream)}):",
         f"  forward reads {_list(read)}; writes {_list(written)}: {_streams(_sum(read, written), stream)}",
@@ -205,7 +206,7 @@ def _names(names: Sequence[str], dims: Sequence[int]) -> str:
 
 
 def _lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if a tensor has this shape and these strides."""
+    """True if a tensor has these strides, and this shape."""
     return tuple(tensor.shape) == tuple(shape) and all(
         size == 1 or stride == wanted for size, stride, wanted in zip(shape, tensor.stride(), strides, strict=True)
     )
@@ -218,7 +219,7 @@ def _copies(inputs: Sequence[Tensor], captured: Sequence[Tensor]) -> str:
 
 
 def _size_in_memory(x: Tensor) -> int:
-    """Number of bytes to read; an expanded dimension counts once."""
+    """Returns the number of bytes to read. An expanded dimension counts once."""
     sizes = [n for n, stride in zip(x.shape, x.stride(), strict=True) if stride != 0]
     return math.prod(sizes) * x.element_size()
 
@@ -241,7 +242,7 @@ def _list(parts: dict[str, int]) -> str:
 
 def _human(count: float) -> str:
     for unit in ("B", "kB", "MB"):
-        if count < 999.5:  # rounding to three digits would show 1000 otherwise
+        if count < 999.5:  # 999.5 would be rounded to 1000
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"

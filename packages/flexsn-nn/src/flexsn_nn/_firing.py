@@ -1,4 +1,4 @@
-"""Warning, given once, for a layer that never or always fires in training."""
+"""Warning for a layer that never or always fires in training. It is given once."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from flexsn_runtime import transform_at_work
 if TYPE_CHECKING:
     from flexsn_nn._flexsn import FlexSN
 
-# One call in this number is checked. For single steps, the number divides few lengths of sequences.
+# One of this number of calls is checked. For single steps, the number is not a divisor of common sequence lengths.
 EVERY = {"m": 16, "s": 129}
-# A warning is given after this number of checks in a row that find the layer silent, or always firing.
+# A warning is given after this number of successive checks that find the layer silent, or always firing.
 _LOOKS = {"m": 4, "s": 8}
 _PAGE = "docs/my-network-does-not-learn.md"
 
 
 def is_wanted() -> bool:
-    """True unless the environment turns the warning off, by `FLEXSN_WATCH_FIRING=0`."""
+    """True unless the environment variable `FLEXSN_WATCH_FIRING` is 0, which turns the warning off."""
     return os.environ.get("FLEXSN_WATCH_FIRING", "1") != "0"
 
 
 class Firing:
     """Counts the spikes of a neuron in a few of its calls.
 
-    After one of 16 calls in training (of 129 single steps), the nonzero elements of its output are counted. On a GPU,
-    the count is copied to the host asynchronously, and a later check reads it if it has arrived: no call waits for the
-    device. Compiled graphs and replays of CUDA graphs are not checked.
+    After one of 16 calls in training (one of 129 single steps), the nonzero elements of the output are counted. On a
+    GPU, the count is copied to the host asynchronously, and a later check reads it if it has arrived, so no call waits
+    for the device. Compiled graphs and replays of CUDA graphs are not checked.
 
     Attributes:
-        left: number of calls until the next check; `FlexSN.forward` counts down, and checks at 0. Below 0: no check.
+        left: number of calls until the next check. `FlexSN.forward` decreases it, and checks at 0. If it is negative,
+        calls are not checked.
     """
 
     def __init__(self) -> None:
@@ -44,11 +45,11 @@ class Firing:
         self._pending: tuple[Tensor, torch.cuda.Event, torch.Size] | None = None
 
     def __reduce__(self) -> tuple[type[Firing], tuple[()]]:
-        """A copy begins with counts of its own."""
+        """Copies begin with their own counts."""
         return Firing, ()
 
     def look(self, neuron: FlexSN, output: Tensor) -> None:
-        """Counts the nonzero elements of an output, except where a count would wait or have no meaning."""
+        """Counts the nonzero elements of an output, unless counting would wait or be meaningless."""
         if type(output) is not Tensor or not output.numel() or not torch.is_grad_enabled():
             return
         if transform_at_work() is not None:
@@ -97,6 +98,6 @@ def _remedy(neuron: FlexSN, silent: bool) -> str:
     if getattr(inner, "decay_input", False) is True:
         return (
             "It divides its input by tau: pass decay_input=False, make the input or the weights in front larger, or "
-            "start them by init.fluctuation_driven_."
+            "initialize them with init.fluctuation_driven_."
         )
-    return "Make its input or its weights larger, start them by init.fluctuation_driven_, or lower its threshold."
+    return "Make its input or its weights larger, initialize them by init.fluctuation_driven_, or lower its threshold."

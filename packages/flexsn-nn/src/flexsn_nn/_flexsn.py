@@ -46,59 +46,62 @@ from flexsn_runtime import BackendUnavailableError
 
 
 class SequenceRunner(Protocol):
-    """Runner of a neuron's calls between layers with exact products; see `flexsn_nn.exact`."""
+    """Runs a neuron's calls between layers with exact products; see `flexsn_nn.exact`."""
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """Returns the output of a call; `None`: the neuron runs the call as usual."""
+        """Returns the output of a call; `None` to let the neuron run the call as usual."""
 
 
-# Value of `FlexSN._asked` for a call over a sequence without state sequences and transforms.
+# Value of `FlexSN._asked` for a call with a sequence but without state sequences and transforms.
 _SEQUENCE = ("m", False, ())
 
 
 class FlexSN(Runs):
     """A spiking neuron, or any other elementwise recurrence, defined by one time step.
 
-    The module keeps the state from call to call until `reset()`. With `step`, the caller keeps the state.
+    The module keeps the state from call to call until `reset()`. With the method `step`, the caller keeps the state.
 
     Args:
-        core: `core(*inputs, *states) -> (*outputs, *new_states)`: one time step, pointwise over the step's
-            elements, except for products with captured matrices along its last dimension. The core is a function, or
-            an `nn.Module` whose parameters become this module's. Tensors that it captures get gradients. The first
-            call warns of captured parameters that belong to no module and no optimizer.
+        core: one time step, `core(*inputs, *states) -> (*outputs, *new_states)`. It is pointwise over the step's
+            elements, except for products with captured matrices along its last dimension. The core is a function, or an
+            `nn.Module` whose parameters become parameters of this module. Tensors that it captures get gradients. The
+            first call warns of captured parameters that belong to neither a module nor an optimizer.
         num_inputs, num_states, num_outputs: number of inputs, states and outputs of the core.
-        example_inputs: one step's inputs and states; with them, errors in the core are raised at construction.
-        requires_grad: for each input and (initial) state, True if a gradient may flow to it; `None`: to all.
-        step_mode: `"m"`: inputs are sequences `[T, *step]`; `"s"`: one step `[*step]` per call.
-        backend: `"triton"` or `"inductor"` (one path under two labels): compiled kernels on a GPU; `"cpp"`: compiled
-            kernels on the CPU; `"hop"`: the scan as one operator; `"torch"`: a plain loop; `"auto"`: kernels where
-            they run; elsewhere the operator inside `torch.compile`, and the loop outside of it.
-        store_state_seqs: True: keep the states after every step in `state_seqs`.
-        example_outputs: one step's outputs, which give the shapes and dtypes when `T == 0`.
-        precision: `"eager"`: the core receives the tensors unchanged; `"float32"`: float16 and bfloat16 inputs are
-            widened, the states are float32, and outputs are rounded to the first input's dtype.
-        residuals: values that compiled kernels keep for the backward besides the inputs. `"recompute"`: the states at
-            intervals, from which the other values are computed again; `"save"`: the fewest bytes from which the
-            gradient can be computed; `"auto"`: the choice that moves fewer bytes. Under `torch.compile`, kernels
-            recompute.
-        watch_firing: True: warn, once, if the neuron never or always fires in training (`FiringWarning`). One of 16
-            calls is checked, in step mode `"s"` one of 129, and no check waits for a GPU. `FLEXSN_WATCH_FIRING=0` in
-            the environment turns the warning off for neurons made afterwards.
+        example_inputs: one step's inputs and states. With them, errors in the core are raised at construction.
+        requires_grad: for each input and (initial) state, True if a gradient may flow to it; `None` if gradients may
+            flow to all.
+        step_mode: `"m"` if inputs are sequences `[T, *step]`, `"s"` if each call is one step `[*step]`.
+        backend: `"triton"` or `"inductor"` (two names for one backend) for compiled kernels on a GPU; `"cpp"` for
+            compiled kernels on the CPU; `"hop"` for the scan as one operator; `"torch"` for a plain loop. `"auto"`
+            chooses kernels if they can run. Otherwise, it chooses the operator inside of `torch.compile`, and the loop
+            outside of it.
+        store_state_seqs: True to keep the states after every step in `state_seqs`.
+        example_outputs: one step's outputs. They determine the shapes and dtypes if `T == 0`.
+        precision: `"eager"` passes the tensors to the core unchanged. `"float32"` widens float16 and bfloat16 inputs,
+            keeps the states in float32, and rounds outputs to the first input's dtype.
+        residuals: values that compiled kernels save for the backward, in addition to the inputs. `"recompute"` saves
+            states at intervals, from which the other values are computed again. `"save"` saves the fewest bytes from
+            which the gradient can be computed. `"auto"` takes the choice that moves fewer bytes. Under `torch.compile`,
+            kernels recompute.
+        watch_firing: True to warn, once, if the neuron never or always fires in training (`FiringWarning`). One of 16
+            calls is checked, or one of 129 in step mode `"s"`, and no check waits for a GPU. `FLEXSN_WATCH_FIRING=0` in
+            the environment turns the warning off for neurons that are created afterwards.
 
     Attributes:
-        states: `[*step]` each, or empty before the first call and after `reset()`.
+        states: states, `[*step]` each. Empty before the first call and after `reset()`.
         state_seqs: state sequences of the last call, `[T, *step]` each, if `store_state_seqs`.
-        count_spikes: True if each call also computes `spike_counts`; `False` at first.
-        spike_counts: `[C]`, float32 (or the output's dtype, if that is wider): the first output of the last call,
-            summed over all dimensions but channels. Channels are the step's second dimension, or its only one. Compiled
-            kernels sum over time during the scan and do not read the spikes again; single steps, loops and graphs sum
-            the output. The counts are differentiable: a regulariser of firing rates needs no sequence for its gradient.
+        count_spikes: True if each call also computes `spike_counts`. Initially False.
+        spike_counts: `[C]`, float32 (or the output's dtype, if it is wider): the first output of the last call, summed
+            over all dimensions except channels. Channels are the step's second dimension, or its only one. Compiled
+            kernels sum over time during the scan, and do not read the spikes again. Single steps, loops and graphs sum
+            the output. The counts are differentiable, so a regulariser of firing rates needs no gradient of a sequence.
             `None` unless `count_spikes`.
 
     Raises:
-        UnknownNameError, StepModeError: an unknown backend, step mode or precision, or two that exclude each other.
-        ResidualsError: unknown residuals.
-        ValueError: numbers that contradict each other or, with `example_inputs`, the core.
+        UnknownNameError, StepModeError: a backend, step mode or precision is unknown, or two of them exclude each
+        other.
+        ResidualsError: the choice of residuals is unknown.
+        ValueError: the numbers contradict each other or, with `example_inputs`, the core.
 
     Example:
         >>> def integrate_and_fire(x, v):
@@ -148,22 +151,22 @@ class FlexSN(Runs):
         self._spike_range = None
         self._decisions = Decisions()
         self._refusals = Refusals()
-        # Both are cleared when an attribute is assigned: the fact that kernels accept the core, and an earlier call
-        # that later calls may repeat.
+        # Cleared when an attribute is assigned: the fact that kernels accept the core, and earlier calls that later
+        # calls may repeat.
         self._ready_made = None
-        self._repeats = None
+        self._repeats = self._again = None
         self.states = []
         self.state_seqs = []
         self.count_spikes = False
         self.spike_counts = None
         self._bits = SpikeBits()
-        # Shapes of the step, and of the states that `init_states` made for it.
+        # Shapes of the step, and of the states that `init_states` created for it.
         self._shapes_for = None
         self._looks_for_sharing = True
         self._exported = None  # set by torch.export, in the program that it traces
         self._graph = None  # autograd graph of the loop's last call
         self._firing = Firing() if watch_firing and is_wanted() else None
-        self._reset_in = recomputation()  # the recomputation in which reset() was called last
+        self._reset_in = recomputation()  # recomputation in which reset() was last called
         self._get_program()
         if example_inputs is not None:
             compare_specs(self._output_specs, self._specialize_examples(example_inputs))
@@ -176,43 +179,43 @@ class FlexSN(Runs):
         resets: Tensor | None = None,
         transforms: Sequence[Transform] = (),
     ) -> Tensor | list[Tensor]:
-        """Runs the neuron from its present state.
+        """Runs the neuron from its current state.
 
         Args:
-            inputs: `num_inputs` tensors, `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`. Inputs may
+            inputs: `num_inputs` tensors, `[T, *step]` each in step mode `"m"`, or `[*step]` in `"s"`. Inputs may
                 broadcast against each other after T.
-            affine: an operation on the first input before the step. Compiled kernels include it in the step, and do not
-                write the sequence.
+            affine: operation on the first input before the step. Compiled kernels include the operation in the step,
+                and do not write its result.
             lengths: `[B]`, whole numbers from 0 to T. After the end of a sequence, its outputs are zeros and its state
                 does not change (`transforms.Lengths`). B is the first dimension of a step.
-            resets: `[T, B]`, booleans, `[B]` in `"s"`. A marked step begins with the initial states
+            resets: `[T, B]`, booleans; `[B]` in `"s"`. A marked step begins with the initial states
                 (`transforms.Resets`).
-            transforms: other changes of the step in this call, the innermost first.
+            transforms: other changes of the step in this call, with the innermost first.
 
         Returns:
-            The output `[T, *step]` (`[*step]` in `"s"`), or a list of several outputs. Outputs, states and
+            The output `[T, *step]` (`[*step]` in `"s"`), or a list if there are several outputs. Outputs, states and
             gradients have the inputs' memory format, as after an elementwise operation.
 
         Raises:
             TypeError, InputCountError: the inputs are not `num_inputs` tensors.
-            StateError: the state was made for inputs of another shape; or the call is a recomputation
-                (`torch.utils.checkpoint`), which would begin at the wrong state.
-            BackendUnavailableError: compiled kernels are requested and cannot run.
-            ExportError: inside `torch.jit.trace`, or inside `torch.export` if the neuron has a state. An exported
-                program begins at the initial state. Later calls of the neuron within the program continue from the
-                state of the first one; with `strict=True`, they raise.
-            ParameterError: `lengths` or `resets` do not fit the input.
-            StepModeError: `lengths` in step mode `"s"`.
-            ExampleError: `T == 0` in a loop without `example_outputs`, or with examples that differ from the core's.
+            StateError: the state belongs to inputs of another shape, or the call is a recomputation
+                (`torch.utils.checkpoint`), which would begin with the wrong state.
+            BackendUnavailableError: compiled kernels are requested, but cannot run.
+            ExportError: the call is inside of `torch.jit.trace`, or it is inside of `torch.export` and the neuron has a
+                state. An exported program begins with the initial state. Later calls of the neuron within the program
+                continue from the state of the first one; with `strict=True`, they raise this error.
+            ParameterError: `lengths` or `resets` do not match the input.
+            StepModeError: `lengths` are passed in step mode `"s"`.
+            ExampleError: `T == 0` in a loop without `example_outputs`, or these differ from the core's outputs.
         """
-        if inputs.__class__ is not tuple:  # torch.fx traces the neuron alone
+        if inputs.__class__ is not tuple:  # torch.fx traces the neuron itself
             raise refuse_proxies(type(self).__name__)
         compiling = torch.compiler.is_compiling()
         firing = None if compiling else self._firing
         if firing is not None and self.training:
             firing.left -= 1
             if firing.left == 0:
-                firing.left = EVERY[self._step_mode]  # before the call, which may raise
+                firing.left = EVERY[self._step_mode]  # set before the call, which may raise an error
                 asked: CallOptions = {"affine": affine, "lengths": lengths, "resets": resets, "transforms": transforms}
                 result = FlexSN.forward(self, *inputs, **asked)
                 firing.look(self, result if isinstance(result, Tensor) else result[0])
@@ -220,6 +223,10 @@ class FlexSN(Runs):
         front: Producer | Delayed | None = affine
         if self._handover is not None:
             inputs, front = self._handover.take(inputs, affine)
+        if not compiling and self.__dict__["_again"] is not None and lengths is resets is None and not transforms:
+            again = self._run_again(inputs, front)
+            if again is not None:
+                return again
         changes = self._transforms(inputs, front, lengths, resets, transforms)
         counts = SpikeCounts() if self.count_spikes else None
         if counts is not None:
@@ -256,7 +263,7 @@ class FlexSN(Runs):
             changes = self._with_draws(changes, begins=not begin, keep=not exporting)
         if not compiling and is_jit_tracing():
             raise ExportError(
-                "torch.jit.trace records the loop for one T, and the state that the neuron has now. Use "
+                "torch.jit.trace records the loop for one T, and the neuron's current state. Use "
                 "torch.export.export, torch.onnx.export(dynamo=True), or torch.compile: docs/deployment.md."
             )
         outputs, states, state_seqs = self._run(inputs, begin, keep=self.store_state_seqs, transforms=changes)
@@ -277,9 +284,9 @@ class FlexSN(Runs):
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def _look_for_sharing(self, inputs: Sequence[Tensor]) -> None:
-        """Warns if the inputs depend on the neuron's own output of the call before. Runs once.
+        """Warns if the inputs depend on the output of the neuron's previous call. Runs once.
 
-        Single steps are exempt, since an output that returns as an input is a recurrent connection there.
+        Single steps are exempt: there, an output that returns as an input is a recurrent connection.
         """
         given = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
         if self._step_mode == "m" and given and all(x.dim() and len(x) > 1 for x in given):
@@ -299,15 +306,15 @@ class FlexSN(Runs):
     ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
         """Runs the neuron from `states`, and returns the new states. The module stores no state.
 
-        In step mode `"m"` this runs a whole sequence, in `"s"` one step.
+        In step mode `"m"`, this runs a whole sequence; in `"s"`, one step.
 
         Args:
-            inputs: the inputs of `forward`: a tensor, or `num_inputs` tensors.
-            states: `num_states` tensors, `[*step]` each; `None`: the initial states.
-            affine, lengths, resets, transforms: as for `forward`.
+            inputs: inputs of `forward`: a tensor, or `num_inputs` tensors.
+            states: `num_states` tensors, `[*step]` each; `None` for the initial states.
+            affine, lengths, resets, transforms: same as for `forward`.
 
         Returns:
-            The result of `forward`, and the states after the call.
+            Result of `forward`, and the states after the call.
 
         Raises:
             The errors of `forward`.
@@ -343,7 +350,7 @@ class FlexSN(Runs):
         resets: Tensor | None,
         transforms: Sequence[Transform],
     ) -> tuple[Transform, ...]:
-        """Returns the transforms of one call, innermost first, without the neuron's own, which belong to all calls."""
+        """Returns the transforms of one call, with the innermost first. Transforms for all calls are not included."""
         if transforms:
             check_transforms(transforms)
         found: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
@@ -358,16 +365,16 @@ class FlexSN(Runs):
         return found if lengths is None else (*found, Lengths(lengths))
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
-        """Returns transforms that compute the inputs left out by a call."""
+        """Returns transforms that compute the inputs that a call leaves out."""
         return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Describes the backends and refusals with their reasons, and the bytes that each call moves through memory.
+        """Describes the backends, their refusals with the reasons, and the bytes that each call moves through memory.
 
         Args:
-            inputs: as for `forward`. With them, the text includes the bytes of a call with these inputs, and the copies
+            inputs: same as for `forward`. With inputs, the text includes the bytes of a call with them, and the copies
                 that their memory layout makes necessary.
-            affine: as for `forward`.
+            affine: same as for `forward`.
         """
         kinds = kinds_of(self.modules())
         lines = self._decisions.lines(kinds)
@@ -416,7 +423,7 @@ class FlexSN(Runs):
         return "\n".join(lines)
 
     def _prospect(self, inputs: tuple[Tensor, ...]) -> str:
-        """Names the backend that would run a call with these inputs, and the reason; empty without inputs."""
+        """Names the backend that would run a call with these inputs, and the reason. Returns `""` without inputs."""
         if not inputs:
             return ""
         given = self._checked(inputs)
@@ -428,15 +435,15 @@ class FlexSN(Runs):
         if self._backend == "auto" and self._asks_kernels(choice.backend):
             why_loop = self._why_loop(given, [])
         if why_loop is not None:
-            return f" These inputs would run by torch: {why_loop}"
-        return f" These inputs would run by {choice.backend}: {choice.reason}"
+            return f" These inputs would run on torch: {why_loop}"
+        return f" These inputs would run on {choice.backend}: {choice.reason}"
 
     def latest_choice(self, device: str) -> Choice | None:
-        """Returns the choice for calls outside of compilers on a type of device; `None`: no call ran yet."""
+        """Returns the choice for calls outside of compilers on a type of device; `None` before the first call."""
         return self._decisions.latest((device, False), kinds_of(self.modules()))
 
     def kernel_names(self) -> tuple[str, ...]:
-        """Names of the kernels that were built so far."""
+        """Returns the names of the kernels that were built so far."""
         return tuple(dict.fromkeys(map(without_hash, self._programs.kernel_names())))
 
     def extra_repr(self) -> str:

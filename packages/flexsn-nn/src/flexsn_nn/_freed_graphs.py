@@ -1,4 +1,4 @@
-"""Detects that a state of the loop belongs to the freed graph of an earlier step, before torch raises its own error."""
+"""Detects that a state of the loop belongs to the freed graph of an earlier step, before torch raises its error."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from flexsn_nn._torch_private import current_node, keeps_graph
 from flexsn_runtime import FreedGraphError, transform_at_work
 
-# Key in the metadata of a node, for the call whose output the node computes.
+# Key, in the metadata of a node, of the call whose output the node computes.
 _CALL = "flexsn_nn.call"
 # Largest number of nodes that are searched for freed tensors; a step of the loop has a few dozen.
 _MOST_NODES = 4096
-# Number of nodes behind the states of a layer that detect a backward pass.
+# Maximum number of nodes before the states of a layer that detect a backward pass.
 _NODES_NEARBY = 16
 
 
 class GraphOfCall:
-    """Record of one call's graph: a backward pass has gone through it and freed it, or not.
+    """Records whether a backward pass has freed the graph of one call.
 
     Args:
         outputs: outputs of the call.
@@ -45,7 +45,7 @@ class GraphOfCall:
         self._freed |= not keeps_graph()
 
     def watch(self, states: Sequence[Tensor]) -> None:
-        """Makes the backward pass of a later call raise a clear error when it comes through these states."""
+        """Makes the backward pass of a later call raise a clear error if it reaches these states."""
         for state in states:
             if state.grad_fn is not None and not state.is_leaf:
                 state.register_hook(partial(GraphOfCall._check, self))
@@ -56,14 +56,14 @@ class GraphOfCall:
 
 
 def graph_of(outputs: Sequence[Tensor]) -> GraphOfCall | None:
-    """Returns the graph of a call outside of compilers; `None` if the call has no graph."""
+    """Returns the graph of a call outside of compilers; `None` if it has none."""
     if not torch.is_grad_enabled() or transform_at_work() is not None:
         return None
     return GraphOfCall(outputs) if any(output.grad_fn is not None for output in outputs) else None
 
 
 class GraphOfStates(GraphOfCall):
-    """`GraphOfCall` for a layer with unknown outputs: watches the nodes that computed its new states.
+    """A `GraphOfCall` of a layer with unknown outputs, which watches the nodes that computed its new states.
 
     Args:
         states: states after the call.
@@ -76,14 +76,14 @@ class GraphOfStates(GraphOfCall):
 
 
 def graph_of_states(states: Sequence[Tensor]) -> GraphOfStates | None:
-    """Returns the graph of new states, outside of compilers; `None` if they have no graph."""
+    """Returns the graph of new states outside of compilers; `None` if they have no graph."""
     if not torch.is_grad_enabled() or transform_at_work() is not None:
         return None
     return GraphOfStates(states) if any(state.grad_fn is not None for state in states) else None
 
 
 def _nearest(starts: Sequence[Any]) -> list[Any]:
-    """Finds the first nodes that a gradient reaches from these nodes, without the leaves of the graph."""
+    """Returns the first nodes that a gradient reaches from these nodes, without leaves of the graph."""
     found: dict[Any, None] = {}
     waiting = deque(starts)
     while waiting and len(found) < _NODES_NEARBY:
@@ -95,7 +95,7 @@ def _nearest(starts: Sequence[Any]) -> list[Any]:
 
 
 def _is_freed(node: Any) -> bool:
-    """True if a saved tensor has been freed in this node or in a node that follows it."""
+    """True if this node, or a node that a gradient reaches from it, has a saved tensor that was freed."""
     waiting, seen = [node], {node}
     while waiting and len(seen) < _MOST_NODES:
         one = waiting.pop()

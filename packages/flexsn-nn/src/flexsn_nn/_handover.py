@@ -1,4 +1,4 @@
-"""Handover of a norm or a delay to the neuron after it."""
+"""Passes a norm or a delay to the neuron after it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from flexsn_nn.transforms._delayed import Delayed
 
 
 class Handover:
-    """Passes an input with a layer to the next neuron: the final norm of an `OverTime`, or a `Delay`.
+    """Passes an input with a layer to the next neuron. The layer is the last norm of an `OverTime`, or a `Delay`.
 
-    Both modules refer to this object and not to each other, so that each can be copied, moved and called alone.
+    Both modules refer to this object instead of each other, so that each can be copied, moved and called separately.
     """
 
     def __init__(self) -> None:
         self._given: tuple[Tensor, Producer | Delayed] | None = None
 
     def give(self, x: Tensor, producer: Producer | Delayed) -> None:
-        """Stores an input and its producer for the neuron; replaces an earlier pair that the neuron did not take."""
+        """Stores an input and its producer for the neuron. Replaces an earlier pair that the neuron did not take."""
         self._given = x, producer
 
     def take(
         self, inputs: tuple[Any, ...], affine: Producer | None
     ) -> tuple[tuple[Any, ...], Producer | Delayed | None]:
-        """Returns the neuron's inputs and the layer in front of them; its arguments, if nothing was stored.
+        """Returns the neuron's inputs and the layer before them. If none is stored, returns the arguments.
 
         Raises:
             HandoverError: the first input is not the one that was stored.
@@ -44,5 +44,5 @@ class Handover:
         return inputs, given[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy stores nothing."""
+        """Copies store no input."""
         return {"_given": None}

@@ -1,11 +1,11 @@
-"""Hints for names of arguments and attributes of other libraries: their names here."""
+"""Hints for names that other libraries use for arguments and attributes: the corresponding names here."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-# Arguments of constructors.
+# Names of constructor arguments.
 _PARAMETERS = {
     "beta": "a decay `beta` is `tau=1 / (1 - beta), decay_input=False` here; `Leaky(beta=...)` takes it directly",
     "alpha": "`Synaptic(alpha, beta)` and `Alpha(alpha, beta)` take it",
@@ -51,7 +51,7 @@ _ATTRIBUTES = {
 
 
 def of_parameter(name: str, known: Iterable[str]) -> str:
-    """Returns a hint about the argument to write instead of an unknown one."""
+    """Returns a hint about the argument to use instead of an unknown one."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     if near:
@@ -61,7 +61,7 @@ def of_parameter(name: str, known: Iterable[str]) -> str:
 
 
 def of_attribute(name: str, state_names: Iterable[str]) -> str | None:
-    """Returns a hint about the attribute to write instead of an unknown one; `None` if no hint exists."""
+    """Returns a hint about the attribute to use instead of an unknown one; `None` if there is no hint."""
     if name in state_names:
         return f'states are read with `neuron.state("{name}")`, and set with `neuron.states = [...]`'
     return _ATTRIBUTES.get(name)

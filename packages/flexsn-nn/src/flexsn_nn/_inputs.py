@@ -1,4 +1,4 @@
-"""Checks of a call's tensors: types, layouts, dtypes."""
+"""Checks the types, layouts and dtypes of a call's tensors."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from flexsn_nn._packed import packed_sequence
 from flexsn_nn._torch_private import MKLDNN
 from flexsn_nn.errors import InputDtypeError, InputLayoutError, InputShapeError
 
-# `None` from torch 2.15 on, where named tensors no longer exist.
+# `None` since torch 2.15, which has no named tensors.
 _has_names = getattr(Tensor, "has_names", None)
 
 
 def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None:
-    """Raises unless a core accepts `value` as a sequence or as one step.
+    """Raises an error unless a core accepts `value` as a sequence or as one step.
 
     Args:
-        name: the argument's name, for example `input 0`.
+        name: name of the argument, for example `input 0`.
         owner: class of the layer.
         has_time: True if `value` is a sequence.
 
-    Raises:
-        TypeError: `value` is not a tensor.
-        ExportError: a proxy of `torch.fx`.
-        InputLayoutError: a nested, quantised, named or MKL-DNN tensor.
-        InputShapeError: a sequence without dimensions.
+        Raises:
+            TypeError: `value` is not a tensor.
+            ExportError: `value` is a proxy of `torch.fx`.
+            InputLayoutError: `value` is a nested, quantised, named or MKL-DNN tensor.
+            InputShapeError: `value` is a sequence without dimensions.
     """
     if not isinstance(value, Tensor):
         raise _no_tensor(name, value, owner)
     if value.is_nested:
         raise InputLayoutError(
             f"{name} is a nested tensor; all steps of a sequence [T, *step] have one shape. functional.run(net, x) "
-            "takes a jagged one, [B, lengths, *step]; or pad it: data.pad_sequences of the sequences, whose lengths "
-            "data.readout and data.mask_padding take."
+            "accepts a jagged tensor [B, lengths, *step]. Or pad the sequences with data.pad_sequences, and pass their "
+            "lengths to data.readout and data.mask_padding."
         )
     if value.is_quantized:
         raise InputLayoutError(f"{name} is {value.dtype}, quantised; a step computes with numbers: x.dequantize().")
     if value.layout is MKLDNN:  # `is_mkldnn` would add a node to Dynamo's graphs
-        raise InputLayoutError(f"{name} has MKL-DNN's layout, which has no steps: x.to_dense().")
+        raise InputLayoutError(f"{name} has MKL-DNN's layout, which cannot be divided into steps: x.to_dense().")
     if has_time and value.dim() == 0:
         raise InputShapeError(
             f"{name} has no dimensions; in step mode 'm' it is a sequence [T, *step]. For single steps, use "
@@ -49,27 +49,27 @@ def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None
         )
     if _has_names is not None and not torch.compiler.is_compiling() and _has_names(value):
         raise InputLayoutError(
-            f"{name} has named dimensions, which most operations of a step refuse: x.rename(None), and names on the "
-            "output."
+            f"{name} has named dimensions, which most operations of a step do not support: x.rename(None), and name "
+            "the output afterwards."
         )
 
 
 def check_real(name: str, value: Tensor) -> None:
-    """Raises unless a membrane can sum the values of `value`.
+    """Raises an error unless a membrane can sum the values of `value`.
 
     Raises:
-        InputLayoutError: a sparse tensor.
-        InputDtypeError: integers, booleans, complex numbers, or numbers of at most 8 bits.
+        InputLayoutError: `value` is sparse.
+        InputDtypeError: `value` has integers, booleans, complex numbers, or numbers of at most 8 bits.
     """
     if value.layout is not torch.strided:
         raise InputLayoutError(f"{name} is a {value.layout} tensor; a membrane is dense: x.to_dense().")
     dtype = value.dtype
     if dtype.is_complex:
-        raise InputDtypeError(f"{name} is {dtype}; a membrane is real: x.real, or x.abs().")
+        raise InputDtypeError(f"{name} is {dtype}; a membrane is real: use x.real or x.abs().")
     if not dtype.is_floating_point:
         raise InputDtypeError(f"{name} is {dtype}; a membrane needs floating-point input: x.float().")
     if dtype.itemsize == 1:
-        raise InputDtypeError(f"{name} is {dtype}, which stores numbers and adds none: x.to(torch.bfloat16).")
+        raise InputDtypeError(f"{name} is {dtype}, which can store numbers but not add them: x.to(torch.bfloat16).")
 
 
 def _no_tensor(name: str, value: object, owner: str) -> Exception:

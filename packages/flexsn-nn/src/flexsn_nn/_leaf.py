@@ -1,4 +1,4 @@
-"""Modules that `torch.fx` treats as one node and `torch.jit` refuses."""
+"""Modules that `torch.fx` treats as one node and `torch.jit` does not support."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flexsn_nn.errors import ExportError
 class Leaf(nn.Module):
     """A layer that is one `call_module` node of a graph, like PyTorch's own layers.
 
-    Its calls depend on a state or on Python values, which a recorder of operations does not see.
+    Its calls depend on a state or on Python values, which are invisible to a recorder of operations.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Subclasses and hooks of the user run when the graph runs, not when it is recorded.
+        # This makes the user's subclasses and hooks run when the graph runs, not when it is recorded.
         self.__dict__["__module__"] = LEAF_NAMESPACE
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -29,15 +29,15 @@ class Leaf(nn.Module):
 
 
 def refuse_proxies(name: str) -> ExportError:
-    """Makes the error for a `torch.fx` recorder that calls a layer with proxies instead of tensors.
+    """Returns the error for a `torch.fx` recorder that calls a layer with proxies instead of tensors.
 
     Args:
         name: class of the layer.
     """
     return ExportError(
         f"torch.fx records the operations inside of {name}, which has a state and a loop over time. In a network, "
-        "symbolic_trace makes one call_module node of a call neuron(x): put a neuron that is traced alone into "
-        "nn.Sequential(neuron), and a call of neuron.step(...) into the forward of a module of your own. A Tracer that "
-        "keeps such modules whole says so: def is_leaf_module(self, m, name): return isinstance(m, (FlexSN, ...)) or "
+        "symbolic_trace records a call neuron(x) as one call_module node. To trace only a neuron, put it into "
+        "nn.Sequential(neuron). Put a call of neuron.step(...) into the forward of your own module. To keep such "
+        "modules whole, give a Tracer def is_leaf_module(self, m, name): return isinstance(m, (FlexSN, ...)) or "
         "super().is_leaf_module(m, name)."
     )

@@ -1,4 +1,4 @@
-"""A network whose layers form a graph without loops."""
+"""A network whose layers form a graph without cycles."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 
 class LayerGraph(nn.Module):
-    """Layers, each of whose inputs is a sum of other layers' outputs.
+    """Layers, each of which takes a sum of other layers' outputs as its input.
 
     Args:
-        layers: layers by name; each layer comes after its sources.
-        sources: for each layer, the names of the outputs that are summed as its input; `""` is the network's input.
-        output: the names of the outputs that are summed as the network's output.
+        layers: layers by name. Each layer comes after its sources.
+        sources: for each layer, the names of the outputs whose sum is its input. `""` is the network's input.
+        output: names of the outputs whose sum is the network's output.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class LayerGraph(nn.Module):
         self._output = tuple(output)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T, B, ...] -> [T, B, ...]`."""
+        """Maps `[T, B, ...] -> [T, B, ...]`."""
         values = {"": x}
         for name in self._order:
             values[name] = self.get_submodule(name)(_sum(values, self._sources[name]))

@@ -1,4 +1,4 @@
-"""A network as layer calls and sums between them, for exchange formats that have nothing else."""
+"""Represents a network as layer calls and sums between them, for exchange formats that have no other operations."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        name: unique; the name of the module in the network, if the module is called once.
-        layer: a module whose children are not called one by one.
+        name: unique name. If the module is called once, it is the module's name in the network.
+        layer: module whose children are not called one by one.
         sources: names of the calls whose outputs are summed as its input, or `INPUT`.
-        shape: shape of its input, without time and batch.
-        folded: True if time and batch are one dimension of its input, as inside of `OverTime`.
+        shape: shape of the input, without time and batch.
+        folded: True if time and batch are one dimension of the input, as inside of `OverTime`.
     """
 
     name: str
@@ -45,22 +45,22 @@ class Call:
 
 
 def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...], tuple[int, ...]]:
-    """Returns the calls in order, the sources of the output, and its shape without time and batch.
+    """Returns the calls in order, the sources of the output, and the output's shape without time and batch.
 
     Traces the `forward` of modules that are neither PyTorch's nor this package's. It may call layers, add their
     outputs, multiply them by constants and flatten them.
 
     Raises:
-        NirError: a `forward` does anything else.
+        NirError: a `forward` does something else.
     """
     root = nn.Sequential()
-    root.add_module(type(net).__name__, net)  # so that a single layer is a call, too
+    root.add_module(type(net).__name__, net)  # makes the call of a single layer visible
     tracer = _Tracer()
     try:
         graph = tracer.trace(root)
     except NirError:
         raise
-    except Exception as error:  # with proxies instead of tensors, forward may raise anything
+    except Exception as error:  # forward receives proxies, so it may raise any error
         raise NirError(
             f"forward of {type(net).__name__} cannot be traced by torch.fx: {error}. It may call layers, add their "
             "outputs, multiply them by constants and flatten them, without conditions on values."
@@ -81,7 +81,7 @@ def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...
 
 
 def flat(module: nn.Module, name: str, folded: bool = False) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Yields `(name, layer, folded)` for each layer of a chain, in order."""
+    """Yields `(name, layer, folded)` for each layer of a chain, in their order."""
     if type(module) is NormNeuron:
         yield from flat(module.norm, f"{name}.norm", True)
         yield from flat(module.neuron, f"{name}.neuron", folded)
@@ -112,7 +112,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Runner(fx.Interpreter):
-    """Runs the graph, and records the shapes of all values and of the layers' inputs."""
+    """Runs a graph, and records the shapes of all values and of the layers' inputs."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -131,7 +131,7 @@ class _Runner(fx.Interpreter):
 
 
 class _Reader:
-    """Converts a graph of torch.fx into calls."""
+    """Converts a graph of torch.fx to calls."""
 
     def __init__(self, root: nn.Module, runner: _Runner) -> None:
         self._root = root
@@ -158,7 +158,7 @@ class _Reader:
 
     def _source(self, value: Any, node: fx.Node) -> tuple[str, ...]:
         if not isinstance(value, fx.Node) or value.name not in self._values:
-            raise _refused(node, f"takes {value!r}, which is no output of a layer")
+            raise _refused(node, f"takes {value!r}, which is not the output of a layer")
         return self._values[value.name]
 
     def _module(self, node: fx.Node) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ class _Reader:
         sources = self._source(node.args[0], node)
         whole = self._runner.inputs[id(module)][2:]
         for name, layer, folded in flat(module, node.target):
-            # The norm of a NormNeuron is never called: the neuron computes it on its own steps.
+            # The norm of a NormNeuron is never called, since the neuron computes it in its steps.
             given = self._runner.inputs.get(id(layer))
             sources = self._add(name, layer, sources, whole if given is None else given[1 if folded else 2 :], folded)
         return sources

@@ -1,4 +1,4 @@
-"""Learned numbers have the shape `[1]`, because torch's `fully_shard` refuses parameters without dimensions."""
+"""Learned numbers, which have the shape `[1]`, because torch's `fully_shard` rejects parameters without dimensions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor, nn
 
 
 def learned(value: Any, dtype: torch.dtype) -> nn.Parameter:
-    """Makes a parameter that starts at `value`, a number or a tensor, with at least one dimension."""
+    """Returns a parameter with the initial value `value`, a number or a tensor. It has at least one dimension."""
     return nn.Parameter(torch.atleast_1d(torch.as_tensor(value, dtype=dtype)).detach().clone())
 
 
 def fit_checkpoint(
     state_dict: dict[str, Any], prefix: str, parameters: Mapping[str, nn.Parameter | None], names: Iterable[str]
 ) -> None:
-    """Gives saved numbers without dimensions one dimension.
+    """Adds a dimension to numbers in a checkpoint that have none.
 
     SpikingJelly, snnTorch and earlier versions of this package save such numbers.
 
     Args:
-        state_dict: state dict of the checkpoint, changed in place.
-        prefix: prefix of the module in it.
+        state_dict: state dict of the checkpoint. It is changed in place.
+        prefix: prefix of the module in the state dict.
         parameters: parameters of the module.
         names: names of parameters that may be a single number.
     """
@@ -35,7 +35,7 @@ def fit_checkpoint(
 
 
 def give_a_dimension(number: nn.Parameter) -> None:
-    """Reshapes a parameter without dimensions to `[1]`; it stays the same object, so optimizers keep it."""
+    """Reshapes a parameter without dimensions to `[1]`. It remains the same object, so optimizers keep it."""
     if number.dim() == 0:
         gradient, number.grad = number.grad, None
         number.data = number.data.reshape(1)

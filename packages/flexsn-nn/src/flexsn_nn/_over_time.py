@@ -1,4 +1,4 @@
-"""Application of layers without state to every step of a sequence."""
+"""Applies layers without state to every step of a sequence."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from flexsn_nn.errors import InputShapeError, StepModeError
 
 
 class OverTime(nn.Sequential):
-    """Runs layers without state on `[T, B, ...]` as on one batch `[T B, ...]`: convolutions, norms, pooling.
+    """Runs layers without state on `[T, B, ...]` as on one batch `[T B, ...]`, for example convolutions and pooling.
 
-    `nn.Linear` and other layers that take any number of leading dimensions do not need it.
+    `nn.Linear` and other layers that accept any number of leading dimensions do not need it.
 
     Args:
-        layers: as for `nn.Sequential`.
-        step_mode: `"m"`: the input is a sequence; `"s"`: it is one step `[B, ...]`, and the layers run on it
-            directly. `functional.set_step_mode` sets this mode together with the neurons' mode.
+        layers: same as for `nn.Sequential`.
+        step_mode: `"m"` if the input is a sequence. With `"s"`, it is one step `[B, ...]`, and the layers run on it
+            directly. `functional.set_step_mode` sets this mode together with that of the neurons.
 
     Raises:
-        StepModeError: a layer is a neuron, whose time would be folded into the batch.
-        UnknownNameError: another step mode.
+        StepModeError: a layer is a neuron. It would mistake the batch for time.
+        UnknownNameError: the step mode is unknown.
 
     Example:
         >>> import torch
@@ -65,22 +65,22 @@ class OverTime(nn.Sequential):
         self._step_mode = check_step_mode(step_mode)
 
     def forward(self, x: Tensor, *others: Any) -> Tensor:
-        """`[T, B, ...] -> [T, B, ...]`; in step mode `"s"` `[B, ...] -> [B, ...]`.
+        """Runs the layers: `[T, B, ...] -> [T, B, ...]`, or `[B, ...] -> [B, ...]` in step mode `"s"`.
 
         Raises:
-            TypeError: the call has several inputs, or a layer returns no tensor.
-            InputShapeError: a sequence has no batch, or the layers change the number of samples.
+            TypeError: the call has several inputs, or a layer returns another object than a tensor.
+            InputShapeError: a sequence has no batch dimension, or the layers change the number of samples.
         """
         if not isinstance(x, Proxy) and (others or not isinstance(x, Tensor)):
             found = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
             raise TypeError(
-                f"OverTime got {found}; it takes one tensor. A layer of several inputs goes into a module of your own: "
+                f"OverTime got {found}; it takes one tensor. Put a layer with several inputs into your own module: "
                 "x.flatten(0, 1) makes one batch of all steps, and y.unflatten(0, (T, B)) steps again."
             )
         single = self._step_mode == "s"
         layers: Iterable[nn.Module] = self
         norm = None
-        # A graph of torch.fx contains the norm where it was: nothing is handed over when the graph runs.
+        # A graph of torch.fx contains the norm itself, so nothing is handed over when the graph runs.
         if self._handover is not None and not isinstance(x, Proxy):
             layers, norm = split_norm(self)
         folded = x if single else fold_time(x)
@@ -112,7 +112,7 @@ class OverTime(nn.Sequential):
 
 @fx.wrap
 def fold_time(x: Tensor) -> Tensor:
-    """`[T, B, ...] -> [T B, ...]`."""
+    """Folds time into the batch: `[T, B, ...] -> [T B, ...]`."""
     if x.dim() < 2:
         raise InputShapeError(
             f"OverTime got an input of shape {list(x.shape)}; in step mode 'm' it takes sequences [T, B, ...]. "
@@ -123,19 +123,19 @@ def fold_time(x: Tensor) -> Tensor:
 
 @fx.wrap
 def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
-    """`[T B, ...] -> [T, B, ...]`, with the sizes of `x`, `[T, B, ...]`."""
+    """Unfolds time from the batch: `[T B, ...] -> [T, B, ...]`. `x`, `[T, B, ...]`, has the sizes."""
     if not folded.dim() or folded.shape[0] != x.shape[0] * x.shape[1]:
         raise InputShapeError(
             f"the layers inside of OverTime return the shape {list(folded.shape)} for a batch of "
-            f"{x.shape[0] * x.shape[1]} (T={x.shape[0]} times B={x.shape[1]}): they have to keep the first dimension."
+            f"{x.shape[0] * x.shape[1]} (T={x.shape[0]} times B={x.shape[1]}): they must keep the first dimension."
         )
     return folded.reshape(*x.shape[:2], *folded.shape[1:])
 
 
 def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None]:
-    """Splits layers into the batch norm at their end and the layers in front of it.
+    """Splits layers into the batch norm at their end and the layers before it.
 
-    Returns all layers and `None` if the last one is not a norm, or has hooks, which need its output.
+    If the last layer is not a norm, or has hooks, which need its output, returns all layers and `None`.
     """
     *front, last = layers if len(layers) else (None,)
     if type(last) is nn.Sequential and not _has_hooks(last):

@@ -1,4 +1,4 @@
-"""Conversion of jagged nested tensors, which hold sequences without padding, to padded tensors and back."""
+"""Converts jagged nested tensors, which hold sequences without padding, to padded tensors and back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from flexsn_nn.errors import InputLayoutError, InputShapeError
 
 
 class Packed(NamedTuple):
-    """Places of a jagged tensor's values in a padded tensor.
+    """Positions of a jagged tensor's values in a padded tensor.
 
     Attributes:
-        offsets: `[B + 1]`: index of the first value of each sequence, then the end of the last sequence.
-        lengths: `[B]`.
+        offsets: `[B + 1]`, index of the first value of each sequence, and the end of the last sequence.
+        lengths: `[B]`, lengths of the sequences.
         num_steps: number of steps of the longest sequence.
         step: for each value, the index of its step.
         row: for each value, the index of its sequence.
@@ -31,7 +31,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, jagged: Tensor) -> Packed:
-        """Finds the places of the values of a tensor `[B, lengths, *step]`. Waits for the tensor's device."""
+        """Finds the positions of the values of a tensor `[B, lengths, *step]`. Waits for the tensor's device."""
         offsets: Tensor = jagged.offsets()  # type: ignore[attr-defined]
         lengths = offsets.diff()
         numbers = torch.arange(len(lengths), device=offsets.device)
@@ -40,14 +40,14 @@ class Packed(NamedTuple):
         return cls(offsets, lengths, int(lengths.max()) if len(lengths) else 0, step, row)
 
     def padded(self, jagged: Tensor) -> Tensor:
-        """`[B, lengths, *step] -> [T, B, *step]`, with zeros after the end of each sequence."""
+        """Pads a tensor, `[B, lengths, *step] -> [T, B, *step]` with zeros after the end of each sequence."""
         values = jagged.values()
         whole = values.new_zeros(self.num_steps, len(self.lengths), *values.shape[1:])
         padded: Tensor = whole.index_put((self.step, self.row), values)
         return padded
 
     def jagged(self, padded: Any) -> Any:
-        """`[T, B, *step] -> [B, lengths, *step]`, also within lists and tuples. Returns other values unchanged."""
+        """Unpads tensors, `[T, B, *step] -> [B, lengths, *step]`, also in lists and tuples. Keeps other values."""
         if isinstance(padded, list | tuple):
             return type(padded)([self.jagged(one) for one in padded])
         whole = self.num_steps, len(self.lengths)
@@ -57,7 +57,7 @@ class Packed(NamedTuple):
 
 
 def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
-    """Pads the jagged inputs of a network. Returns the inputs and their places; `None` if none is jagged.
+    """Pads the jagged inputs of a network. Returns the inputs and their positions, or `None` if no input is jagged.
 
     Raises:
         InputLayoutError: an input is a `PackedSequence`, a nested tensor of another layout, or one with holes.
@@ -72,19 +72,19 @@ def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
             _check_jagged(f"input {i}", value)
             own = Packed.of(value)
             if packed is not None and not torch.equal(own.offsets, packed.offsets):
-                raise InputShapeError(f"input {i} has sequences of other lengths than those before.")
+                raise InputShapeError(f"input {i} has sequences of other lengths than the inputs before it.")
             packed = packed or own
             value = own.padded(value)
         found.append(value)
     if packed is not None and len(found) != sum(isinstance(v, Tensor) and v.is_nested for v in inputs):
-        raise InputLayoutError("some inputs are jagged and others are not: give all as one or the other.")
+        raise InputLayoutError("some inputs are jagged and others are not: make all of them jagged, or none.")
     return tuple(found), packed
 
 
 def packed_sequence(name: str) -> InputLayoutError:
-    """Makes the error for a `PackedSequence`, whose number of sequences changes from step to step."""
+    """Returns the error for a `PackedSequence`, whose number of sequences changes from step to step."""
     return InputLayoutError(
-        f"{name} is a PackedSequence, which has another number of sequences at each step. Unpack it: x, lengths = "
+        f"{name} is a PackedSequence, whose number of sequences changes from step to step. Unpack it: x, lengths = "
         "torch.nn.utils.rnn.pad_packed_sequence(x), and functional.run(net, x, lengths=lengths); or give a nested "
         "tensor with layout=torch.jagged."
     )

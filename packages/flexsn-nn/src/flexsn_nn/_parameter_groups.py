@@ -1,4 +1,4 @@
-"""Groups of a network's parameters, for an optimizer."""
+"""Groups a network's parameters for an optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 def parameter_groups(net: nn.Module, tau_lr: float | None, options: dict[str, Any]) -> list[dict[str, Any]]:
     """Separates weights from the numbers of neurons; see `functional.parameter_groups`."""
-    from flexsn_nn.functional import neurons  # that module has a function that calls this one
+    from flexsn_nn.functional import neurons  # imported here because that module imports this one
     from flexsn_nn.neuron import Feedback
 
     numbers: dict[int, nn.Parameter] = {}

@@ -1,4 +1,4 @@
-"""Reports, on a machine without a GPU, the cores that compiled kernels will refuse on a GPU."""
+"""Reports cores that compiled kernels will reject on a GPU, on machines without one."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _VARIABLE = "FLEXSN_PORTABILITY"
 
 
 def set_portability(reaction: str) -> None:
-    """Sets the reaction to cores that run as a loop here and that compiled kernels will refuse on a GPU.
+    """Sets the reaction to cores that run as a loop here, although compiled kernels will reject them on a GPU.
 
     A neuron with `backend="auto"` is checked after its first call in inference and after its first call in training.
-    The setting belongs to the process; the environment variable `FLEXSN_PORTABILITY` gives the initial one.
+    The setting is global; the environment variable `FLEXSN_PORTABILITY` gives its initial value.
 
     Args:
-        reaction: `"warn"` (default): a `PortabilityWarning`, which names the operation and the line; `"error"`: a
-            `PortabilityError`, for a test on a machine without a GPU; `"ignore"`: no check.
+        reaction: `"warn"` (default) for a `PortabilityWarning`, which names the operation and the line; `"error"` for a
+            `PortabilityError`, for tests on a machine without a GPU; `"ignore"` for no check.
 
     Raises:
-        UnknownNameError: another reaction.
+        UnknownNameError: the reaction is unknown.
 
     Example:
         >>> import torch
@@ -50,7 +50,7 @@ def portability() -> Portability:
 
 
 def report(refusal: str) -> None:
-    """Reports a refusal of compiled kernels: warns or raises, as `set_portability` has set it."""
+    """Warns or raises an error, as `set_portability` determines, because compiled kernels reject a core."""
     message = (
         "backend='auto' ran this core as a loop. On a GPU it chooses compiled kernels, "
         f"and they refuse the core: {refusal}\n"

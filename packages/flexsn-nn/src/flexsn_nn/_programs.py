@@ -1,4 +1,4 @@
-"""The scan programs of one neuron: one for its step alone, and one for each combination of transforms."""
+"""The scan programs of one neuron: one for its step without transforms, and one for each combination of transforms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_nn.transforms._compose import Counts, StandIns, composed, key_of
 from flexsn_nn.transforms._transform import Transform
 from flexsn_runtime import Completion, Late, ScanProgram, TargetName
 
-# Largest number of stored programs: their keys contain the shapes of the tensors that transforms capture.
+# Maximum number of stored programs. Their keys contain the shapes of the tensors that transforms capture.
 _MOST = 64
 
 
@@ -19,7 +19,7 @@ class Changes(NamedTuple):
     """Arguments that a call adds for the transforms of its program.
 
     Attributes:
-        instead: argument `instead` of `prepare`; `None`: the transforms capture nothing.
+        instead: argument `instead` of `prepare`; `None` if the transforms capture no tensors.
         completion: formula that completes the gradient of the first input.
     """
 
@@ -35,7 +35,7 @@ class StepProgram(NamedTuple):
 
     Attributes:
         core: the core without the transforms.
-        requires_grad: setting for the core's inputs and states.
+        requires_grad: flags of the core's inputs and states.
         scan: the program.
         key: key of the transforms.
         stand_ins: stand-ins for the tensors of the transforms.
@@ -60,13 +60,13 @@ class StepProgram(NamedTuple):
 
 
 class Programs:
-    """Programs from which the kernels of a neuron are built, each made at its first use.
+    """Programs from which the kernels of a neuron are built. Each program is created at its first use.
 
-    Copies and pickles are empty: their kernels are built again.
+    Copies and pickles are empty, so their kernels are built again.
 
     Args:
         counts: numbers of inputs, states and outputs of the step.
-        residuals: argument of `FlexSN`.
+        residuals: argument `residuals` of `FlexSN`.
     """
 
     def __init__(self, counts: Counts, residuals: str) -> None:
@@ -78,7 +78,7 @@ class Programs:
         return Programs, (self._counts, self._residuals)
 
     def forget(self) -> None:
-        """Drops the programs; their next use makes them again, and searches the core for captured tensors again."""
+        """Drops the programs. Their next use creates them again, and searches the core for captured tensors again."""
         self._made.clear()
 
     def get(
@@ -88,13 +88,13 @@ class Programs:
         on_cpu: TargetName,
         transforms: Sequence[Transform] = (),
     ) -> StepProgram:
-        """Returns the program of a core; makes a new one if the stored program belongs to another core.
+        """Returns the program of a core. Creates a new one if the stored program belongs to another core.
 
         Args:
-            core: the present step.
-            requires_grad: the present attribute of `FlexSN`.
+            core: current step function.
+            requires_grad: current attribute of `FlexSN`.
             on_cpu: target of the kernels for the CPU.
-            transforms: the innermost first; the values of their tensors have no influence.
+            transforms: transforms with the innermost first. The values of their tensors do not matter.
         """
         key = key_of(transforms)
         program = self._made.get(key)
@@ -144,7 +144,7 @@ class Programs:
             more = (True,) * more_inputs, (True,) * more_states
             allowed = (*requires_grad[:num_inputs], *more[0], *requires_grad[num_inputs:], *more[1])
             if not any(more):
-                allowed = requires_grad  # this very list: its identity is compared, also after the user changes it
+                allowed = requires_grad  # this list itself, since its identity is compared
         scan = ScanProgram(
             composed(core, self._counts, transforms, tensors),
             *counts,
@@ -159,7 +159,7 @@ class Programs:
 
 
 def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[bool, ...]:
-    """For each input, True if it counts down; empty if none does."""
+    """For each input, True if it counts down. Empty if no input does."""
     if not any(transform.counts_down for transform in transforms):
         return ()
     added = [transform.counts_down for transform in transforms for _ in range(transform.num_inputs)]
@@ -168,7 +168,7 @@ def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform])
 
 
 def _late(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:
-    """For each input, its delays; empty if none is delayed."""
+    """For each input, its delays. Empty if no input is delayed."""
     place = of_core
     for transform in transforms:
         if transform.looks_back is not None:

@@ -1,4 +1,4 @@
-"""Warning, given once, that an optimizer has moved a learned number out of its range."""
+"""Warning that an optimizer has moved a learned number out of its range. It is given once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from flexsn_runtime import transform_at_work
 
 _LED_BACK = "Its gradient is that of this number, and leads it back when the loss falls in that direction."
 _POLE = "Below, its gradient is 0: set it back, and take a smaller learning rate, or learn its logarithm."
-# On a GPU, checking a parameter costs a few launches: the check runs once in `_CHANGES` changes.
+# On a GPU, checking a parameter takes a few launches, so only one of `_CHANGES` changes is checked.
 _CHANGES = 16
 
 
 class Ranges:
-    """Checks of the learned numbers of one module.
+    """Checks the ranges of the learned numbers of one module.
 
-    A parameter is checked in the first call after a change in place, such as an optimizer's. On the CPU it is compared
-    at once. On a GPU, one of 16 changes starts a comparison on the device, and a later call reads its result: no call
-    waits for the device. Changes through `parameter.data` are not detected.
+    A parameter is checked in the first call after a change in place, such as that of an optimizer. On the CPU, it is
+    compared at once. On a GPU, one of 16 changes starts a comparison on the device, and a later call reads its result,
+    so no call waits for the device. Changes through `parameter.data` are not detected.
     """
 
     def __init__(self) -> None:
@@ -33,15 +33,15 @@ class Ranges:
         self._warned: set[str] = set()
 
     def __reduce__(self) -> tuple[type[Ranges], tuple[()]]:
-        """A copy begins with checks of its own."""
+        """Copies begin with their own checks."""
         return Ranges, ()
 
     def written(self) -> None:
-        """Treats all parameters as changed: a graph writes to them without a new version."""
+        """Treats all parameters as changed, because a graph writes to them without changing their versions."""
         self._seen.clear()
 
     def look(self, module: nn.Module, limits: Mapping[str, Range]) -> None:
-        """Warns of parameters that have left their range since the previous call.
+        """Warns of parameters that have left their range since the last call.
 
         Args:
             module: owner of the parameters.
@@ -81,7 +81,7 @@ class Ranges:
             return
         del self._pending[name]
         if found:
-            self._warn(module, name, value, allowed)  # waits for the device, this once
+            self._warn(module, name, value, allowed)  # waits for the device only here
 
     def _warn(self, module: nn.Module, name: str, value: nn.Parameter, allowed: Range) -> None:
         try:
@@ -100,7 +100,7 @@ def _has_pole(allowed: Range) -> bool:
 
 
 def _is_outside(value: Tensor, allowed: Range) -> Tensor:
-    """Returns a tensor without dimensions: true if an element is out of range or not finite."""
+    """Returns a tensor without dimensions, which is True if an element is out of range or not finite."""
     inside = value.isfinite()
     if "at_least" in allowed:
         inside = inside & (value >= allowed["at_least"])

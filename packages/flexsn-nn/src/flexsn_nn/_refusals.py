@@ -1,4 +1,4 @@
-"""Reasons why compiled kernels refuse a core that a loop runs: each is found once and reported once."""
+"""Reasons why compiled kernels reject a core that a loop can run. Each is found once and reported once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_runtime import ScanProgram, why_refused
 
 
 class Refusals:
-    """Refusals of one neuron, stored by dtypes and dimensions, modules, transforms, and training."""
+    """Rejections of one neuron by dtypes and dimensions, modules, transforms, and training."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Hashable, ...], str | None] = {}
@@ -28,15 +28,15 @@ class Refusals:
         modules: Iterable[nn.Module] = (),
         changes: Hashable = None,
     ) -> str | None:
-        """Finds the reason why kernels refuse the core; searches once for each kind of tensors and modules.
+        """Finds the reason why kernels reject the core; `None` if they accept it. Searches once for each kind of call.
 
         Args:
-            program: returns the program from which the kernels would be built.
+            program: function that returns the program from which the kernels would be built.
             inputs: `[T, *step]` each, or `[*step]` if `single`.
-            states: `[*step]` each; empty: the initial states.
+            states: `[*step]` each; empty for the initial states.
             single: True for a single step.
             training: True if gradients are needed.
-            modules: modules of the core. Training mode, parametrisations and hooks change what they compute.
+            modules: modules of the core. Their results depend on training mode, parametrisations and hooks.
             changes: key of the transforms.
         """
         key = (kinds_of(modules), training, changes, *((t.dtype, t.dim()) for t in (*inputs, *states)))
@@ -53,25 +53,25 @@ class Refusals:
         self._found.clear()
 
     def tell(self, why: str | None) -> None:
-        """Reports that a GPU will refuse what the loop has run, once for each reason.
+        """Reports that kernels on a GPU will reject a core that has run as a loop. Reports each reason once.
 
         Raises:
-            PortabilityError: `set_portability("error")`.
+            PortabilityError: `set_portability("error")` is set.
         """
         if why is not None and (why not in self._told or portability() == "error"):
             self._told.add(why)
             report(why)
 
     def reasons(self, kinds: Hashable) -> list[str]:
-        """Lists all reasons for the core with modules of these kinds, each once."""
+        """Lists each reason for the core with modules of these kinds once."""
         found = (why for key, why in self._found.items() if key[0] == kinds)
         return list(dict.fromkeys(why for why in found if why is not None))
 
 
 def kinds_of(modules: Iterable[nn.Module]) -> Hashable:
-    """Collects the properties of modules that decide what they compute: a parametrisation changes the class, say."""
+    """Returns the properties of modules that affect their results. For example, a parametrisation changes the class."""
     return tuple((type(m), m.training, len(m._forward_pre_hooks), len(m._forward_hooks)) for m in modules)
 
 
-# Largest number of stored reasons, for a neuron that is called with ever new dtypes and dimensions.
+# Maximum number of stored reasons, for a neuron whose calls have more and more dtypes and dimensions.
 _MOST = 16

@@ -1,4 +1,4 @@
-"""Layers whose `forward` is replaced by an object that runs kernels where it can, and reports of what ran."""
+"""Layers whose `forward` is replaced by an object that runs kernels if it can, and reports about these layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ReplacedForward(ABC):
 
     Attributes:
         layer: the layer.
-        last: outcome of the last call in eager mode, in words or as numbers; then True if a kernel ran.
+        last: outcome of the last call in eager mode, in words or as numbers, followed by True if a kernel ran.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -30,7 +30,7 @@ class ReplacedForward(ABC):
 
     @abstractmethod
     def account(self) -> tuple[str, bool]:
-        """Describes the outcome of the last call, and returns True if a kernel ran."""
+        """Describes the outcome of the last call. Also returns True if a kernel ran."""
 
 
 class _Replaced(NamedTuple):
@@ -43,11 +43,11 @@ class _Replaced(NamedTuple):
 
 
 class ReplacementReport:
-    """Report on layers, some of which have a `ReplacedForward`.
+    """Report about layers, some of which have a `ReplacedForward`.
 
     Args:
         net: the network.
-        left: reasons by name, for layers whose forward was not replaced.
+        left: for each layer whose forward was not replaced, the reason, by name.
     """
 
     _forward: ClassVar[type[ReplacedForward]]

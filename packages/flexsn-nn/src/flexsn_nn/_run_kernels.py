@@ -12,7 +12,7 @@ from flexsn_runtime import ScanProgram, completed_scan, run_program
 def run_kernels(
     program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, changes: Changes = UNCHANGED
 ) -> tuple[Tensor, ...]:
-    """Returns `(*output_seqs, *state_seqs)`, or the final states instead of their sequences.
+    """Returns `(*output_seqs, *state_seqs)`, or final states instead of state sequences.
 
     Args:
         changes: arguments for the program's transforms.

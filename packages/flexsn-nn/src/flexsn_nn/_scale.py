@@ -1,4 +1,4 @@
-"""Multiplication by constants, as a layer."""
+"""A layer that multiplies by constants."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Scale(nn.Module):
-    """`x * scale`.
+    """Computes `x * scale`.
 
     Args:
         scale: factor that broadcasts to the step.
@@ -19,5 +19,5 @@ class Scale(nn.Module):
         self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T, B, *step] -> [T, B, *step]`."""
+        """Maps `[T, B, *step] -> [T, B, *step]`."""
         return x * self.scale

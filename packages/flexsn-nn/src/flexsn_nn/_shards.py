@@ -1,4 +1,4 @@
-"""A neuron on `DTensor` inputs: each process runs its own part of the step, if the parts are independent."""
+"""Runs a neuron with `DTensor` inputs. If parts of its step are independent, each process runs one part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flexsn_runtime import CutSpecialization, RecurrentSpecialization, ScanProgr
 
 
 class _Waited(torch.autograd.Function):
-    """The result of a collective operation that may still run, as a plain tensor: kernels read its memory."""
+    """The result of a collective operation that may still run, as a plain tensor, since kernels read its memory."""
 
     @staticmethod
     def forward(ctx: Any, part: Any) -> Tensor:
@@ -31,13 +31,13 @@ class _Waited(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class StepShards:
-    """Distribution of a call's step over processes.
+    """The distribution of a call's step over processes.
 
     Attributes:
         mesh: mesh of the processes.
         shape: shape of the whole step.
-        dims: for each dimension of the mesh, the dimension of the step that is cut along it; `None` if each process has
-            all of the step.
+        dims: for each dimension of the mesh, the dimension of the step that is divided along it; `None` if each process
+        has the whole step.
     """
 
     mesh: DeviceMesh
@@ -53,13 +53,13 @@ class StepShards:
             lead: number of dimensions before the step: 1 for sequences.
 
         Raises:
-            PlacementError: the inputs differ in their placements, or no process could run its part alone.
+            PlacementError: the inputs have different placements, or a process could not run its part independently.
         """
         tensors = [x for x in inputs if isinstance(x, DTensor)]
         if len(tensors) != len(inputs):
             raise PlacementError(
                 "some inputs are DTensors and others plain tensors. Make all of them DTensors "
-                "(torch.distributed.tensor.distribute_tensor), or give each its local part: x.to_local()."
+                "(torch.distributed.tensor.distribute_tensor), or pass their local parts: x.to_local()."
             )
         first = tensors[0]
         if any(x.device_mesh != first.device_mesh for x in tensors):
@@ -90,7 +90,7 @@ class StepShards:
         return any(dim is not None for dim in self.dims)
 
     def placements(self, shape: Sequence[int], lead: int = 0) -> tuple[Placement, ...]:
-        """Placements that a tensor needs if it broadcasts to the step.
+        """Returns the placements that a tensor needs if it broadcasts to the step.
 
         Args:
             shape: shape of the tensor, without its first `lead` dimensions.
@@ -104,7 +104,7 @@ class StepShards:
         )
 
     def local(self, tensor: Tensor) -> Tensor:
-        """Returns this process's part of a tensor with these placements; its gradient covers the whole step.
+        """Returns this process's part of a tensor with these placements. Its gradient covers the whole step.
 
         If several parts of the step share the tensor, its gradient is the sum over them.
         """
@@ -115,13 +115,13 @@ class StepShards:
         ]
         part = tensor.to_local(grad_placements=gradients)
         assert isinstance(part, Tensor)
-        if hasattr(part, "wait"):  # so `to_local` documents what a collective operation still writes
+        if hasattr(part, "wait"):  # as documented by `to_local`, a collective operation may still run
             part = _Waited.apply(part)
             assert isinstance(part, Tensor)
         return part
 
     def whole(self, part: Tensor, lead: int) -> DTensor:
-        """Makes the `DTensor` `[*lead, *step]`; `part` is this process's part of it."""
+        """Returns the `DTensor` `[*lead, *step]` of which `part` is this process's part."""
         shape = torch.Size((*part.shape[:lead], *self.shape))
         strides = _contiguous(shape)
         placements = self.placements(self.shape, lead)
@@ -142,13 +142,13 @@ class StepShards:
 
     @contextmanager
     def local_parameters(self, module: nn.Module) -> Iterator[list[Tensor]]:
-        """Replaces the parameters and buffers of `module` by this process's parts of them, within a `with` block.
+        """Context in which this process's parts replace the parameters and buffers of `module`.
 
-        A plain tensor is taken to be equal on all processes, as `DTensor` does, too; its gradient is summed over the
-        processes that have a part of the step.
+        A plain tensor is assumed to be equal on all processes, as `DTensor` also assumes. Its gradient is summed over
+        the processes that have a part of the step.
 
         Yields:
-            The parts, in the order of the tensors.
+            The parts, in the order of parameters and buffers.
         """
         kept = [
             (tensors, name, tensor)
@@ -179,15 +179,16 @@ class StepShards:
 def check_parts(
     program: ScanProgram, sequences: Sequence[Tensor], states: Sequence[Tensor], local: Sequence[Tensor]
 ) -> None:
-    """Raises unless each process can compute its elements of the step from its own tensors.
+    """Raises an error unless each process can compute its elements of the step from its own tensors.
 
     Args:
         sequences: this process's parts of the inputs, `[T, *step]` each.
-        states: its parts of the initial states, `[*step]` each.
-        local: its parts of the parameters and buffers.
+        states: this process's parts of the initial states, `[*step]` each.
+        local: this process's parts of the parameters and buffers.
 
     Raises:
-        PlacementError: the step mixes elements, or captures a tensor that is not a parameter or buffer of the module.
+        PlacementError: the step mixes elements, or captures a tensor that is neither a parameter nor a buffer of the
+            module.
     """
     try:
         step, _ = program.specialize(sequences, states)
@@ -202,14 +203,14 @@ def check_parts(
     foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]
     if foreign:
         raise PlacementError(
-            f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and that is no "
+            f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and is not a "
             "parameter or buffer of this module: each process would get only the gradient of its own part. Make the "
             "core an nn.Module that owns it."
         )
 
 
 def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead: int) -> int | None:
-    """Returns the dimension along which an input is cut, counted from the first dimension of the step."""
+    """Returns the dimension of the step along which an input is divided."""
     if isinstance(placement, Replicate):
         return None
     if type(placement) is not Shard:

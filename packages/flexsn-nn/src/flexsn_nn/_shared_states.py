@@ -1,4 +1,4 @@
-"""Warnings of one instance at two places of a network: the second place continues with the state of the first."""
+"""Warnings that one instance is at two places of a network, and its second place continues with the first's state."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from flexsn_hop.callers import warn
 from flexsn_nn._freed_graphs import GraphOfCall
 from flexsn_nn.errors import SharedStateWarning
 
-# Maximum number of nodes that a search in a graph visits; a step of a loop has a few dozen.
+# Maximum number of nodes that a search in a graph visits; a step of a loop has a few dozen nodes.
 _MOST_NODES = 4096
 
 
 def feeds_itself(inputs: Sequence[Tensor], states: Sequence[Tensor], graph: GraphOfCall | None) -> bool:
-    """True if the inputs of a call depend on an output of the call before, by their graph.
+    """True if, according to their graph, the inputs of a call depend on an output of the previous call.
 
     Args:
         inputs: inputs of the call.
         states: states at the beginning of the call. In kernels, one node computes both states and outputs.
-        graph: graph of the call before, if the loop ran that call.
+        graph: graph of the previous call, if it ran as a loop.
     """
     ends = {state.grad_fn for state in states if state.grad_fn is not None}
     waiting = deque(x.grad_fn for x in inputs if x.grad_fn is not None)
@@ -44,7 +44,7 @@ def warn_of_sharing(module: nn.Module) -> None:
     module.__dict__["_told_of_sharing"] = True
     warn(
         f"one {type(module).__name__} is in two places of a network, and the second place continues with the state "
-        "of the first: give each place an instance of its own, or reset it between them.",
+        "of the first: give each place its own instance, or reset it between them.",
         SharedStateWarning,
     )
 
@@ -52,7 +52,8 @@ def warn_of_sharing(module: nn.Module) -> None:
 def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
     """Warns of modules of these kinds that run more than once in one call of an `nn.Sequential`.
 
-    Only `nn.Sequential` itself is checked: another module may have two names for a child and call it by one of them.
+    `nn.Sequential` is the only container that is checked: another module may have two names for a child, and call it
+    only by one of them.
     """
     for part in net.modules():
         if type(part) is nn.Sequential:

@@ -1,4 +1,4 @@
-"""Spikes as bits, which a neuron's kernel writes together with the spikes inside of `memory.PackedSpikes`."""
+"""Spikes as bits. Inside of `memory.PackedSpikes`, a neuron's kernel writes them together with the spikes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch import Tensor
 
 
 class SpikeBits:
-    """Bits of one neuron's first output, or the reason why kernels do not write them.
+    """Bits of one neuron's first output, or the reason why kernels cannot write them.
 
-    Copies and pickles begin empty.
+    Copies and pickles are empty.
 
     Attributes:
         asked: number of active `PackedSpikes` that use the bits.
@@ -27,16 +27,16 @@ class SpikeBits:
         self._refused = core, why
 
     def why_refused(self, core: object) -> str | None:
-        """Returns the reason why kernels of `core` do not write bits; `None` if there is none."""
+        """Returns the reason why kernels of `core` cannot write bits; `None` if they can."""
         return self._refused[1] if self._refused is not None and self._refused[0] is core else None
 
     def note(self, output: Tensor, bits: Tensor) -> None:
-        """Stores the bits of `output` until `take` or the next call, if each step has a row of bits."""
+        """Stores the bits of `output` until `take` or the next call, if there is a row of bits for each step."""
         if bits.shape[0] == output.shape[0]:
             self._written = output, output._version, bits
 
     def take(self, output: Tensor) -> Tensor | None:
-        """Returns the bits of `output` if `output` has not changed since they were written, and drops them."""
+        """Returns the bits of `output`, and drops them; `None` if `output` has changed since they were written."""
         written, self._written = self._written, None
         if written is None or written[0] is not output or written[1] != output._version:
             return None

@@ -1,4 +1,4 @@
-"""Shapes of a step's states, and errors for states that do not fit."""
+"""Shapes of a step's states, and errors for states with other shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_runtime import ShapeError
 
 
 def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
-    """Returns the shape that the steps of the inputs broadcast to.
+    """Returns the shape to which the steps of the inputs broadcast.
 
     Args:
         inputs: `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`.
@@ -24,7 +24,7 @@ def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
     if len(inputs) == 1:
         return inputs[0].shape[1:] if step_mode == "m" else inputs[0].shape
     shapes = [tuple(x.shape[1:] if step_mode == "m" else x.shape) for x in inputs]
-    if all(shape == shapes[0] for shape in shapes):  # no set, because hashing would make symbols concrete
+    if all(shape == shapes[0] for shape in shapes):  # not a set, because hashing would make symbols concrete
         return shapes[0]
     try:
         return tuple(torch.broadcast_shapes(*shapes))
@@ -36,7 +36,7 @@ def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
 
 
 def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
-    """Unwraps states that ended transforms of `torch.func` have wrapped.
+    """Unwraps states that transforms of `torch.func` have wrapped and that have ended.
 
     Raises:
         StateError: a state belongs to one sample of a `vmap` that has ended.
@@ -46,7 +46,7 @@ def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
         plain = after_transforms(state) if isinstance(state, Tensor) else state
         if plain is None:
             raise StateError(
-                f"state {i} is that of a sample inside of torch.func.vmap, which has ended. Call reset() before the "
+                f"state {i} belongs to one sample of a torch.func.vmap that has ended. Call reset() before the "
                 "call, or return the states from the function: neuron.step(x, states)."
             )
         found.append(plain)
@@ -59,12 +59,13 @@ def check_states(
     device: torch.device,
     shapes_of: Callable[[], Sequence[Sequence[int]]],
 ) -> None:
-    """Raises unless the states fit the inputs.
+    """Raises an error unless the states match the inputs.
 
     Args:
-        step: shape of the inputs' step, which most states have, too.
+        step: shape of the inputs' step. Most states have this shape, too.
         device: device of the inputs.
-        shapes_of: returns the expected shapes of the states; it is called if a state's shape differs from `step`.
+        shapes_of: function that returns the expected shapes of the states. It is called if a state's shape differs from
+            `step`.
 
     Raises:
         TypeError: a state is not a tensor.
@@ -79,8 +80,8 @@ def check_states(
             if state.shape == torch.Size(shapes[i]) and state.device == device:
                 continue
             remedy = (
-                "Call reset() between batches, or pass states that fit. If one instance is in two places of a "
-                "network, give each place an instance of its own."
+                "Call reset() between batches, or pass matching states. If one instance is in two places of a "
+                "network, give each place its own instance."
             )
             if state.shape == torch.Size(shapes[i]):
                 remedy = "Move the neuron and its state (neuron.to(device)) or the input, or call reset()."

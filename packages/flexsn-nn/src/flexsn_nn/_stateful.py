@@ -28,39 +28,39 @@ def is_own_forward(module: nn.Module) -> bool:
 
 
 def check_first_run(what: str, reset_in: tuple[int, int] | None, remedy: str) -> None:
-    """Raises `StateError` in the second run of activation checkpointing, unless the state was set in that run.
+    """Raises `StateError` in the second run of activation checkpointing, unless the state was set during that run.
 
     Args:
         what: name of the module, for the message.
-        reset_in: `recomputation()` at the time when the state was last reset or set.
-        remedy: what to checkpoint instead, for the message.
+        reset_in: value of `recomputation()` when the state was last reset or set.
+        remedy: advice on what to checkpoint instead, for the message.
     """
     if recomputation() not in (None, reset_in):
         raise StateError(
-            f"activation checkpointing runs {what} a second time, and it would not begin at the state that the first "
-            f"run began at. Checkpoint {remedy}."
+            f"activation checkpointing runs {what} a second time, and the second run would not begin with the state "
+            f"of the first run. Checkpoint {remedy}."
         )
 
 
 class Stateful(Leaf):
-    """Base of layers with a state: `functional.reset_net`, `detach_net`, `get_states`, `set_states` and
-    `set_step_mode` work on them as on neurons.
+    """Base class of layers that keep a state, like neurons.
 
-    A layer of your own derives from this class, reads `self.states` in its `forward`, and assigns the new states.
-    Reading them raises an error where an old state would give wrong results.
+    `functional.reset_net`, `detach_net`, `get_states`, `set_states` and `set_step_mode` work on them, too. Your own
+    layer derives from this class, reads `self.states` in its `forward`, and assigns the new states. Reading
+    `self.states` raises an error if an old state would give wrong results.
 
     Args:
         step_mode: `"m"` for sequences `[T, *step]`, `"s"` for single steps.
 
     Attributes:
-        steps_apart: class attribute; True if each step of the output depends on the same step of the input alone. Such
-            a layer runs in `functional.run` with lengths and resets.
-        states: tensors, or empty before the first call and after `reset()`. They are not part of `state_dict()`.
+        steps_apart: class attribute, True if each step of the output depends only on the same step of the input.
+            `functional.run` then accepts lengths and resets for the layer.
+        states: tensors; empty before the first call and after `reset()`. They are not part of `state_dict()`.
 
     Raises:
-        StateError: `states` is read in the second run of `torch.utils.checkpoint`, and neither `reset()` nor an
-            assignment has set it in that run.
-        ExportError: `states` is read inside of `torch.export`, and comes from calls before the export.
+        StateError: `states` is read in the second run of `torch.utils.checkpoint`, although neither `reset()` nor an
+            assignment has set it during that run.
+        ExportError: `states` is read inside of `torch.export`, and was set by calls before the export.
 
     Example:
         >>> class Sum(Stateful):
@@ -124,7 +124,7 @@ class Stateful(Leaf):
             self._graph = graph_of_states(self._states)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns the states before the first call with `x`, for `functional.stateless`. Override it in your layers.
+        """Returns the states before the first call with `x`, for `functional.stateless`. Your own layers override it.
 
         Raises:
             StateError: the layer does not define its initial states.
@@ -145,7 +145,7 @@ class Stateful(Leaf):
             self._graph = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes for copies and pickles, with the state detached from its graph."""
+        """Returns the attributes for copies and pickles. The state is detached from its graph."""
         return {**self.__dict__, "_states": [state.detach() for state in self._states], "_graph": None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Stateful:
@@ -155,13 +155,13 @@ class Stateful(Leaf):
 
 
 def check_kept(name: str, kept: Tensor, shape: torch.Size, like: Tensor) -> None:
-    """Raises `StateError` unless a state fits the step of a call.
+    """Raises `StateError` unless a state matches the step of a call.
 
     Args:
         name: name of the state, for the message.
         kept: the state.
         shape: expected shape for this call.
-        like: the input, whose dtype and device are expected.
+        like: input with the expected dtype and device.
     """
     found = f"{list(kept.shape)} {kept.dtype} on {kept.device}"
     wanted = f"{list(shape)} {like.dtype} on {like.device}"

@@ -16,10 +16,10 @@ from flexsn_nn.errors import StateError
 
 
 class Stateless(nn.Module):
-    """A network that takes its states as arguments, returns the new states and stores none: `functional.stateless`.
+    """A network that takes its states as arguments, returns the new ones, and stores none: `functional.stateless`.
 
     Args:
-        net: a network. Its parameters and its step mode are shared; the states that it stores do not change.
+        net: a network. Its parameters and step mode are shared. The states that it stores do not change.
 
     Attributes:
         net: the network.
@@ -32,7 +32,7 @@ class Stateless(nn.Module):
         check_module("net", net)
         self.net = net
         self._layers: tuple[tuple[str, FlexSN | Stateful], ...] = tuple(with_state(net))
-        # Number of states by layer; unknown before the first input for a layer that is not a neuron.
+        # Number of states by layer. For a layer that is not a neuron, it is unknown before the first input.
         self._counts = [layer.num_states if isinstance(layer, FlexSN) else None for _, layer in self._layers]
 
     def initial_states(self, inputs: Tensor | Sequence[Any]) -> list[Tensor]:
@@ -44,7 +44,7 @@ class Stateless(nn.Module):
             inputs: inputs of the network: one tensor, or several.
 
         Raises:
-            StateError: the network does not call a layer, or a layer of your own has no `initial_states`.
+            StateError: the network does not call a layer, or your own layer has no `initial_states`.
         """
         from flexsn_nn.reports._layers import forget, unchanged
 
@@ -70,7 +70,7 @@ class Stateless(nn.Module):
 
         Args:
             inputs: inputs of the network: one tensor, or several.
-            states: from `initial_states` or an earlier call; `None`: the initial states.
+            states: states from `initial_states` or an earlier call; `None` for the initial states.
 
         Raises:
             StateError: the network has another number of states.
@@ -94,9 +94,9 @@ class Stateless(nn.Module):
     def _counts_of(self, given: list[Tensor]) -> list[int]:
         counts = [count for count in self._counts if count is not None]
         if len(counts) < len(self._counts):
-            raise StateError("a layer keeps a state and is no neuron: call initial_states(inputs) first.")
+            raise StateError("a layer that is not a neuron keeps a state: call initial_states(inputs) first.")
         if len(given) != sum(counts):
-            raise StateError(f"got {len(given)} states; the network has {sum(counts)}, as initial_states makes them.")
+            raise StateError(f"got {len(given)} states; the network has {sum(counts)}, as returned by initial_states.")
         return counts
 
 
@@ -115,7 +115,7 @@ def _noting(found: dict[str, list[Tensor]], name: str) -> Any:
 
 
 def _left(layer: FlexSN | Stateful) -> tuple[Any, ...]:
-    """Returns the stored results of a layer's earlier calls."""
+    """Returns the results of earlier calls that a layer stores."""
     if isinstance(layer, FlexSN):
         return layer.states, layer.state_seqs, layer.spike_counts
     return (layer._states,)

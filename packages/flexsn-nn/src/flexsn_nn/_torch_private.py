@@ -1,4 +1,4 @@
-"""Uses of private parts of torch. Each name is looked up when this module is imported."""
+"""Access to private parts of torch. Importing this module looks up each name."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ _foreach_copy = private("torch", "_foreach_copy_", "captured steps copy tensors 
 _KEPT_BACK = "after a capture that failed, the allocator of a GPU does not free memory"
 _end_allocation = private("torch._C", "_cuda_endAllocateToPool", _KEPT_BACK, default=lambda device, pool: None)
 _release_pool = private("torch._C", "_cuda_releasePool", _KEPT_BACK, default=lambda device, pool: None)
-# In torch 2.11, Dynamo evaluates `torch.compiler.is_exporting()` as true in `torch.compile`, too; it evaluates the flag
-# behind that function correctly. From 2.12 on, the function is right.
+# In torch 2.11, Dynamo evaluates `torch.compiler.is_exporting()` as True in `torch.compile`, too, but it evaluates the
+# flag behind this function correctly. Since 2.12, the function itself is right.
 _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
     lacking("torch.compiler", ["_is_exporting_flag"])
 )
@@ -70,7 +70,7 @@ def is_exporting() -> bool:
 
 
 def tracing_context() -> object | None:
-    """Returns the trace of a compiler, or of `torch.export`, that the call is in; `None`: in none, or unknown."""
+    """Returns the trace of a compiler, or of `torch.export`, that contains the call; `None` if none is known."""
     return _tracing_context()  # type: ignore[no-any-return]
 
 
@@ -81,10 +81,10 @@ def is_onnx_exporting() -> bool:
 
 
 def between_graphs(reason: str) -> Callable[[_Function], _Function]:
-    """Works as `torch.compiler.disable`, but imports Dynamo, which is slow to import, at the function's first call.
+    """Returns a decorator like `torch.compiler.disable`, which imports Dynamo, a slow import, only at the first call.
 
     Args:
-        reason: reason for the call between the graphs of `torch.compile`, for messages about graph breaks.
+        reason: reason why the call is between the graphs of `torch.compile`, for messages about graph breaks.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -102,7 +102,7 @@ def constant(function: _Function) -> _Function:
 
 
 def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function that `torch.compile` calls for a backend, given the function itself or its name."""
+    """Returns the function that `torch.compile` calls for a backend, which is this function or its name."""
     if not isinstance(backend, str):
         return backend
     lacking = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"
@@ -117,12 +117,12 @@ def keeps_graph() -> bool:
 
 
 def current_node() -> Any:
-    """Returns the graph node that the backward pass executes now."""
+    """Returns the graph node that the backward pass is executing."""
     return _current_node()
 
 
 def is_jit_tracing() -> bool:
-    """True if `torch.jit.trace` records the present call."""
+    """True if `torch.jit.trace` records the current call."""
     return _tracing_state() is not None
 
 
@@ -142,7 +142,7 @@ def after_transforms(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def recomputation() -> tuple[int, int] | None:
-    """Identifies the recomputation that this thread runs: a forward in a backward pass, for one node of the graph.
+    """Identifies the recomputation that this thread runs, which is a forward inside of a node's backward.
 
     Returns `None` outside of recomputations.
     """
@@ -159,12 +159,12 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
 
 
 def end_allocation_to_pool(device: int, pool: Any) -> None:
-    """Ends the allocator's part of a capture that has failed on a GPU, and frees the capture's memory.
+    """Ends the allocator's part of a failed capture on a GPU, and frees the capture's memory.
 
     Args:
         device: index of the GPU.
         pool: memory pool of the capture.
     """
-    with suppress(RuntimeError):  # raised if the allocator has left the capture already
+    with suppress(RuntimeError):  # raised if the allocator has already left the capture
         _end_allocation(device, pool)
         _release_pool(device, pool)

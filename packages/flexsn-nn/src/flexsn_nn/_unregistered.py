@@ -1,4 +1,4 @@
-"""Detection of parameters that a core captures and that training misses: they are in no module and no optimizer."""
+"""Finds parameters that a core captures but that no module and no optimizer has, so that training misses them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import nn
 
 from flexsn_hop.callers import warn
 
-# A container with more entries is treated as data.
+# A container with more entries is assumed to be data.
 _MOST_ENTRIES = 1000
 
 
 def warn_of_unregistered(core: object) -> None:
     """Warns of captured parameters that no optimizer updates.
 
-    They get gradients, but `module.parameters()` does not contain them: without the warning, training would silently
+    They get gradients, but `module.parameters()` does not contain them. Without the warning, training would silently
     leave them unchanged.
     """
     names = unregistered(core)
@@ -35,7 +35,7 @@ def warn_of_unregistered(core: object) -> None:
 
 
 def unregistered(core: object) -> list[str]:
-    """Returns the names under which `core` captures such parameters."""
+    """Returns the names under which `core` captures unregistered parameters."""
     captured = {id(value): name for name, value in _captured(core, set()) if isinstance(value, nn.Parameter)}
     if not captured:
         return []
@@ -44,12 +44,12 @@ def unregistered(core: object) -> list[str]:
 
 
 def captured_by(core: object) -> Iterator[tuple[str, Any]]:
-    """Yields `(name, value)` of everything that a core reads besides its arguments. Does not search modules."""
+    """Yields `(name, value)` for everything that a core reads other than its arguments. Does not search modules."""
     return _captured(core, set())
 
 
 def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields `(name, value)` for all that a callable reads besides its arguments, and for all that these read in turn.
+    """Yields `(name, value)` for everything that a callable reads other than its arguments, and recursively.
 
     Does not search modules, because their parameters are registered.
     """
@@ -61,7 +61,7 @@ def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _reached(name: str, item: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields an item, then the parts of it if it is a callable, or its entries if it is a container."""
+    """Yields an item. Also yields its parts if it is a callable, or its entries if it is a container."""
     yield name, item
     if not isinstance(item, list | tuple | dict):
         yield from _captured(item, seen)
@@ -73,7 +73,7 @@ def _reached(name: str, item: object, seen: set[int]) -> Iterator[tuple[str, Any
 
 
 def _parts(value: object) -> list[tuple[str, Any]]:
-    """Returns the parts of a callable, by name; none for PyTorch's own callables."""
+    """Returns the parts of a callable, by name. PyTorch's own callables have none."""
     kind = value if isinstance(value, types.FunctionType) else type(value)
     if (kind.__module__ or "").startswith("torch") or isinstance(value, nn.Module | type):
         return []
@@ -92,7 +92,7 @@ def _attributes(value: object) -> list[tuple[str, Any]]:
 
 
 def _read_by(function: types.FunctionType) -> dict[str, Any]:
-    """Returns global variables, closure variables and defaults of a function, by name."""
+    """Returns the global variables, closure variables and defaults of a function, by name."""
     try:
         variables = inspect.getclosurevars(function)
     except ValueError:  # a variable has no value yet
@@ -102,7 +102,7 @@ def _read_by(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _all_registered() -> Iterator[nn.Parameter]:
-    # `type` instead of isinstance, which would read `__class__` of lazy and deprecated objects.
+    # Checks `type` instead of calling isinstance, which would read `__class__` of lazy and deprecated objects.
     for owner in gc.get_objects():
         if issubclass(type(owner), nn.Module):
             yield from owner.__dict__.get("_parameters", {}).values()

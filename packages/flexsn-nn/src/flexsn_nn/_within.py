@@ -1,4 +1,4 @@
-"""Learned numbers with a range: the nearest number within it, with a gradient that leads back into it."""
+"""Limits learned numbers to a range, with a gradient that leads them back into it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from flexsn_nn._checks import Range
 
 
 def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
-    """Returns `value` where it is within the limits, and the nearest allowed number of its dtype elsewhere.
+    """Returns `value` within the limits. Outside of them, returns the nearest allowed number of its dtype.
 
-    The gradient passes unchanged, even at the limits and beyond them. So if an optimizer has moved a number out of its
-    range, later steps can move it back. (The gradient of `clamp` is 0 beyond its limits, and from torch 2.15 on also at
-    them.) Steps can also move the number further outside, which does not change the result. To keep the number near
-    its range, call `number.clamp_(0, 1)` under `torch.no_grad()` after `optimizer.step()`. Sums over steps and elements
-    commute with this function, so compiled kernels give the gradients of the loop.
+    The gradient passes unchanged, even at the limits and beyond them. If an optimizer has moved a number out of its
+    range, later steps can therefore move it back. (The gradient of `clamp` is 0 beyond its limits. Since torch 2.15, it
+    is also 0 at the limits.) Steps can also move the number further away from its range, which does not change the
+    result. To keep the number near its range, call `number.clamp_(0, 1)` under `torch.no_grad()` after
+    `optimizer.step()`. Sums over steps and elements commute with this function, so compiled kernels give the gradients
+    of the loop.
 
-    `above` is an exception: close to it, most formulas have a pole (`x / tau`, `log(beta)`), where the gradient is
-    infinite. At `above` and below it, the gradient is 0 unless `finite`.
+    The limit `above` is an exception. Close to it, most formulas have a pole (`x / tau`, `log(beta)`), where the
+    gradient is infinite. At `above` and below it, the gradient is 0 unless `finite`.
 
     Args:
-        value: floating point, any shape.
+        value: floating-point tensor of any shape.
         limits: `at_least`, `above`, `at_most`, `below`, each a number or absent. The nearest number above 0 is the
-            smallest normal one; the nearest below 1 is its neighbour. `finite=True` if the formulas that use the
-            result have finite derivatives close to `above`.
+            smallest normal one, and the nearest number below 1 is its neighbour. `finite=True` declares that the
+            formulas that use the result have finite derivatives close to `above`.
 
     Returns:
-        A tensor of the shape and dtype of `value`.
+        A tensor with the shape and dtype of `value`.
 
     Example:
         >>> beta = torch.tensor([-0.25, 0.5], requires_grad=True)
@@ -39,7 +40,7 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     """
     numbers = torch.finfo(value.dtype)
     low, high = limits.get("at_least"), limits.get("at_most")
-    # The open limits are 0 and 1. The nearest numbers are the smallest normal one above 0, and 1 - eps / 2.
+    # An open limit is 0 or 1. The nearest number above 0 is the smallest normal one; below 1, it is 1 - eps / 2.
     if "above" in limits:
         low = limits["above"] + numbers.tiny
     if "below" in limits:

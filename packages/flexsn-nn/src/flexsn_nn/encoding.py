@@ -1,4 +1,4 @@
-"""Encoders: functions from values to spike trains `[T, *shape of the values]`."""
+"""Encoders: functions that map values to spike trains `[T, *shape of the values]`."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ __all__ = ["direct", "latency", "rate"]
 
 
 def rate(x: Tensor, num_steps: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Draws Bernoulli spikes, independent at each step: 1 with probability `x`, the discrete Poisson process.
+    """Draws a Bernoulli spike with probability `x`, independently at each step: the discrete Poisson process.
 
     Args:
-        x: probabilities, floating point; values below 0 count as 0, values above 1 as 1.
-        num_steps: `T`.
-        generator: a generator on the device of `x`; `None`: PyTorch's global one.
+        x: probabilities, floating point. Values below 0 count as 0, and values above 1 as 1.
+        num_steps: number of steps `T`.
+        generator: random generator on the device of `x`; `None` for PyTorch's global one.
 
     Returns:
-        `[T, *x.shape]` of `x`'s dtype. No gradient flows to `x`.
+        `[T, *x.shape]` with the dtype of `x`. No gradient flows to `x`.
 
     Example:
         >>> rate(torch.tensor([0.0, 1.0]), 3).tolist()
         [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
     """
     _check(x, num_steps)
-    # Numbers are drawn in float32 for half precision, too, which has few different numbers in [0, 1).
+    # Numbers are drawn in float32 even for half precision, which has few different numbers in [0, 1).
     dtype = torch.promote_types(x.dtype, torch.float32)
     draws = torch.rand((num_steps, *x.shape), generator=generator, dtype=dtype, device=x.device)
     return (draws < x).to(x.dtype)
 
 
 def latency(x: Tensor, num_steps: int, *, curve: str = "linear") -> Tensor:
-    """Draws one spike per value: the larger the value, the earlier the spike.
+    """Encodes each value as one spike. The larger the value, the earlier the spike.
 
         linear: t = (T - 1) (1 - x)
         log:    t = (T - 1) - ln(alpha x + 1),  alpha = exp(T - 1) - 1
 
-    The time is rounded to a step, half to even.
+    The time is rounded to a whole step, with halves rounded to even.
 
     Args:
-        x: values, floating point; values below 0 count as 0 (the last step), values above 1 as 1 (the first step).
-        num_steps: `T`.
+        x: values, floating point. Values below 0 count as 0, for the last step, and values above 1 as 1, for the first.
+        num_steps: number of steps `T`.
         curve: `"linear"` or `"log"`.
 
     Returns:
-        `[T, *x.shape]` of `x`'s dtype. No gradient flows to `x`.
+        `[T, *x.shape]` with the dtype of `x`. No gradient flows to `x`.
 
     Example:
         >>> latency(torch.tensor([0.0, 0.5, 1.0]), 3).tolist()
@@ -71,13 +71,13 @@ def latency(x: Tensor, num_steps: int, *, curve: str = "linear") -> Tensor:
 
 
 def direct(x: Tensor, num_steps: int) -> Tensor:
-    """Repeats the values at every step: `[T, *x.shape]`, a view without memory of its own.
+    """Repeats the values at every step. The result, `[T, *x.shape]`, is a view of `x`, without new memory.
 
     The first layer then learns its own encoding. Gradients flow to `x`.
 
     Args:
         x: values, floating point.
-        num_steps: `T`.
+        num_steps: number of steps `T`.
 
     Example:
         >>> direct(torch.tensor([0.25, 0.5]), 2).tolist()

@@ -1,10 +1,10 @@
-"""One exception class for each kind of mistake; each is also a built-in exception."""
+"""One exception class for each kind of mistake. Each class is also a built-in exception."""
 
 from __future__ import annotations
 
 
 class UnknownNameError(ValueError):
-    """Unknown name of a backend, a step mode, a reset mechanism, a state or a neuron."""
+    """The name of a backend, a step mode, a reset mechanism, a state or a neuron is unknown."""
 
 
 class ParameterError(ValueError):
@@ -16,15 +16,15 @@ class StepModeError(ValueError):
 
 
 class CaptureWarning(UserWarning):
-    """A captured step, or a part of it, runs in Python; the message gives the reason and the place."""
+    """A captured step, or a part of it, runs in Python. The message gives the reason and the place."""
 
 
 class InputCountError(ValueError):
-    """The number of tensors differs from the number that the neuron takes."""
+    """The number of tensors differs from the number of inputs of the neuron."""
 
 
 class InputDtypeError(TypeError):
-    """Numbers that a membrane cannot sum were passed to a neuron: integers, booleans, complex numbers, float8."""
+    """A neuron received numbers that a membrane cannot sum: integers, booleans, complex numbers or float8."""
 
 
 class InputLayoutError(TypeError):
@@ -36,19 +36,19 @@ class InputShapeError(ValueError):
 
 
 class HandoverError(RuntimeError):
-    """A norm was fused into a neuron, and the neuron was then called with an input from elsewhere."""
+    """A neuron with a fused norm was called with an input that does not come from this norm."""
 
 
 class StateError(ValueError):
-    """States do not fit the input, or their number differs from the neuron's."""
+    """States do not match the input, or their number differs from the neuron's."""
 
 
 class DrawError(ValueError):
-    """A random number of `flexsn_nn.random` is drawn by no step, or its shape differs from the step's."""
+    """The step does not draw a random number of `flexsn_nn.random`, or the number's shape differs from the step's."""
 
 
 class PlacementError(ValueError):
-    """The placement of a `DTensor` lets no process run its part of the step alone."""
+    """The placement of a `DTensor` does not allow each process to run its part of the step independently."""
 
 
 class ExampleError(ValueError):
@@ -56,7 +56,7 @@ class ExampleError(ValueError):
 
 
 class ExportError(RuntimeError):
-    """A program without modules would have to store a state, or would unroll a loop over time."""
+    """An exported program, which has no modules, would have to store a state or unroll a loop over time."""
 
 
 class UnknownParameterError(TypeError):
@@ -64,11 +64,11 @@ class UnknownParameterError(TypeError):
 
 
 class UnknownAttributeError(AttributeError):
-    """An attribute exists in other libraries' neurons, and has another name here."""
+    """The attribute exists in neurons of other libraries, and has another name here."""
 
 
 class PortabilityWarning(UserWarning):
-    """A core runs as a loop here, but compiled kernels will refuse it on a GPU."""
+    """A core runs as a loop here, but compiled kernels will reject it on a GPU."""
 
 
 class RangeWarning(UserWarning):
@@ -80,15 +80,15 @@ class FiringWarning(UserWarning):
 
 
 class SharedStateWarning(UserWarning):
-    """One instance is at two places of a network, and the second continues with the state of the first."""
+    """One instance is at two places of a network, and its second place continues with the state of the first."""
 
 
 class PortabilityError(NotImplementedError):
-    """A core runs as a loop here, but compiled kernels will refuse it on a GPU; for `set_portability("error")`."""
+    """A core runs as a loop here, but compiled kernels will reject it on a GPU: for `set_portability("error")`."""
 
 
 class NirError(ValueError):
-    """NIR cannot express a network, or reading a graph would change its meaning."""
+    """NIR cannot represent a network, or reading a graph would change its meaning."""
 
 
 class MissingExtraError(ImportError):
@@ -96,4 +96,4 @@ class MissingExtraError(ImportError):
 
 
 class ConversionError(ValueError):
-    """A network of another library cannot be converted as a whole."""
+    """A network from another library cannot be converted as a whole."""

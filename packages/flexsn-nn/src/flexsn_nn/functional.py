@@ -1,4 +1,4 @@
-"""Functions for all neurons, and other layers with a state, of a network: state, step mode, backend."""
+"""Functions for all neurons of a network, and its other layers with a state: state, step mode and backend."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ __all__ = [
 
 
 def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
-    """Yields `(name, module)` of every `FlexSN` in `net`; if `net` itself is one, its name is that of its class.
+    """Yields `(name, module)` for every `FlexSN` in `net`. If `net` itself is one, its name is the name of its class.
 
-    A neuron inside of another neuron's step, as in a `Recurrent`, is a part of that neuron, and is left out.
+    A neuron inside of another neuron's step, as in a `Recurrent`, is a part of that neuron, and is not included.
     """
     for name, module in with_state(net):
         if isinstance(module, FlexSN):
@@ -53,7 +53,7 @@ def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
 
 
 def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
-    """Yields `neurons(net)`, and other layers with a state, such as a `Delay`."""
+    """Yields the items of `neurons(net)`, and other layers with a state, such as a `Delay`."""
     for name, module in _outside_of_steps(net):
         if isinstance(module, FlexSN | Stateful):
             yield name or type(module).__name__, module
@@ -62,7 +62,7 @@ def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
 def _outside_of_steps(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yields all modules except those inside of a neuron."""
     check_module("net", net)
-    inside: str | None = None  # beginning of the names of a neuron's parts, which directly follow the neuron
+    inside: str | None = None  # prefix of the names of a neuron's parts, which follow it
     for name, module in net.named_modules():
         if inside is not None and name.startswith(inside):
             continue
@@ -79,15 +79,15 @@ def run(
     transforms: Sequence[Transform] = (),
     **options: Any,
 ) -> Any:
-    """Calls `net(*inputs, **options)`. Each neuron gets `lengths`, `resets` and `transforms`, as in `FlexSN.forward`.
+    """Calls `net(*inputs, **options)`, and passes `lengths`, `resets` and `transforms` to each neuron.
 
-    Layers without a state, in `OverTime` for example, run over padding, too. The next neuron removes the values that a
-    linear layer with a bias computes there, but a norm includes padding in its statistics. Read the network's output
-    with `data.readout(output, lengths)`.
+    They have the same meaning as in `FlexSN.forward`. Layers without a state, for example those in `OverTime`, also run
+    over padding. There, a linear layer with a bias computes values that the next neuron removes, but a norm includes
+    padding in its statistics. Read the network's output with `data.readout(output, lengths)`.
 
     Sequences without padding are nested tensors of layout `torch.jagged`, `[B, lengths, *step]`. The network receives
-    them padded, `[T, B, *step]`, with their lengths, and outputs of that form are made jagged again. (The call waits
-    for the device, to read the largest length.)
+    them padded, `[T, B, *step]`, together with their lengths, and its outputs are converted to jagged tensors again.
+    The call waits for the device, to read the largest length.
 
     Args:
         inputs, options: arguments of the network.
@@ -99,8 +99,8 @@ def run(
         The network's output.
 
     Raises:
-        StepModeError: `net` has a layer that reads several steps and supports no lengths: `PSN`, `Delay`, or a
-            `Stateful` of your own whose class does not set `steps_apart = True`.
+        StepModeError: `net` has a layer that reads several steps but does not support lengths: `PSN`, `Delay`, or your
+            own `Stateful` layer whose class does not set `steps_apart = True`.
         InputLayoutError: an input is a `PackedSequence`, or a nested tensor of another layout.
         ParameterError: `lengths` or `resets` are passed with a jagged input.
         The errors of the neurons.
@@ -116,7 +116,7 @@ def run(
     inputs, packed = unpack(inputs)
     if packed is not None:
         if lengths is not None or resets is not None:
-            raise ParameterError("the input is jagged, and has lengths of its own: leave out lengths and resets.")
+            raise ParameterError("the input is jagged, and has its own lengths: leave out lengths and resets.")
         lengths = packed.lengths
     changes: tuple[Transform, ...] = tuple(transforms)
     if resets is not None:
@@ -146,12 +146,12 @@ def run(
 def _share(neuron: FlexSN, transforms: tuple[Transform, ...]) -> None:
     if torch.compiler.is_compiling():
         neuron._shared_transforms = transforms
-    else:  # an assignment would make the neuron choose its kernels again
+    else:  # an assignment would make the neuron choose kernels again
         neuron.__dict__["_shared_transforms"] = transforms
 
 
 def reset_net(net: nn.Module) -> None:
-    """Resets every neuron, delay and dropout of a network. Call it between sequences that do not belong together.
+    """Resets every neuron, delay and dropout layer of a network. Call it between sequences that do not belong together.
 
     Example:
         >>> import torch
@@ -167,7 +167,7 @@ def reset_net(net: nn.Module) -> None:
             module.reset()
     else:
         check_module("net", net)
-        inside = recomputation()  # once for all modules: it takes as long as the rest of a reset
+        inside = recomputation()  # called once for all modules: it takes as long as the rest of a reset
         for module in _all_with_state(net):
             if type(module).reset is FlexSN.reset:
                 module._forget(inside)
@@ -199,7 +199,7 @@ def _all_with_state(net: nn.Module) -> list[Any]:
 
 
 def detach_net(net: nn.Module) -> None:
-    """Detaches every neuron's state from its graph; the values stay.
+    """Detaches every neuron's state from its graph. The values do not change.
 
     For truncated backpropagation through time, call it between the chunks of one sequence, after `backward`.
     """
@@ -211,8 +211,8 @@ def set_step_mode(net: nn.Module, step_mode: str) -> None:
     """Sets the step mode of all layers with a state, and of `OverTime`: `"m"` for sequences, `"s"` for single steps.
 
     Raises:
-        UnknownNameError: another step mode.
-        StepModeError: a neuron's backend cannot run in this mode; no neuron is changed.
+        UnknownNameError: the step mode is unknown.
+        StepModeError: a neuron's backend cannot run in this mode. No neuron is changed then.
     """
     found = [module for _, module in with_state(net)]
     mode = check_step_mode(step_mode)
@@ -235,8 +235,8 @@ def set_backend(
         instance: class or classes of the neurons to change. Modules of other libraries are never changed.
 
     Raises:
-        UnknownNameError: another backend.
-        StepModeError: the backend cannot run in a neuron's step mode; no neuron is changed.
+        UnknownNameError: the backend is unknown.
+        StepModeError: the backend cannot run in a neuron's step mode. No neuron is changed then.
     """
     for kind in instance if isinstance(instance, tuple) else (instance,):
         if not isinstance(kind, type):
@@ -249,17 +249,18 @@ def set_backend(
 
 
 def explain(net: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None) -> NetworkReport:
-    """Measures time and memory of a training step: one row for each layer, and a summary in one line.
+    """Measures time and memory of a training step, with one row for each layer and a summary in one line.
 
     Runs a few steps on these inputs, from initial states, and then restores parameters, gradients, running statistics,
-    states and random generators. The times are those of calls from Python; in a captured step, only kernels count.
+    states and random generators. The times include the time that Python takes. A captured step takes only the time of
+    its kernels.
 
     Args:
         inputs: inputs of the network.
-        loss: function of the network's output; `None`: the mean of the output's squares.
+        loss: function of the network's output; `None` for the mean of the output's squares.
 
     Raises:
-        ParameterError: `loss` is missing, and the network returns no floating-point tensor.
+        ParameterError: `loss` is missing, and the network does not return a floating-point tensor.
 
     Example:
         >>> import torch
@@ -275,7 +276,7 @@ def explain(net: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None =
 
 
 def summary(net: nn.Module, *inputs: Any) -> NetworkSummary:
-    """Counts parameters, shapes, neurons, firing rates and synaptic operations of a network, on one input.
+    """Counts parameters, shapes, neurons, firing rates and synaptic operations of a network for one input.
 
     Runs the network once, without gradients, from initial states, and restores it afterwards.
 
@@ -297,21 +298,21 @@ def summary(net: nn.Module, *inputs: Any) -> NetworkSummary:
 
 
 def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
-    """Returns the states of every neuron by its name: lists of `[*step]`, empty before the first call.
+    """Returns the states of every neuron by its name, as lists of `[*step]`. They are empty before the first call.
 
-    Other layers with a state are included: that of a `Delay` is `[max_delay, *step]`.
+    Other layers with a state are included. The state of a `Delay` is `[max_delay, *step]`.
 
-    The tensors are the neurons' own, with their graph. Together with `set_states`, this function lets you leave a
-    sequence and return to it.
+    The tensors are the neurons' own tensors, with their graph. You can run another sequence in between, and then return
+    to this one with `set_states`.
     """
     return {name: list(module.states) for name, module in with_state(net)}
 
 
 def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
-    """Sets the states of neurons to those from `get_states`; neurons without an entry keep theirs.
+    """Sets the states of neurons to those from `get_states`. Neurons without an entry keep their states.
 
     Raises:
-        UnknownNameError: `net` has no neuron of a given name.
+        UnknownNameError: `net` has no neuron with the name of an entry.
     """
     found = dict(with_state(net))
     if not isinstance(states, Mapping):
@@ -323,18 +324,18 @@ def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
 
 
 def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
-    """Divides the parameters of a network into two groups for an optimizer: weights, and the numbers of its neurons.
+    """Divides the parameters of a network into two groups for an optimizer: weights, and numbers of neurons.
 
-    Numbers of neurons are time constants, thresholds, decays and other learned values: one for a neuron, or one per
-    channel. They get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the
-    recurrent weights of a layer, are weights.
+    Numbers of neurons are time constants, thresholds, decays and other learned values, one per neuron or per channel.
+    They get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the recurrent
+    weights of a layer, are weights.
 
     Args:
-        tau_lr: learning rate of the numbers of neurons; `None`: that of the optimizer.
-        options: options of the group of numbers, such as `weight_decay=1e-4` or `betas=(0.9, 0.99)`.
+        tau_lr: learning rate of the numbers of neurons; `None` for that of the optimizer.
+        options: options of the group of numbers, such as `betas=(0.9, 0.99)`, or `weight_decay=1e-4`.
 
     Returns:
-        Groups in the order of `net.parameters()`, each with `params`; a group without parameters is left out.
+        Groups in the order of `net.parameters()`, each with `params`. A group without parameters is left out.
 
     Example:
         >>> import torch
@@ -352,13 +353,14 @@ def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: 
 
 
 def stateless(net: nn.Module) -> Stateless:
-    """Makes `net` a module that takes and returns its states, for streams, `torch.export` and other stateless programs.
+    """Returns `net` as a module that takes and returns its states, for streams, `torch.export` and other programs.
 
-    The call is `output, states = module(inputs, states)`. `inputs` is a tensor, or a sequence of the network's inputs;
+    The call is `output, states = module(inputs, states)`. `inputs` is a tensor, or a sequence of the network's inputs.
     `states` is a flat list of tensors from `module.initial_states(inputs)`. The module shares the parameters and the
-    step mode of `net`, and does not change its states. To run single steps, call `set_step_mode(net, "s")` first.
+    step mode of `net`, and does not change the states of `net`. To run single steps, call `set_step_mode(net, "s")`
+    first.
 
-    Layers of your own with a state are supported if they have a method `initial_states(x)`; see `Stateful`.
+    Your own layers with a state are supported if they have a method `initial_states(x)`; see `Stateful`.
 
     Example:
         >>> import torch

@@ -1,15 +1,15 @@
 """Initial weights.
 
-`fluctuation_driven_` is for weights in front of a neuron with a membrane.
+`fluctuation_driven_` initializes weights before a neuron with a membrane.
 
-`torch.nn.init` has most of the field's initialisations. For `init=` of a recurrent neuron, these are common:
+`torch.nn.init` has most of the usual initialisations. For `init=` of a recurrent neuron, these are common:
 
-- ``nn.init.orthogonal_``: keeps the length of every vector; with `gain`, scales it;
+- ``nn.init.orthogonal_``: keeps the length of every vector, or scales it by `gain`;
 - ``None``: uniform in ``±1 / sqrt(features)``, as in `nn.Linear`;
 - ``partial(nn.init.normal_, std=g / features**0.5)``: random, with a spectral radius near `g` (Sompolinsky et al.,
   "Chaos in random neural networks", 1988);
-- ``nn.init.zeros_``: no recurrence at first;
-- ``partial(spectral_radius_, rho=0.9)``: scales the weights to this spectral radius: a reservoir.
+- ``nn.init.zeros_``: no recurrence initially;
+- ``partial(spectral_radius_, rho=0.9)``: scales the weights to this spectral radius, for a reservoir.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 __all__ = ["fluctuation_driven_", "spectral_radius", "spectral_radius_"]
 
-# A response ends when it has fallen to this part of its largest value. A response is taken to be endless if more than
-# `_DECAYED` of it is left after the first steps, or more than this part after the longest run.
+# A response ends when it has fallen to the fraction `_NEGLIGIBLE` of its largest value. A response counts as endless if
+# more than the fraction `_DECAYED` is left after the first steps, or more than `_NEGLIGIBLE` after the longest run.
 _NEGLIGIBLE, _DECAYED, _LONGEST = 1e-6, 0.99, 16384
 
 
 def spectral_radius(weight: Tensor) -> float:
-    """Computes the largest absolute eigenvalue: the factor per step by which a linear recurrence grows in the long run.
+    """Computes the largest absolute eigenvalue: the factor per step by which a linear recurrence finally grows.
 
     Args:
-        weight: a matrix `[N, N]`; or `[N]`, the diagonal of a matrix. Computed in float64 on the CPU, in `O(N³)`.
+        weight: matrix `[N, N]`, or its diagonal `[N]`. The computation is in float64 on the CPU, in `O(N³)`.
 
     Raises:
-        ParameterError: the shape is another one, or a value is not finite.
+        ParameterError: the weight has another shape, or a value is not finite.
 
     Example:
         >>> spectral_radius(torch.tensor([[0.0, 2.0], [0.5, 0.0]]))
@@ -59,16 +59,18 @@ def spectral_radius(weight: Tensor) -> float:
 
 
 def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
-    """Scales `weight` in place so that its spectral radius is `rho`; returns it.
+    """Scales `weight` in place so that its spectral radius is `rho`, and returns it.
 
-    Below 1, a linear recurrence forgets. A spiking one also has a threshold and a leak, so 1 is not a limit for it.
+    With a radius below 1, a linear recurrence forgets. A spiking recurrence also has a threshold and a leak, so 1 is
+    not a limit for it.
 
     Args:
-        weight: a matrix `[N, N]`, or `[N]`, the diagonal of a matrix; it may be a parameter.
-        rho: the spectral radius, at least 0.
+        weight: matrix `[N, N]`, or its diagonal `[N]`. It may be a parameter.
+        rho: spectral radius, at least 0.
 
     Raises:
-        ParameterError: the shape is another one, `rho` is negative, or the present radius is 0, so no factor helps.
+        ParameterError: the weight has another shape, `rho` is negative, or the current radius is 0 and cannot be
+        scaled.
 
     Source: Jaeger, "The echo state approach to analysing and training recurrent neural networks", GMD report 148, 2001.
 
@@ -98,29 +100,31 @@ def fluctuation_driven_(
     num_steps: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draws weights in front of a neuron, in place, so that its membrane fluctuates up to the threshold; returns them.
+    """Draws weights before a neuron, in place, so that its membrane fluctuates up to the threshold, and returns them.
 
-    For inputs that spike independently at `rate`, the membrane without resets has the mean `mean` and the standard
-    deviation `(threshold - mean) / xi`. This holds for all time constants, and also if the neuron divides its input by
-    them, because the membrane's response to one small input is measured on a copy. Let `n` be the number of inputs,
-    `e1` the sum of the response over time, and `e2` the sum of its squares. The weights are normal, with the mean
-    `mean / (n rate e1)` and the variance `share (threshold - mean)² / (xi² n rate e2)` minus the square of their mean.
-    Membranes are measured from their resting value.
+    If inputs spike independently at `rate`, the membrane without resets has the mean `mean` and the standard deviation
+    `(threshold - mean) / xi`. This is true for all time constants, also if the neuron divides its input by them,
+    because the membrane's response to one small input is measured on a copy of the neuron. Let `n` be the number of
+    inputs, `e1` the sum of the response over time, and `e2` the sum of its squares. The weights are normal, with the
+    mean `mean / (n rate e1)`, and with the variance `share (threshold - mean)² / (xi² n rate e2)` minus the square of
+    their mean. Membranes are measured relative to their resting value.
 
     Args:
-        weight: `[out, in, ...]`, of a linear layer or a convolution: `n` is the number of elements of `weight[0]`.
-        neuron: the neuron after the weights: ready-made, or one of yours with a state `v` and a threshold.
-        rate: spikes per input and step, above 0 and at most 1. For other inputs, the mean of their squares.
-        xi: distance from mean to threshold in standard deviations, above 0; 1 to 3 in the source.
+        weight: weight `[out, in, ...]` of a linear layer or a convolution. `n` is the number of elements of
+            `weight[0]`.
+        neuron: neuron after the weights. It is ready-made, or your own neuron with a state `v` and a threshold.
+        rate: spikes per input and step, above 0 and at most 1. For inputs that are not spikes, it is the mean of their
+            squares.
+        xi: distance from mean to threshold in standard deviations, above 0. The source uses 1 to 3.
         mean: mean of the membrane, below the threshold.
-        share: part of the variance that these weights contribute, above 0 and at most 1; recurrent weights contribute
-            the rest.
-        num_steps: length of the sequences; needed for a membrane that does not decay, such as that of `IF`.
+        share: fraction of the variance that these weights contribute, above 0 and at most 1. Recurrent weights
+            contribute the rest.
+        num_steps: length of the sequences. It is required for a membrane that does not decay, such as that of `IF`.
         generator: generator of the random numbers.
 
     Raises:
-        ParameterError: a number is out of its range; the neuron has no threshold or no state `v`; its membrane does
-            not decay, and `num_steps` is missing; or no weights exist for this `mean`.
+        ParameterError: a number is out of its range; the neuron has no threshold or no state `v`; its membrane does not
+            decay, and `num_steps` is missing; or no weights can produce this `mean`.
 
     Source: Rossbroich, Gygax and Zenke, "Fluctuation-driven initialization for spiking neural network training",
     Neuromorphic Computing and Engineering 2, 2022.

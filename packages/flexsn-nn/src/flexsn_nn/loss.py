@@ -1,4 +1,4 @@
-"""Losses of spikes and of membranes. Sequences are `[T, B, C]`: steps, batch, classes."""
+"""Losses for spikes and membranes. Sequences are `[T, B, C]`: steps, batch, classes."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_ta
 
     Args:
         v: `[T, B, C]`, membranes.
-        targets: `[B]`, class numbers: at every step, the membrane of the class should be at `on_target`, the others at
-            `off_target`. Or `[T, B, C]`, the target membranes.
-        on_target, off_target: target values of the membranes, for targets `[B]`.
+        targets: `[B]`, class numbers: at every step, the target is `on_target` for the membrane of the class, and
+            `off_target` for the others. Or `[T, B, C]`, the target membranes.
+        on_target, off_target: target values of the membranes for targets `[B]`.
 
     Returns:
         A scalar.
@@ -126,7 +126,7 @@ def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_ta
 
 
 def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
-    """`Lambda` times the number of spikes: add it to a loss to reduce the number of spikes.
+    """Computes `Lambda` times the number of spikes. Add it to a loss to reduce the number of spikes.
 
     Args:
         spikes: any shape.
@@ -145,7 +145,7 @@ def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
 
 
 def _levels(like: Tensor, targets: Tensor, on: float, off: float) -> Tensor:
-    """`[B, C]`: `on` for the target's class, `off` elsewhere."""
+    """Returns `[B, C]`, which is `on` for the target's class and `off` elsewhere."""
     return off + (on - off) * one_hot(targets, like.shape[-1]).to(like.dtype)
 
 
@@ -155,7 +155,7 @@ def _check(sequence: Tensor, targets: Tensor) -> None:
     if sequence.dim() != 3 or targets.shape != sequence.shape[1:2] or len(sequence) == 0:
         raise ParameterError(
             f"got a sequence of shape {list(sequence.shape)} and targets of shape {list(targets.shape)}; "
-            "wanted [T, B, C] with T >= 1, and [B]."
+            "expected [T, B, C] with T >= 1, and [B]."
         )
     if targets.dtype is not torch.int64:
-        raise ParameterError(f"targets are {targets.dtype}; wanted class numbers: targets.long().")
+        raise ParameterError(f"targets are {targets.dtype}; expected class numbers: targets.long().")

@@ -1,4 +1,4 @@
-"""Metrics of a network's output spikes. Sequences are `[T, B, C]`: steps, batch, classes."""
+"""Metrics for a network's output spikes. Sequences are `[T, B, C]`: steps, batch, classes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["accuracy", "first_spike_accuracy", "time_to_first_spike"]
 
 
 def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) -> Tensor:
-    """Part of the batch for which the target's neuron has the most spikes; among equals, the first neuron counts.
+    """Fraction of the batch for which the target's neuron has the most spikes. Of equal neurons, the first one counts.
 
     Args:
-        spikes: `[T, B, C]`; membranes are allowed, too, and are summed over time.
+        spikes: `[T, B, C]`, or membranes of this shape, which are summed over time.
         targets: `[B]`, class numbers.
-        num_classes: for a population code: number of equally large, consecutive groups of the `C` neurons.
+        num_classes: for a population code, number of equally large, consecutive groups of the `C` neurons.
 
     Returns:
         A scalar in `[0, 1]`, on the device of `spikes`.
 
     Raises:
-        ParameterError: shapes do not fit, or `C` is not a multiple of `num_classes`.
+        ParameterError: shapes do not match, or `C` is not a multiple of `num_classes`.
 
     Example:
         >>> spikes = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
@@ -35,7 +35,7 @@ def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) ->
     if num_classes is not None:
         check_count("num_classes", num_classes)
         if counts.shape[1] % num_classes:
-            raise ParameterError(f"{counts.shape[1]} neurons are no population code of {num_classes} classes.")
+            raise ParameterError(f"{counts.shape[1]} neurons are not a population code of {num_classes} classes.")
         counts = counts.unflatten(1, (num_classes, -1)).sum(2)
     return (_first(counts == counts.amax(1, keepdim=True)) == targets).float().mean()
 
@@ -44,7 +44,7 @@ def time_to_first_spike(spikes: Tensor) -> Tensor:
     """Step of each neuron's first spike, counted from 0; `T` for a neuron without spikes.
 
     Args:
-        spikes: `[T, *step]`, `T >= 1`; every nonzero value is a spike.
+        spikes: `[T, *step]`, `T >= 1`. Every nonzero value is a spike.
 
     Returns:
         `[*step]`, int64.
@@ -55,13 +55,13 @@ def time_to_first_spike(spikes: Tensor) -> Tensor:
     """
     check_tensor("spikes", spikes)
     if spikes.dim() < 1 or len(spikes) == 0:
-        raise ParameterError(f"got a sequence of shape {list(spikes.shape)}; wanted [T, *step] with T >= 1.")
+        raise ParameterError(f"got a sequence of shape {list(spikes.shape)}; expected [T, *step] with T >= 1.")
     steps = torch.arange(len(spikes), device=spikes.device).view(-1, *[1] * (spikes.dim() - 1))
     return torch.where(spikes != 0, steps, len(spikes)).amin(0)
 
 
 def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
-    """Part of the batch for which the target's neuron is the first to spike; among equals, the first neuron counts.
+    """Fraction of the batch for which the target's neuron spikes first. Of equal neurons, the first one counts.
 
     A sample without spikes counts as wrong.
 
@@ -73,7 +73,7 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
         A scalar in `[0, 1]`, on the device of `spikes`.
 
     Raises:
-        ParameterError: shapes do not fit.
+        ParameterError: shapes do not match.
 
     Example:
         >>> spikes = torch.tensor([[[0.0, 0.0]], [[0.0, 1.0]], [[1.0, 1.0]]])
@@ -87,7 +87,7 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
 
 
 def _first(chosen: Tensor) -> Tensor:
-    """Index of the first class that is chosen, `[B, C] -> [B]`; argmax does not guarantee the first one."""
+    """Returns the index of the first chosen class, `[B, C] -> [B]`. argmax does not guarantee the first one."""
     classes = torch.arange(chosen.shape[1], device=chosen.device)
     return torch.where(chosen, classes, len(classes)).amin(1)
 
@@ -97,6 +97,6 @@ def _check(sequence: Tensor, targets: Tensor) -> None:
     check_tensor("targets", targets)
     if sequence.dim() != 3 or targets.shape != sequence.shape[1:2] or not sequence.numel():
         raise ParameterError(
-            f"got a sequence of shape {list(sequence.shape)} and targets of shape {list(targets.shape)}; wanted "
+            f"got a sequence of shape {list(sequence.shape)} and targets of shape {list(targets.shape)}; expected "
             "[T, B, C] and [B], not empty."
         )

@@ -1,15 +1,15 @@
-"""Import and export of NIR, the exchange format of spiking networks; needs `pip install flexsn-nn[nir]`.
+"""Imports and exports NIR, the exchange format of spiking networks. Needs `pip install flexsn-nn[nir]`.
 
-NIR's neurons are differential equations. Here, one step of `dt` seconds is one Euler step of these equations:
+NIR's neurons are differential equations. Here, one step is one Euler step of `dt` seconds of these equations:
 
     LIF      tau v' = v_leak - v + r x             tau in seconds; v > v_threshold: v = v_reset
     IF       v' = r x
     LI       tau v' = v_leak - v + r x
     CubaLIF  tau_syn i' = -i + w_in x;  tau_mem v' = v_leak - v + r i, with the new i
 
-Anything that NIR or these neurons cannot express is refused. Networks consist of layers on sequences `[T, B, ...]` and
-of sums of their outputs. A neuron with recurrent weights is a graph of its own in the chain: it holds the neuron, and a
-linear node from the neuron's output to its input, which arrives one step later.
+If NIR or these neurons cannot express something, the functions raise an error. Networks consist of layers on sequences
+`[T, B, ...]` and sums of their outputs. A neuron with recurrent weights is a separate graph in the chain. This graph
+has the neuron, and a linear node from the neuron's output to its input. The neuron receives this input one step later.
 
 Source: Pedersen et al., "Neuromorphic intermediate representation", Nature Communications 2024.
 """
@@ -47,23 +47,23 @@ def to_nir(
     """Exports a network as a `nir.NIRGraph`.
 
     Args:
-        net: one layer, or layers in `nn.Sequential`, `OverTime`, blocks such as `SEWBlock`, and modules with a
-            `forward` of their own, in any nesting. `forward` is traced by `torch.fx`: it may call layers, add their
-            outputs, multiply them by constants and flatten them. Supported layers: `nn.Linear`, `nn.Conv1d`,
-            `nn.Conv2d`, `nn.AvgPool2d`, batch norms in evaluation (folded into the weights in front), dropout in
-            evaluation (left out), `nn.Flatten` of all dimensions but time and batch, `Scale`, `layer.Delay`, `IF`,
-            `LIF`, `PLIF`, `CUBALIF`, `LI`, `Leaky` that resets to zero, `Synaptic` that resets to zero at once;
-            `Recurrent` around these, `RLIF`, and `RLeaky` and `RSynaptic` that reset to zero at once.
-        sample: an input `[T, B, ...]`; the network runs on it once, to find the shapes.
+        net: a layer, or any nesting of layers, `nn.Sequential`, `OverTime`, blocks such as `SEWBlock`, and modules with
+            their own `forward`. `forward` is traced by `torch.fx`. It may call layers, add their outputs, multiply them
+            by constants, and flatten them. Supported layers are `nn.Linear`, `nn.Conv1d`, `nn.Conv2d`, `nn.AvgPool2d`,
+            batch norms in evaluation (which are folded into the weights before them), dropout in evaluation (which is
+            left out), `nn.Flatten` of all dimensions except time and batch, `Scale`, `layer.Delay`, `IF`, `LIF`,
+            `PLIF`, `CUBALIF`, `LI`, `Leaky` that resets to zero, and `Synaptic` that resets to zero in the same step;
+            also `Recurrent` around these, `RLIF`, and `RLeaky` and `RSynaptic` that reset to zero in the same step.
+        sample: input `[T, B, ...]`. The network runs once with it, to find the shapes.
         dt: duration of one step in seconds.
-        ignore_equality: NIR fires at `v > v_threshold`. True: also export neurons that fire at `v >= v_threshold`,
-            instead of refusing them.
+        ignore_equality: NIR fires if `v > v_threshold`. True to export neurons that fire if `v >= v_threshold`, too,
+            instead of raising an error.
         soft_reset: True if the simulator that will read the graph resets by subtracting the threshold, which NIR's
-            equations cannot express. Then only neurons with `v_reset=None` are exported. Their metadata contains
+            equations cannot express. Only neurons with `v_reset=None` can then be exported. Their metadata contains
             `"reset": "subtract"`, which `from_nir` reads.
 
     Raises:
-        NirError: NIR cannot express a layer; the message says what to do.
+        NirError: NIR cannot express a layer. The message gives advice.
         MissingExtraError: the package `nir` is not installed.
     """
     nir = _import_nir()
@@ -74,20 +74,20 @@ def to_nir(
 def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Sequential:
     """Imports a network from a `nir.NIRGraph`.
 
-    The graph may have loops only from a neuron through a linear node back to itself. A recurrent neuron may also be a
-    graph inside of the graph. Layers have the names of the graph's nodes.
+    The only loops that the graph may have are from a neuron through a linear node back to the same neuron. A recurrent
+    neuron may also be a graph inside of the graph. Layers have the names of the graph's nodes.
 
     A file with a convolution whose kernel is not square needs `nir.read(path, type_check=False)` (nir 1.0.8).
 
-    Neurons fire at `v > v_threshold`, as in NIR, and have their default surrogate.
+    Neurons fire if `v > v_threshold`, as in NIR, and have their default surrogate.
 
     Args:
-        graph: a graph, for example from `nir.read(path)`.
+        graph: graph, for example from `nir.read(path)`.
         dt: duration of one step in seconds.
-        backend: backend of the neurons, as in `FlexSN`.
+        backend: backend of the neurons, same as in `FlexSN`.
 
     Returns:
-        Layers in a row; or a single layer, `graph`, if outputs fork and are summed. The network maps sequences
+        A sequence of layers; or a single layer `graph` if outputs are forked and summed. The network maps sequences
         `[T, B, ...]` to sequences.
 
     Raises:
@@ -114,7 +114,7 @@ class _Way:
 class _Builder:
     """Collects nodes by name, and edges.
 
-    The name of a node is its kind in lower case, with a number from the second node of that kind on.
+    The name of a node is its kind in lower case. From the second node of a kind on, a number follows.
     """
 
     def __init__(self, nir: Any) -> None:
@@ -125,7 +125,7 @@ class _Builder:
         self._counts: dict[str, int] = {}
 
     def add(self, node: Any, sources: Sequence[str]) -> str:
-        """Adds a node with edges from its sources; returns its name."""
+        """Adds a node with edges from its sources. Returns its name."""
         kind = type(node).__name__.lower()
         count = self._counts[kind] = self._counts.get(kind, -1) + 1
         name = f"{kind}_{count}" if count else kind
@@ -170,12 +170,12 @@ def _to_graph(nir: Any, net: nn.Module, sample: Tensor, way: _Way) -> Any:
             made[call.name] = node
         builder.called(call.name, node)
     builder.add(nir.Output({"output": _sizes(shape)}), builder.outputs(last))
-    # The shapes come from a run. The check of nir 1.0 takes a kernel [3, 1] for [3, 3].
+    # The shapes come from a run, because the check of nir 1.0 mistakes a kernel [3, 1] for [3, 3].
     return nir.NIRGraph(nodes=builder.nodes, edges=builder.edges, type_check=False)
 
 
 def _passes(call: Call) -> bool:
-    """True for layers that do nothing in evaluation."""
+    """True for layers that have no effect in evaluation."""
     if isinstance(call.layer, nn.Identity):
         return True
     if not isinstance(call.layer, nn.modules.dropout._DropoutNd | SharedDropout):
@@ -186,7 +186,7 @@ def _passes(call: Call) -> bool:
 
 
 def _norm_to_nodes(builder: _Builder, call: Call, before: str | None, sources: Sequence[str]) -> str:
-    """Exports a batch norm in evaluation: folded into the weights in front, or as a layer that scales and shifts."""
+    """Exports a batch norm in evaluation, folded into the weights before it, or as a layer that scales and shifts."""
     norm, nir = call.layer, builder.nir
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     if norm.training or norm.running_mean is None or norm.running_var is None:
@@ -245,7 +245,7 @@ def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], way:
         if kept is None or layer.end_dim not in (-1, len(shape) + 1):
             raise NirError(
                 f"{name} flattens dimensions {layer.start_dim} to {layer.end_dim} of [T, B, ...]: use "
-                "nn.Flatten(2), which leaves time and batch alone."
+                "nn.Flatten(2), which does not flatten time and batch."
             )
         return nir.Flatten({"input": list(shape)}, start_dim=len(kept), end_dim=len(shape) - 1)
     if isinstance(layer, nn.AvgPool2d):
@@ -270,7 +270,7 @@ def _linear_to_node(nir: Any, name: str, layer: nn.Linear, shape: tuple[int, ...
 
 
 def _recurrent_to_node(nir: Any, name: str, layer: Feedback, shape: tuple[int, ...], way: _Way) -> Any:
-    """Makes a graph of the neuron and its weights, as snnTorch does; weights per neuron become a diagonal matrix."""
+    """Creates a graph of the neuron and its weights, like snnTorch. Weights per neuron become a diagonal matrix."""
     neuron: FlexSN = layer.neuron if type(layer) is Recurrent else layer
     if isinstance(layer, Recurrent) and layer.delay is not None:
         raise NirError(f"{name} has delays in its feedback; this export supports only those of layer.Delay.")
@@ -280,8 +280,8 @@ def _recurrent_to_node(nir: Any, name: str, layer: Feedback, shape: tuple[int, .
         weights = nir.Linear(weight=_array(layer.recurrent.V.expand(shape).diag()))
     else:
         raise NirError(
-            f"{name} feeds its spikes back through a {type(layer.recurrent).__name__} on {list(shape)}; NIR, or this "
-            "export, has a matrix for that, on vectors."
+            f"{name} feeds its spikes back through a {type(layer.recurrent).__name__} on {list(shape)}; NIR and this "
+            "export support only matrices on vectors for this."
         )
     nodes = {
         "input": nir.Input({"input": list(shape)}),
@@ -316,13 +316,13 @@ def _conv_to_node(nir: Any, name: str, layer: nn.Conv1d | nn.Conv2d, shape: tupl
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """Height and width from one number for both, or from two numbers."""
+    """Returns height and width from one number for both, or from two numbers."""
     first, *others = torch.as_tensor(value).flatten().tolist()
     return int(first), int(others[0] if others else first)
 
 
 def _pool_to_node(nir: Any, name: str, layer: nn.AvgPool2d) -> Any:
-    """Exports an average pooling; with `divisor_override=1`, a sum pooling."""
+    """Exports average pooling, or sum pooling for `divisor_override=1`."""
     pads = any(_pair(layer.padding))
     if layer.ceil_mode or (pads and not layer.count_include_pad and layer.divisor_override is None):
         raise NirError(f"{name} has ceil_mode=True or count_include_pad=False, which NIR's pooling does not have.")
@@ -427,7 +427,7 @@ def _check_strict(name: str, function: object, ignore_equality: bool) -> None:
 
 
 def _steps(name: str, parameter: str, decay: Any) -> Any:
-    """Time constant in steps, such that an Euler step multiplies the value by `decay`."""
+    """Returns the time constant in steps for which an Euler step multiplies the value by `decay`."""
     if not (decay < 1).all():
         raise NirError(f"{name} has {parameter}=1: it never decays, and NIR has no infinite time constant.")
     return 1 / (1 - decay)
@@ -478,12 +478,12 @@ def _from_graph(nir: Any, graph: Any, dt: float, backend: str) -> nn.Sequential:
 
 
 def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
-    """Makes a recurrent neuron, with weights from its output to its input. A gain in front applies to both inputs."""
+    """Creates a recurrent neuron with weights from its output to its input. A gain before it applies to both inputs."""
     gain: Tensor | None = None
     if isinstance(layer, nn.Sequential) and len(layer) == 2 and isinstance(layer[0], Scale):
         gain, layer = layer[0].scale, layer[1]
     if not isinstance(layer, FlexSN):
-        raise NirError(f"{name} has weights from its output to its input, and is no neuron.")
+        raise NirError(f"{name} has weights from its output to its input, but is not a neuron.")
     bias = _double(node.bias) if type(node).__name__ == "Affine" else None
     weight = _double(node.scale) if type(node).__name__ == "Scale" else _double(node.weight)
     if weight.dim() > 2 or weight.shape[0] != weight.shape[-1]:
@@ -502,7 +502,7 @@ def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
 
 
 def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """Returns the edges without those of recurrent weights, and the recurrent weights by their neuron."""
+    """Returns the edges that are not part of recurrent weights, and the recurrent weights by their neuron."""
     edges = [tuple(edge) for edge in graph.edges]
     loops: dict[str, Any] = {}
     for name, node in graph.nodes.items():
@@ -510,17 +510,17 @@ def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
         if around == {target for source, target in edges if source == name} and len(around) == 1:
             (neuron,) = around
             if type(node).__name__ not in ("Linear", "Affine", "Scale") or neuron in loops or neuron == name:
-                raise NirError(f"{name} leads back to where it comes from, {neuron!r}: only one linear node may.")
+                raise NirError(f"{name} leads back to its source, {neuron!r}: only one linear node may.")
             loops[neuron] = node
             edges = [edge for edge in edges if name not in edge]
     return [(source, target) for source, target in edges], loops
 
 
 def _ordered(nir: Any, graph: Any, edges: list[tuple[str, str]]) -> tuple[list[str], dict[str, list[str]], list[str]]:
-    """Orders the nodes between input and output.
+    """Orders the nodes from the input to the output.
 
-    Returns their names, each after its sources; their sources by name, `""` for the input; and the sources of the
-    output.
+    Returns three values: their names, each after its sources; their sources by name, with `""` for the input; and the
+    sources of the output.
     """
     ends: dict[str, list[str]] = {"input": [], "output": []}
     for name, node in graph.nodes.items():
@@ -597,7 +597,7 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
 
 
 def _delays(name: str, seconds: Any, dt: float) -> Tensor:
-    """Converts delays to steps; rounds those that differ from a whole number by the error of the division alone."""
+    """Converts delays to steps. Rounds a delay that differs from a whole number only by the error of the division."""
     steps = _double(seconds) / dt
     if not bool((steps >= 0).all()):
         raise NirError(f"{name} has a delay of {float(steps.min() * dt):g} s; a delay is at least 0.")
@@ -661,7 +661,7 @@ def _in_steps(name: str, parameter: str, tau: Any, dt: float) -> Tensor:
 
 
 def _charge(name: str, tau: Any, r: Any, dt: float) -> tuple[float | Tensor, float | Tensor | None]:
-    """`tau` in steps, and the gain of a decaying input; `None` if the gain is `tau`, so the input does not decay."""
+    """Returns `tau` in steps, and the gain of a decaying input; `None` for a gain of `tau`, without a decay."""
     steps, gain = _in_steps(name, "tau", tau, dt), _double(r)
     compact_gain = _compact(gain.float())
     if (isinstance(compact_gain, Tensor) or compact_gain != 1) and torch.allclose(gain, steps, rtol=1e-6, atol=0):
@@ -693,7 +693,7 @@ def _tensor(array: Any, factor: float = 1.0) -> Tensor:
 
 
 def _compact(tensor: Tensor) -> float | Tensor:
-    """Returns one number if all elements are equal, because a number needs no memory traffic."""
+    """Returns one number if all elements are equal, because it needs no memory traffic."""
     first = tensor.flatten()[0]
     return float(first) if bool((tensor == first).all()) else tensor
 

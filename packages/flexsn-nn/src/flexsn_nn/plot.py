@@ -1,4 +1,4 @@
-"""Plots of spikes and membranes; need matplotlib: `pip install flexsn-nn[plot]`.
+"""Plots of spikes and membranes. They need matplotlib: `pip install flexsn-nn[plot]`.
 
 Each function draws into `ax`, or into a new figure, and returns the axes.
 """
@@ -22,8 +22,8 @@ def raster(spikes: Tensor, ax: Axes | None = None) -> Axes:
     """Draws a dot for each spike: steps to the right, neurons upwards.
 
     Args:
-        spikes: `[T, *step]`; the step's elements are numbered in order.
-        ax: axes to draw into; `None`: a new figure.
+        spikes: `[T, *step]`. The step's elements are numbered in order.
+        ax: axes to draw into; `None` for a new figure.
     """
     ax = _axes(ax)
     fired = spikes.detach().flatten(1) != 0
@@ -44,21 +44,21 @@ def trace(
     """Draws the membrane or another state of one neuron over time, with its threshold and its spikes.
 
     Args:
-        v: `[T]`.
-        spikes: `[T]`.
-        threshold: a number, drawn as a horizontal line; or `[T]`, a threshold that moves, such as `1.0 + 1.8 * a` of an
-            `ALIF`.
-        ax: axes to draw into; `None`: a new figure.
+        v: `[T]`, the state.
+        spikes: `[T]`, the spikes of the neuron.
+        threshold: number, drawn as a horizontal line; or `[T]`, a threshold that changes over time, such as `1.0 + 1.8
+            * a` for an `ALIF`.
+        ax: axes to draw into; `None` for a new figure.
         label: name of `v` in the legend and on the axis.
 
     Raises:
-        ParameterError: `v` has more than one neuron, or the lengths differ.
+        ParameterError: `v` has more than one neuron, or the tensors differ in length.
     """
     moving = threshold if isinstance(threshold, Tensor) and threshold.dim() else None
     given = [tensor for tensor in (v, spikes, moving) if tensor is not None]
     if v.dim() != 1 or any(tensor.shape != v.shape for tensor in given):
         shapes = [list(tensor.shape) for tensor in given]
-        raise ParameterError(f"got shapes {shapes}; wanted [T] of one neuron: v[:, 0, 3], say.")
+        raise ParameterError(f"got shapes {shapes}; expected [T] of one neuron, such as v[:, 0, 3].")
     ax = _axes(ax)
     values = v.detach().float().cpu()
     ax.plot(values.numpy(), label=label)
@@ -82,8 +82,8 @@ def heatmap(v: Tensor, ax: Axes | None = None, *, label: str = "membrane") -> Ax
     """Draws membranes or another state as colours: steps to the right, neurons upwards.
 
     Args:
-        v: `[T, *step]`; the step's elements are numbered in order.
-        ax: axes to draw into; `None`: a new figure.
+        v: `[T, *step]`. The step's elements are numbered in order.
+        ax: axes to draw into; `None` for a new figure.
         label: name of `v` at the colour bar.
     """
     ax = _axes(ax)
@@ -99,12 +99,12 @@ def firing_rates(rates: Mapping[str, float], ax: Axes | None = None) -> Axes:
 
     Args:
         rates: spikes per neuron and step, as `RateMonitor.rates()` returns them.
-        ax: axes to draw into; `None`: a new figure.
+        ax: axes to draw into; `None` for a new figure.
     """
     ax = _axes(ax)
     bars = ax.bar(list(rates), list(rates.values()))
     ax.bar_label(bars, fmt="%.3f")
-    ax.margins(y=0.1)  # leaves room for the labels
+    ax.margins(y=0.1)  # leaves room for labels
     ax.set(ylabel="spikes per neuron and step")
     return ax
 

@@ -1,12 +1,12 @@
-"""Random numbers inside of a step, which are equal in loops and kernels, and in a forward and its backward.
+"""Random numbers inside of a step. They are equal in loops and kernels, and in a forward and its backward.
 
 A number depends on a key, the draw (first, second, … in a step), the time step, the row (index in the step's first
-dimension) and the place in the row. It does not depend on the device, the backend, the memory format, or the other rows
-of the batch. No tensor as large as the data is stored.
+dimension), and the position in the row. It does not depend on the device, the backend, the memory format, or the other
+rows of the batch. No tensor of the size of the data is stored.
 
-A neuron draws its key from PyTorch's generator whenever it begins at the initial state, so `torch.manual_seed` makes it
-reproducible. As long as the state is carried on, the time steps continue to count: a sequence in two calls has the
-numbers of the whole sequence.
+A neuron draws its key from PyTorch's generator each time it begins with the initial state, so `torch.manual_seed` makes
+its numbers reproducible. While the state is carried on, the count of time steps continues. A sequence in two calls
+therefore has the same numbers as the whole sequence in one call.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
 """
@@ -24,17 +24,17 @@ __all__ = ["bernoulli_like", "configure", "normal_like", "uniform_like"]
 
 
 def normal_like(x: Tensor) -> Tensor:
-    """Draws numbers with mean 0 and variance 1, one for each element of the step; for use in a core.
+    """Draws numbers with mean 0 and variance 1 in a core, one for each element of the step.
 
     Args:
-        x: a floating-point tensor with the step's shape, which is that of its first input; its values have no
-            influence. A state with one more dimension gets a draw for each element of that dimension, as from
+        x: floating-point tensor with the step's shape, which is the shape of its first input. The values of `x` do not
+            matter. A state with one more dimension gets a draw for each element of that dimension, like
             `torch.stack([normal_like(soma) for _ in range(branches)], -1)`. A state with one dimension less, or with
             fewer neurons (but more than one), gets the first numbers of a draw.
 
     Returns:
         A tensor with the shape, dtype and device of `x`, without a gradient. The numbers are computed in float32 and
-        converted. They lie between -6.6 and 6.6, and are bitwise equal on all backends.
+        converted. They are between -6.6 and 6.6, and are bitwise equal on all backends.
 
     Raises:
         DrawError: the call is outside of a core of `FlexSN`, or `x` has another shape.
@@ -53,13 +53,14 @@ def normal_like(x: Tensor) -> Tensor:
 
 
 def uniform_like(x: Tensor) -> Tensor:
-    """Draws numbers in [0, 1), one for each element of the step; for use in a core.
+    """Draws numbers in [0, 1) in a core, one for each element of the step.
 
     Args:
-        x: as for `normal_like`.
+        x: same as for `normal_like`.
 
     Returns:
-        A tensor as from `normal_like`; its numbers are multiples of 2^-24, in float16 of 2^-11, in bfloat16 of 2^-8.
+        A tensor like that of `normal_like`. Its numbers are multiples of 2^-24, or of 2^-11 in float16, or of 2^-8 in
+        bfloat16.
 
     Raises:
         The errors of `normal_like`.
@@ -68,14 +69,14 @@ def uniform_like(x: Tensor) -> Tensor:
 
 
 def bernoulli_like(x: Tensor, p: float | Tensor = 0.5) -> Tensor:
-    """Draws 1 with probability `p` and 0 otherwise, for each element of the step; for use in a core.
+    """Draws 1 with probability `p` and 0 otherwise in a core, for each element of the step.
 
     Args:
-        x: as for `normal_like`.
-        p: a number in [0, 1], or a tensor that broadcasts to `x` and gets no gradient.
+        x: same as for `normal_like`.
+        p: number in [0, 1], or a tensor that broadcasts to `x`, to which no gradient flows.
 
     Returns:
-        A tensor as from `normal_like`.
+        A tensor like that of `normal_like`.
 
     Raises:
         ParameterError: `p` is a number that is not a probability.
@@ -89,15 +90,15 @@ def bernoulli_like(x: Tensor, p: float | Tensor = 0.5) -> Tensor:
 def configure(
     net: nn.Module, *, seed: int | None = None, first_row: int | None = None, in_evaluation: bool | None = None
 ) -> None:
-    """Sets the source of the random numbers of a network's neurons and of `SharedDropout`; `None` changes nothing.
+    """Sets the source of the random numbers of a network's neurons and of `SharedDropout`. `None` changes nothing.
 
     Args:
-        net: a neuron, or a module with neurons. Neurons that draw nothing ignore the call.
-        seed: seed of the keys, one key for each neuron, instead of PyTorch's generator. Every sequence that begins at
-            the initial state then has equal numbers. Negative: return to keys of the generator.
-        first_row: index of the first row of a batch. A process that has the rows from `n` on sets `n`.
-        in_evaluation: True (the initial setting): also draw numbers while `neuron.training` is false. False: use the
-            mean of each number then: 0, 0.5, and `p`.
+        net: neuron, or module with neurons. Neurons that do not draw numbers ignore the call.
+        seed: seed of the keys, which differ by neuron, in place of PyTorch's generator. Every sequence that begins with
+            the initial state then has equal numbers. A negative seed returns to keys from the generator.
+        first_row: index of the first row of a batch. A process with the rows from `n` onwards sets `n`.
+        in_evaluation: True (the initial setting) to draw numbers in evaluation mode, too. False to use the mean of each
+            number in evaluation mode: 0, 0.5, and `p`.
 
     Raises:
         ParameterError: a seed or a row is not a whole number.

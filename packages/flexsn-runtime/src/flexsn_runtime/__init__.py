@@ -5,7 +5,7 @@ from __future__ import annotations
 from flexsn_codegen import Late as Late
 from flexsn_graph import Phase, TraceError, UnsupportedCoreError, words_of_elements
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
+from flexsn_runtime._few_bits import native_unpacking, pack_numbers, unpack_numbers
 from flexsn_runtime._float32_precision import float32_precision
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.backend import TargetName, why_unavailable
@@ -85,6 +85,8 @@ from flexsn_runtime.program._cut_step import CutSpecialization
 from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
 from flexsn_runtime.program._refusal import why_refused
 from flexsn_runtime.program._repeated import (
+    RepeatedCall,
+    find_call,
     remember,
     repeated_call,
     repeated_scan,
@@ -124,6 +126,7 @@ __all__ = [
     "Phase",
     "PointwiseProgram",
     "RecurrentSpecialization",
+    "RepeatedCall",
     "RepeatedProducts",
     "ResidualsError",
     "ScanKernel",
@@ -154,6 +157,7 @@ __all__ = [
     "delay_between",
     "delay_by_taps",
     "fewest_multiplications",
+    "find_call",
     "flexsn_backward",
     "flexsn_backward_ncl_bucket",
     "flexsn_forward",
@@ -171,6 +175,7 @@ __all__ = [
     "launcher_in_words",
     "linked_linear",
     "max_pool",
+    "native_unpacking",
     "pack_numbers",
     "prepare",
     "register_flexsn_kernel_handle",

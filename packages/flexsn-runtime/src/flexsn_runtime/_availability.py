@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 try:
-    # Decided when triton is imported, and read on every call. A constant costs nothing, in eager mode
-    # and under torch.compile alike.
+    # Triton fixes this value when it is imported, and every call reads it. A constant costs nothing, both in eager mode
+    # and under torch.compile.
     from flexsn_codegen.targets.triton.device import INTERPRETED as _INTERPRETED
 
     _INSTALLED = True
@@ -20,7 +20,7 @@ def triton_interpreted() -> bool:
 
 
 def kernel_device() -> torch.device:
-    """The device of compiled kernels on this machine; the CPU, for tracing alone, if they run nowhere."""
+    """Device of compiled kernels on this machine. Without such a device, the CPU, which serves for tracing only."""
     return torch.device("cuda" if torch.cuda.is_available() and not _INTERPRETED else "cpu")
 
 

@@ -1,4 +1,4 @@
-"""Small integers stored in a few bits each. Kernels write and read them."""
+"""Packs small integers into a few bits each, and unpacks them, with kernels."""
 
 from __future__ import annotations
 
@@ -22,19 +22,24 @@ _launches: Recent[Launches] = Recent()
 def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> Tensor | None:
     """The numbers stored in bytes, beginning with the lowest bits; `None` if no Triton kernel can read them.
 
-    The kernel writes a byte's numbers in words of up to 64 bits, as wide as memory transfers, so that it costs
-    little more than writing the numbers.
+    The kernel writes the numbers of a byte as words of up to 64 bits, the width of a memory transfer. It therefore
+    takes hardly longer than writing the numbers.
 
     Args:
         packed: uint8, dense, of any shape.
         bits: bits of each number: 1, 2 or 4.
-        low: added to each number.
+        low: integer added to each number.
         dtype: dtype of the result: floating-point, of 2, 4 or 8 bytes. No kernel exists for others.
 
     Returns:
         One dimension, with `8 / bits` numbers for each byte.
     """
     return _unpacking(bits, low, dtype)((packed,))[0] if _has_kernels(packed, dtype) else None
+
+
+def native_unpacking(bits: int, low: int, dtype: torch.dtype) -> Any:
+    """The compiled launcher's calls of `unpack_numbers`, for hooks of `saving_hooks`; `None` if there are none now."""
+    return _unpacking(bits, low, dtype).native
 
 
 @functools.cache
@@ -100,7 +105,7 @@ def _launch(function: Pointwise[..., tuple[Tensor, ...]], out: Sequence[Tensor],
 
 @functools.cache
 def _word(bits: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-    """The number of a byte's numbers that fit in a word, and the word's dtype."""
+    """Returns how many numbers of a byte fit in a word, and the word's dtype."""
     at_once = min(8 // dtype.itemsize, 8 // bits)
     return at_once, torch.int64 if at_once * dtype.itemsize == 8 else torch.int32
 

@@ -6,9 +6,9 @@ import torch
 
 
 def float32_precision() -> str:
-    """Returns `"highest"`, `"high"` or `"medium"`, as for `torch.set_float32_matmul_precision`.
+    """Returns the precision `"highest"`, `"high"` or `"medium"`; see `torch.set_float32_matmul_precision`.
 
-    `torch.get_float32_matmul_precision` raises where `torch.backends` has set the precision.
+    `torch.get_float32_matmul_precision` raises an error if the precision was set by `torch.backends`.
     """
     if torch.backends.cuda.matmul.fp32_precision != "tf32":
         return "highest"

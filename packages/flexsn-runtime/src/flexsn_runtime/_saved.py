@@ -10,7 +10,7 @@ from flexsn_runtime.errors import FreedGraphError
 
 
 def saved_of(ctx: Any) -> tuple[Tensor, ...]:
-    """`ctx.saved_tensors`.
+    """Returns `ctx.saved_tensors`.
 
     Raises:
         FreedGraphError: an earlier backward has freed them.

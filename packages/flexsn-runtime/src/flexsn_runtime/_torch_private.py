@@ -19,7 +19,7 @@ _NO_TRACE = "steps cannot be traced, and nothing can be compiled"
 _BLIND = "compiled kernels cannot be called: they would not see a transform of torch.func, and give wrong gradients"
 _NO_SIZES = "a compiled graph of symbolic sizes runs as a loop"
 
-# `torch.autograd.Function` checks for transforms of `torch.func` at every `apply`, which takes time.
+# `torch.autograd.Function` checks for transforms of `torch.func` at every `apply`. This check takes time.
 if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -47,17 +47,17 @@ _saved_tensors_hooks = private(
     "torch._C", "_autograd._top_saved_tensors_default_hooks", _BLIND, default=lambda ignores_tracing: None
 )
 number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
-# At least 0 inside of forward mode. Constant if this version of torch does not expose its level.
+# The level of forward mode, which is at least 0 inside of it. A constant if this version of torch does not expose it.
 forward_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", 0)
 _mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
 _sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
 expect("torch.fx.experimental.sym_node", ["SymNode.expr", "SymNode.hint"], _NO_SIZES)  # sympy is slow to import
-# True if `torch.autocast` is on for any device, without naming one.
+# True if `torch.autocast` is on for at least one device. The caller need not know which one.
 is_any_autocast = private("torch._C", "_is_any_autocast_enabled", "calls take longer", default=lambda: True)
 
 _TensorGuards = private("torch._C", "_dynamo.guards.TensorGuards", "calls take longer", default=None)
 
-# Dispatch keys of a thread in no operator and no mode, as when this package is imported.
+# The dispatch keys of a thread that runs no operator and no mode. They are read when this package is imported.
 _INCLUDED = _included_keys()
 _EXCLUDED = _excluded_keys()
 
@@ -66,10 +66,11 @@ _EXCLUDED = _excluded_keys()
 def as_outside() -> Iterator[None]:
     """Isolates tracing from the caller's settings.
 
-    The implementation of a custom op runs with some dispatch keys off that a trace needs. And the caller's
+    The implementation of a custom op runs without some dispatch keys that a trace needs. Also, the caller's
     saved-tensor hooks (activation checkpointing) must not receive the tensors that a trace saves for its own backward.
     """
-    # Hooks that change nothing would not do: if an op saves its own result, torch would keep both alive forever.
+    # Hooks that change nothing would leak memory: if an op saves its own result, torch would never free the op or the
+    # result.
     before = _set_hooks_tracing(True)
     try:
         with _force_keys(_INCLUDED, _EXCLUDED):
@@ -92,7 +93,7 @@ _MODES = {
 
 
 def transform_at_work() -> str | None:
-    """The active transform of torch that would not see a launch; `None` outside of all.
+    """The active transform of torch that would not see a launch; `None` if no such transform is active.
 
     These are the transforms of `torch.func`, forward mode, and modes that trace operators or replace them.
     """
@@ -103,7 +104,7 @@ def transform_at_work() -> str | None:
     if forward_ad._current_level >= 0:
         return "torch.autograd.forward_ad"
     if tracing_state() is not None:
-        return "torch.jit.trace (torch.export records programs that it can be part of)"
+        return "torch.jit.trace (torch.export can record it)"
     if number_of_modes():
         return next((name for key, name in _MODES.items() if _mode_of(key) is not None), None)
     return None
@@ -112,10 +113,10 @@ def transform_at_work() -> str | None:
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """Returns a fast predicate that compares `len(tensors)` tensors with these.
 
-    If it is True, they have equal types, dtypes, devices, shapes, strides and `requires_grad`, the same ones are lazily
-    negated views, and the dispatcher is in the same state: autocast, modes, `torch.func`, inference mode. It does
-    not check grad mode, forward mode, autocast's dtype, nor memory addresses. It is False for any tensor that is not
-    plain.
+    If it returns True, the tensors have equal types, dtypes, devices, shapes, strides and `requires_grad`, the same
+    tensors among them are lazily negated views, and the dispatcher is in the same state: autocast, modes, `torch.func`,
+    inference mode. The predicate does not check grad mode, forward mode, autocast's dtype or memory addresses. It
+    returns False if any tensor is not a plain one.
     """
     if _TensorGuards is None or not all(type(t) in _PLAIN and t.layout is torch.strided for t in tensors):
         return never
@@ -131,12 +132,12 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def never(*tensors: object) -> bool:
-    """A predicate, like those of `alike`, that is never True."""
+    """A predicate with the interface of those of `alike`, which always returns False."""
     return False
 
 
 def is_batched(tensor: torch.Tensor | None) -> bool:
-    """True if a gradient represents several ones: in `is_grads_batched`, or in `vmap` of a backward."""
+    """True if a gradient tensor stands for a batch of gradients: in `is_grads_batched`, or in `vmap` of a backward."""
     return tensor is not None and bool(_is_batched(tensor) or _is_legacy_batched(tensor))
 
 
@@ -179,11 +180,11 @@ def convolution_into(
 ) -> Callable[[torch.Tensor, torch.Tensor], object] | None:
     """A function `(value, out)` that makes cuDNN write a convolution to `out`, with the algorithm that PyTorch selects.
 
-    A transposed convolution of stride 1 is a convolution by the mirrored weight, which cuDNN also writes to given
-    memory.
+    A transposed convolution of stride 1 equals a convolution with the mirrored weight. cuDNN can write this convolution
+    to existing memory, too.
 
     Args:
-        out, value: tensors like those of all calls.
+        out, value: tensors with the same layouts as in all later calls.
         numbers: stride, padding, dilation, transposed, output_padding and groups.
 
     Returns:
@@ -207,7 +208,7 @@ def convolution_into(
     of_value, of_weight, of_out = (
         (t.is_contiguous(), t.is_contiguous(memory_format=last)) for t in (value, weight, out)
     )
-    usual = (True, False)  # PyTorch handles tensors that have both formats
+    usual = (True, False)  # contiguous, but not channels-last. PyTorch itself handles tensors that are both
     if (of_value, of_weight, of_out) != (usual,) * 3 and (of_value, of_out) != ((False, True),) * 2:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Lets Inductor include a launch of a C++ kernel in a program that it writes in C++, as AOTInductor does."""
+"""Lets Inductor put launches of C++ kernels into programs that it generates in C++, as it does for AOTInductor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_hop.versions import expect, needed
 
 _NO_CPP = "AOTInductor cannot compile networks with neurons for the CPU"
 
-# Looked up when code is compiled, because importing Inductor is slow.
+# These names are looked up when code is compiled, because importing Inductor is slow.
 for _module, _names in (
     ("torch._inductor.ir", ["ExternKernel.require_exact_strides", "MutationOutput", "NoneLayout"]),
     ("torch._inductor.lowering", ["fallback_handler.add_to_fallback_set", "register_lowering"]),
@@ -35,7 +35,7 @@ def records_cuda_graphs() -> bool:
 
 @functools.cache
 def lower_launches(op: Any) -> None:
-    """Makes Inductor lower an operator, `op(read, written, sizes, source)`, which launches a kernel.
+    """Registers Inductor's lowering of `op(read, written, sizes, source)`, an operator that launches a kernel.
 
     A Python program calls the operator. A C++ program contains the kernel's source and calls the kernel.
     """
@@ -46,7 +46,7 @@ def lower_launches(op: Any) -> None:
     call = fallback_handler(op, add_to_fallback_set=False)
 
     def lower(read: Sequence[Any], written: Sequence[Any], sizes: Sequence[Any], source: str) -> None:
-        # Written tensors are new memory with the requested strides.
+        # The written tensors are allocated with the requested strides.
         strides = (node.meta["val"].stride() for node in V.graph.current_node.args[0])
         read = [ir.ExternKernel.require_exact_strides(x, s) for x, s in zip(read, strides, strict=True)]
         (_launch_node() if V.graph.cpp_wrapper else call)(read, written, sizes, source)
@@ -84,7 +84,7 @@ def _launch_node() -> Any:
                 wrapper.define_kernel(kernel.name, kernel.source, gpu=False, cpp_definition=kernel.declaration)
             addresses = [f"reinterpret_cast<int64_t>({x.codegen_reference()}.data_ptr())" for x in self.inputs]
             sizes = [f"static_cast<int64_t>({wrapper.codegen_sizevar(size)})" for size in self.constant_args]
-            arguments = ", ".join([*addresses, *sizes, "0"])  # 0: all threads of OpenMP
+            arguments = ", ".join([*addresses, *sizes, "0"])  # 0 means all threads of OpenMP
             wrapper.writeline(f"{{ const int64_t arguments[] = {{{arguments}}}; {kernel.name}(arguments); }}")
 
     return LaunchNode

@@ -20,8 +20,8 @@ if importlib.util.find_spec("triton") is not None:
 def resources(compiled: Any, most: int) -> tuple[int, int] | None:
     """Resources of a compiled kernel: registers of a thread, and bytes of shared memory of a program.
 
-    `None` if it cannot run, because it needs more than `most` bytes of shared memory. Also `None` if it is slower than
-    many launches, because it is short of registers and spills many of its values to local memory.
+    Returns `None` if the kernel cannot run because it needs more than `most` bytes of shared memory. Also returns
+    `None` if the kernel spills many values to local memory, since a series of launches is then faster.
     """
     shared = int(compiled.metadata.shared)
     if shared > most:

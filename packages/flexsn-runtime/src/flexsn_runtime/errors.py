@@ -36,15 +36,15 @@ class ResidualsError(ValueError):
 
 
 class SpikeBitsError(ValueError):
-    """Bits are requested of an output that is not known to be 0 or 1, or that no kernel of one launch writes."""
+    """Bits are requested for an output that is not known to be 0 or 1, or that no kernel of one launch writes."""
 
 
 class LateInputError(ValueError):
-    """Late inputs are requested of a step that has no single kernel for all steps."""
+    """Late inputs are requested for a step that has no single kernel for all steps."""
 
 
 class TemplateNeededError(ValueError):
-    """The shape of a gradient is unknown from the arguments."""
+    """The shape of a gradient cannot be derived from the arguments."""
 
 
 class UnknownHandleError(RuntimeError):
@@ -69,16 +69,16 @@ class FreedGraphError(RuntimeError):
 
 
 class StepGoneError(RuntimeError):
-    """A backward needs its step, which was dropped with its neuron, or in favour of many other steps."""
+    """A backward needs a step that no longer exists: its neuron was deleted, or many newer steps displaced it."""
 
 
 class GaveUpError(RuntimeError):
-    """Programs of a kernel waited for each other without success; its results are NaN."""
+    """Programs of a kernel waited for each other in vain; the kernel's results are NaN."""
 
 
 class UnsupportedScanError(NotImplementedError):
-    """A step in a compiler's graph for which kernels cannot be made."""
+    """A step in a compiler's graph for which kernels cannot be generated."""
 
 
 class SymbolicSizeError(UnsupportedScanError):
-    """Symbolic sizes for which kernels cannot be made."""
+    """Symbolic sizes for which kernels cannot be generated."""

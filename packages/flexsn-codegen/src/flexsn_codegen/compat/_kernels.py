@@ -1,4 +1,4 @@
-"""Makes kernels directly from the source of a step and `FlexSNInfo`, with dense operands and all arguments."""
+"""Makes kernels directly from the source of a step and a `FlexSNInfo`. Operands are dense, and all are arguments."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def get_flexsn_inference_kernel(core_str: str, core_name: str, info: StepInfo, v
     """The kernel `(*inputs, *init_states, *outputs, *state_seqs, T, NCL, BLOCK)` of a float32 step.
 
     Args:
-        core_str, core_name: from `generate_triton_code_str`, of a graph
+        core_str, core_name: results of `generate_triton_code_str` for a graph
             `[*inputs, *states] -> [*outputs, *new_states]`.
         info: names and counts of that graph.
         verbose: prints the kernel's source.
 
     Returns:
-        A `triton.JITFunction`. Sequences are `[T, *step]`, states `[*step]`, all contiguous. Launch with
-        `cdiv(NCL, BLOCK)` programs.
+        A `triton.JITFunction`. Sequences have shape `[T, *step]` and states have shape `[*step]`. All are contiguous.
+        Launch it with `cdiv(NCL, BLOCK)` programs.
     """
     return _forward("inference", core_str, core_name, info, verbose, state_seqs=True)
 
@@ -57,22 +57,22 @@ def get_flexsn_forward_kernel(core_str: str, core_name: str, info: StepInfo, ver
     """The kernel `(*inputs, *init_states, *outputs, *state_seqs, *intermediates, T, NCL, BLOCK)`.
 
     Args:
-        core_str, core_name: of a graph `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`.
-        info: names and counts of that graph. Every intermediate is written, duplicates included.
+        core_str, core_name: the source of a graph `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`.
+        info: names and counts of that graph. Every intermediate is written, including duplicates.
     """
     saved = len(info.fwd_core_returns) - info.num_outputs - info.num_states
     return _forward("forward", core_str, core_name, info, verbose, state_seqs=True, saved=saved)
 
 
 def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, verbose: bool = False) -> Any:
-    """The kernel of the gradient, from saved intermediates.
+    """The kernel of the gradient, computed from saved intermediates.
 
-    Its arguments: `(*intermediates, *grad_outputs, *grad_state_seqs, *grad_inputs, *grad_init_states, T, NCL,
+    Its arguments are `(*intermediates, *grad_outputs, *grad_state_seqs, *grad_inputs, *grad_init_states, T, NCL,
     BLOCK)`.
 
     Args:
-        core_str, core_name: of a graph `[*intermediates, *grad_outputs, *grad_new_states] ->
-            [*grad_inputs, *grad_states]`, all present.
+        core_str, core_name: the source of a graph `[*intermediates, *grad_outputs, *grad_new_states] ->
+            [*grad_inputs, *grad_states]` with all of these gradients.
         info: names and counts of the forward graph.
     """
     num_results = info.num_outputs + info.num_states

@@ -1,4 +1,4 @@
-"""Turns a graph into the source of the function of one step, on blocks of values."""
+"""Turns a graph into the source of a function that computes one step on blocks of values."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen.core._once import computed_once, needed_for
+from flexsn_codegen.core._representable import needs_rounding
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
 from flexsn_codegen.source._dtypes import register_dtype
 from flexsn_codegen.source._numbers import LITERAL_OPS, Number, may_be_argument
@@ -37,21 +38,21 @@ def generate_triton_code_str(
     """Writes a graph as a `@triton.jit` function on blocks of values.
 
     Args:
-        graph: pointwise, in the closed op set, with a fake tensor on each node (`node.meta["val"]`), as
-            `flexsn_graph` makes it.
-        fn_name: any text; characters that are not allowed in an identifier become `_`.
+        graph: a graph of pointwise ops in the closed op set, with a fake tensor on each node
+            (`node.meta["val"]`), as `flexsn_graph` makes it.
+        fn_name: any text. Characters that are not allowed in an identifier become `_`.
         verbose: prints the source.
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
-            ``"float32"`` rounds the function's results alone.
+            ``"float32"`` rounds only the function's results.
         fast_math: call approximate functions. Compile the source with `compile_options(..., fast_math=True)`.
 
     Returns:
-        The source of a module, and the function's name: `fn_name` plus a hash of the body. The function
-        takes a block for each placeholder and returns a block for each of the graph's results. Half
-        values are float32 there.
+        The source of a module, and the function's name, which is `fn_name` and a hash of the body. The function
+        takes a block for each placeholder and returns a block for each of the graph's results. In these blocks, half
+        values are float32.
 
     Raises:
-        UnsupportedOpError: an op has no rule; names it and the user's line.
+        UnsupportedOpError: an op has no rule. The message names the op and the user's line.
         GraphError: a node has no dtype, or the graph returns anything but nodes.
         PrecisionError: `precision` is unknown.
     """
@@ -74,26 +75,27 @@ def emit_core(
     once: bool = False,
     target: Target = TRITON,
 ) -> CoreSource:
-    """Like `generate_triton_code_str`, without imports.
+    """Like `generate_triton_code_str`, but the source has no imports.
 
     Args:
-        graph: if it is a plain one, all its arguments are inputs and all its results are outputs.
+        graph: a step graph or a plain FX graph. All arguments of a plain graph are inputs, and all its results are
+            outputs.
         prune: leave out unused arguments.
-        precision, fast_math: as for `generate_triton_code_str`.
-        fast_division: divide to 2 ulp where the quotient reaches the results through continuous ops alone. The
-            rounded division has a rare slow path, a branch, across which nothing is scheduled.
-        numbers: makes the graph's numbers arguments of the function, with names that begin with this text. Then graphs
-            that differ in numbers alone have equal sources. (Numbers that determine how an op is written stay in the
-            source, such as an exponent of 2, or degrees of polynomials.) `None` writes all numbers into the source.
+        precision, fast_math: see `generate_triton_code_str`.
+        fast_division: divide with an error of up to 2 ulp if the quotient reaches the results only through continuous
+            ops. The exact division has a rare slow path behind a branch, across which no instruction can be scheduled.
+        numbers: turns the graph's numbers into arguments of the function, whose names start with this text. Graphs that
+            only differ in numbers then have equal sources. Numbers that determine how an op is written stay in the
+            source, such as an exponent of 2, or degrees of polynomials. `None` writes all numbers into the source.
         once: make a separate function for values that are slow to compute and equal in all steps (`CoreSource.once`).
-        target: the target that the source is for.
+        target: the target for which the source is written.
     """
     numerics = Numerics(precision, fast_math)
     step = graph if isinstance(graph, StepGraph) else _as_step(graph)
     placeholders = step.placeholders
     taken = {port: n for port, n in placeholders.items() if n.users or not prune}
     if not taken:
-        # A constant result needs a block that determines its shape.
+        # If a result is constant, one block is needed to determine its shape.
         taken = {port: placeholders[port] for port in step.arguments[:1]}
     writer = _StepWriter(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset(), numbers)
     arguments = [writer.name(node) for node in taken.values()]
@@ -102,7 +104,7 @@ def emit_core(
     statements = {node: writer.statement(node) for node in nodes}
     results = writer.results(step.graph, arguments)
     of_numbers = [number.name for number in writer.numbers]
-    # The hash excludes citations: moving the user's code in its file must not make another kernel.
+    # The hash excludes citations, so that moving the user's code in its file does not make another kernel.
     code = "\n".join([*(f"{s.name} = {s.text}" for s in statements.values()), f"return {', '.join(results)}"])
     digest = hashlib.sha256(f"{(*arguments, *of_numbers)}\n{code}".encode()).hexdigest()[:12]
     name = f"{identifier(fn_name, reserved=target.reserved)}_{digest}"
@@ -127,7 +129,7 @@ def _once(
     statements: Sequence[Statement],
     results: dict[str, torch.dtype],
 ) -> Once:
-    """The function of values that are equal in all steps. A step and its VJP often share it."""
+    """A function that computes the values that are equal in all steps. A step and its VJP often share it."""
     code = "\n".join(f"{s.name} = {s.text}" for s in statements)
     digest = hashlib.sha256(f"{tuple(arguments)}\n{code}\n{list(results)}".encode()).hexdigest()[:12]
     name = f"once_{digest}"
@@ -136,7 +138,7 @@ def _once(
 
 
 def _as_step(graph: fx.Graph) -> StepGraph:
-    """A graph as a step from inputs to outputs."""
+    """Turns a plain graph into a step from inputs to outputs."""
     inputs = ports(Role.INPUT, len(graph.find_nodes(op="placeholder")))
     return StepGraph(graph, inputs, ports(Role.OUTPUT, len(_entries(graph))), {})
 
@@ -149,17 +151,17 @@ def _entries(graph: fx.Graph) -> list[Any]:
 
 
 def location_text(node: fx.Node) -> str:
-    """The user's line, as the end of an error message; empty if it is unknown."""
+    """The user's line, for the end of an error message. Empty if the line is unknown."""
     where = location_of(node)
     return "" if where is None else f"\n  at {where.file}:{where.line}: {where.code}"
 
 
 def _citation(node: fx.Node) -> str:
-    """`file.py:12: code`, for a comment, with the file's name alone, so that it is equal on every machine."""
+    """`file.py:12: code`, for a comment. It has the file's name without the folder, to be equal on every machine."""
     where = location_of(node)
     if where is None:
         return ""
-    # On one line, whatever the names contain, since the text ends up in a comment.
+    # The citation is a comment, so it has to be on one line even if a name contains a line break.
     return " ".join(f"{os.path.basename(where.file)}:{where.line}: {where.code}".split())
 
 
@@ -180,13 +182,13 @@ class _StepWriter:
     ) -> None:
         self._target = target
         self._numerics = numerics
-        self._loose = loose  # nodes whose division may be approximate
+        self._loose = loose  # division nodes that may be approximate
         self._prefix = prefix
         self._literals: dict[fx.Node, str] = {}
         self.numbers: list[Number] = []
 
     def name(self, node: fx.Node) -> str:
-        # Without a limit, because two names could become equal when cut off.
+        # The length is not limited, because two names could become equal if they were cut off.
         return identifier(node.name, limit=None, reserved=self._target.reserved)
 
     def statement(self, node: fx.Node) -> Statement:
@@ -194,7 +196,9 @@ class _StepWriter:
         loose = Approximate.DIVISION if node in self._loose else Approximate.NOTHING
         approximate = Approximate.EVERYTHING if self._numerics.fast_math else loose
         try:
-            rounded = self._numerics.precision == "eager"
+            rounded = self._numerics.precision == "eager" and needs_rounding(
+                node, number_arguments=self._prefix is not None
+            )
             text = self._target.expression(call, rounded=rounded, approximate=approximate)
         except UnsupportedOpError as error:
             raise UnsupportedOpError(f"{error}{location_text(node)}", error.op) from None
@@ -219,7 +223,7 @@ class _StepWriter:
             raise UnsupportedOpError(f"{op} takes a tensor by keyword{location_text(node)}", str(op))
         schema = op._schema.arguments
         others = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
-        # The condition of `where` is the only operand of another dtype. The op's dtype is that of the branches.
+        # Only the condition of `where` has another dtype than the other operands. The op has the branches' dtype.
         typed = values[1:] if op is torch.ops.prims.where.default else values
         dtype = next((self._dtype(v) for v in typed if isinstance(v, fx.Node)), result)
         constants = [None if isinstance(v, fx.Node) else v for v in values]
@@ -243,7 +247,7 @@ class _StepWriter:
         )
 
     def _argument(self, value: bool | int | float, dtype: torch.dtype) -> str:
-        """Makes a number an argument, and returns its name."""
+        """Turns a number into an argument of the function, and returns its name."""
         number = Number(f"{self._prefix}_number_{len(self.numbers)}", register_dtype(dtype), value)
         self.numbers.append(number)
         return number.name
@@ -280,7 +284,7 @@ class _StepWriter:
         if not isinstance(entry, fx.Node):
             raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
         if entry.target not in LITERAL_OPS:
-            # Arguments have values of their dtype, and so have all results if each op was rounded.
+            # Arguments have values of their dtype. If each op was rounded, so do all results.
             computed = self._numerics.precision == "float32" and entry.op != "placeholder"
             return self._target.rounded(self.name(entry), self._dtype(entry)) if computed else self.name(entry)
         if not arguments:

@@ -1,6 +1,6 @@
-"""Selects values that are equal in all steps and are worth computing before the loop over time.
+"""Selects values that are equal in all steps and worth computing before the loop over time.
 
-This is for targets whose compiler does not find these values.
+This is for targets whose compiler does not move these values out of the loop.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from flexsn_graph import ELEMENT_WORD, Role, StepGraph, facts_of
 
 _prims = torch.ops.prims
 
-# These ops are as fast as loading the value. So are ops whose results are values of an operand (`OpFacts.exact`).
+# These ops are as fast as a load of the result. So are ops whose result is a value of an operand (`OpFacts.exact`).
 _QUICK = frozenset(getattr(_prims, name).default for name in ("add", "convert_element_type", "mul", "sub"))
 
 
 def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
     """The results of slow ops, functions and divisions, that are computed from lifted tensors alone.
 
-    If such results are computed from others, the latter are included only if the step needs them for something else.
-    All have floating-point dtypes, except for the words from which random numbers of an element are made.
+    If one such result is computed from another one, the latter is included only if the step also needs it elsewhere.
+    All results have floating-point dtypes, except for the words from which an element's random numbers are computed.
     """
     alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     for node in step.graph.nodes:
@@ -34,19 +34,19 @@ def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
 
 
 def needed_for(step: StepGraph, given: set[fx.Node]) -> set[fx.Node]:
-    """The nodes that the results are computed from, back to the given ones, which are included."""
-    found: set[fx.Node] = set()
+    """The nodes from which the results are computed, back to and including the nodes in `given`."""
+    results: set[fx.Node] = set()
     sought = [entry for entry in step.entries if isinstance(entry, fx.Node)]
     while sought:
         node = sought.pop()
-        if node not in found:
-            found.add(node)
+        if node not in results:
+            results.add(node)
             sought += [] if node in given else node.all_input_nodes
-    return found
+    return results
 
 
 def is_slow(node: fx.Node) -> bool:
-    """True if loading a floating-point value is quicker than computing it from its operands."""
+    """True if loading a floating-point value is faster than computing it from its operands."""
     if node.target is ELEMENT_WORD:
         return True
     facts, value = facts_of(node.target), node.meta.get("val")

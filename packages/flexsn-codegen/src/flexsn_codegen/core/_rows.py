@@ -1,8 +1,8 @@
-"""Splits the graph of a function that reduces rows into stages, each a function of one element.
+"""Splits the graph of a function that reduces rows into stages. Each stage is a function of one element.
 
-A stage computes the operands of the next reductions from the arguments and from earlier reductions. Two stages
-that need one value both compute it: the operands are read again from the nearest cache, or are in registers. Where a
-target keeps values of a row, the first of these stages alone computes the results of slow ops.
+A stage computes the operands of the next reductions from the arguments and from earlier reductions. If two stages
+need the same value, both compute it: the operands are read again from the nearest cache or are still in registers. If a
+target can keep the values of a row, only the first of these stages computes the results of slow ops.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def emit_rows(
     """The source of a function that reduces rows.
 
     Args:
-        step: graph that maps inputs to outputs, with `ROW_OPS`.
+        step: a graph from inputs to outputs, with `ROW_OPS`.
         whole: for each output, True if it has one element for each element of a row.
-        numbers: as for `emit_core`.
+        numbers: see `emit_core`.
 
     Raises:
         UnsupportedOpError: the target has no kernels that reduce rows.
@@ -91,7 +91,7 @@ def _argument(node: fx.Node) -> fx.Node:
 
 
 def _levels(graph: fx.Graph) -> dict[fx.Node, int]:
-    """For each node, the number of reductions in succession that it depends on."""
+    """For each node, the length of the longest chain of reductions on which it depends."""
     levels: dict[fx.Node, int] = {}
     for node in graph.nodes:
         before = max((levels[n] for n in node.all_input_nodes), default=0)
@@ -100,10 +100,10 @@ def _levels(graph: fx.Graph) -> dict[fx.Node, int]:
 
 
 def _kept(stages: Sequence[Sequence[fx.Node]], reduced: Sequence[fx.Node], kept: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes that the first of some stages keeps for the others, because they are slow to compute again.
+    """The nodes that the first of several stages keeps for the other stages, because recomputing them is slow.
 
     Args:
-        stages: for each, the nodes that it computes for its reductions or results.
+        stages: for each stage, the nodes that it computes for its reductions or results.
         reduced, kept: nodes that earlier stages have computed.
     """
     given = {*reduced, *kept}
@@ -111,39 +111,39 @@ def _kept(stages: Sequence[Sequence[fx.Node]], reduced: Sequence[fx.Node], kept:
     others = _behind(ends, given)
     both = _behind(stages[0], given) & others
     slow: set[fx.Node] = set()
-    found: list[fx.Node] = []
+    results: list[fx.Node] = []
     of_elements = {*kept, *(node for node in both if node.op == "placeholder")}
     for node in stages[0][0].graph.nodes:
         if node not in both or node.op != "call_function":
             continue
         if of_elements.isdisjoint(node.all_input_nodes):
-            continue  # one value for the row
+            continue  # the row has only one such value
         of_elements.add(node)
         if is_slow(node) or not slow.isdisjoint(node.all_input_nodes):
             slow.add(node)
         is_read = node in ends or any(user in others and user not in both for user in node.users)
         if node in slow and is_read and node.meta["val"].dtype.is_floating_point:
-            found.append(node)
+            results.append(node)
             slow.discard(node)
-    return found
+    return results
 
 
 def _behind(nodes: Iterable[fx.Node], given: set[fx.Node]) -> set[fx.Node]:
-    """The nodes that some nodes are computed from, these included, as far as the given ones, which are left out."""
-    found: set[fx.Node] = set()
+    """The nodes themselves and all nodes on which they depend, back to but excluding the nodes in `given`."""
+    results: set[fx.Node] = set()
     sought = list(nodes)
     while sought:
         node = sought.pop()
-        if node not in found and node not in given and node.target not in ROW_OPS:
-            found.add(node)
+        if node not in results and node not in given and node.target not in ROW_OPS:
+            results.add(node)
             sought += node.all_input_nodes
-    return found
+    return results
 
 
 def _cut_out(
     step: StepGraph, nodes: Sequence[fx.Node], reduced: Sequence[fx.Node], kept: Sequence[fx.Node]
 ) -> StepGraph:
-    """The part of a step that computes the nodes, from its inputs, reduced values and kept ones."""
+    """The part of a step that computes the nodes from its inputs, from reduced values and from kept values."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     lifted, saved = ports(Role.LIFTED, len(reduced)), ports(Role.SAVED, len(kept))

@@ -1,3 +1,3 @@
-"""`pointwise`: functions without time, with their traces, launches, derivatives, and operators for compilers."""
+"""`pointwise`: functions without a time dimension, with their traces, launches, derivatives, and compiler operators."""
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def by_operator_with(operator: Operator) -> None:
 
 
 class Differentiated(torch.autograd.Function):
-    """A call that is differentiated, in reverse or forward mode, or inside of a transform of `torch.func`."""
+    """A call that is differentiated in reverse or forward mode, or inside of a transform of `torch.func`."""
 
     @staticmethod
     def forward(
@@ -36,7 +36,7 @@ class Differentiated(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         if not is_plain(list(tensors)):
             return tuple(_operators[0](list(tensors), list(numbers), list(scalars), kernel.key))
-        # The trace that the gradient needs serves this call, too.
+        # The trace that the gradient needs is valid for this call, too.
         return tuple(kernel.run(tensors, numbers, _wanted(tensors, [t.requires_grad for t in tensors]), (), scalars)[0])
 
     @staticmethod
@@ -76,11 +76,11 @@ class Differentiated(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class TrainedCall:
-    """A call that autograd follows, kept for repetition.
+    """A call that autograd follows. It is stored so that it can be repeated.
 
     Attributes:
         differentiable: for each result, True if a gradient can flow through it.
-        backwards: by kind of cotangents, the gradient's trace and plan.
+        backwards: the gradient's trace and plan, by kind of cotangents.
     """
 
     kernel: Kernel
@@ -93,7 +93,7 @@ class TrainedCall:
 
 
 class Repeated(torch.autograd.Function):
-    """As `Differentiated`, for a call like an earlier one, outside of transforms and forward mode."""
+    """Like `Differentiated`, for a call like an earlier one, outside of transforms and forward mode."""
 
     @staticmethod
     def forward(ctx: Any, trained: TrainedCall, numbers: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -101,7 +101,7 @@ class Repeated(torch.autograd.Function):
         results = trained.plan.run(tensors, trained.trace.words(numbers))
         if not all(trained.differentiable):
             flows = zip(results, trained.differentiable, strict=True)
-            ctx.mark_non_differentiable(*(result for result, there in flows if not there))
+            ctx.mark_non_differentiable(*(result for result, is_present in flows if not is_present))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         return tuple(results)
@@ -109,18 +109,18 @@ class Repeated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         trained: TrainedCall = ctx.trained
-        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        tensors, requested = ctx.saved_tensors, ctx.needs_input_grad[2:]
         given = [c for c, flows in zip(cotangents, trained.differentiable, strict=True) if flows and c is not None]
         every = [*tensors, *given]
         check_batched(given)
         is_plain_call = given and not torch.is_grad_enabled() and is_plain(every)
         is_plain_call = is_plain_call and not any(c._is_zerotensor() or c.is_neg() for c in given)
-        key = (wanted, *(None if c is None else (c.shape, c.stride(), c.dtype, c.device) for c in cotangents))
-        found = trained.backwards.get(key) if is_plain_call else None
-        if found is not None and found[0].fits(ctx.numbers):
-            trace, plan = found
+        key = (requested, *(None if c is None else (c.shape, c.stride(), c.dtype, c.device) for c in cotangents))
+        result = trained.backwards.get(key) if is_plain_call else None
+        if result is not None and result[0].fits(ctx.numbers):
+            trace, plan = result
             results = iter(plan.run(every, trace.words(ctx.numbers)))
-            own = [_summed(next(results), t) if w else None for t, w in zip(tensors, wanted, strict=True)]
+            own = [_summed(next(results), t) if w else None for t, w in zip(tensors, requested, strict=True)]
             return None, None, *own
         ctx.kernel, ctx.scalars, ctx.wanted = trained.kernel, list(trained.scalars), list(trained.wanted)
         ctx.differentiable = trained.differentiable
@@ -132,7 +132,7 @@ class Repeated(torch.autograd.Function):
             trained.backwards[key] = trace, kernel.plan(trace, tensors)
             return ran
 
-        return None, None, *gradients(ctx, tensors, cotangents, wanted, apply)
+        return None, None, *gradients(ctx, tensors, cotangents, requested, apply)
 
 
 def call(
@@ -143,13 +143,13 @@ def call(
     *,
     summed: bool = False,
 ) -> Sequence[Tensor]:
-    """The results of a kernel that writes only new memory, with derivatives if autograd needs them.
+    """The results of a kernel that writes only to new memory, with derivatives if autograd needs them.
 
     Args:
-        scalars: as for `Kernel.variant`.
-        summed: as for `Kernel.run`, if no derivatives are needed.
+        scalars: see `Kernel.variant`.
+        summed: see `Kernel.run`. Only used if no derivatives are needed.
     """
-    # Zeros that autograd makes may have no memory, so they are copied.
+    # Zeros that autograd creates may have no memory, so they are copied.
     tensors = [t.clone() if t._is_zerotensor() else t for t in tensors]
     flags = tuple(t.dim() == 0 for t in tensors) if scalars is None else tuple(scalars)
     if not is_plain(tensors) or is_followed(tensors):
@@ -167,7 +167,7 @@ def setup(
     results: Sequence[Tensor],
     wanted: Sequence[bool],
 ) -> None:
-    """Saves the tensors that the gradient needs, and marks results without a gradient."""
+    """Saves the tensors that the gradient needs, and marks results that have no gradient."""
     traced = kernel.variant(tensors, like(numbers), wanted, target_of(tensors[0].device), scalars).graph
     ctx.kernel, ctx.numbers, ctx.scalars, ctx.wanted = kernel, numbers, list(scalars), list(wanted)
     ctx.differentiable = traced.differentiable
@@ -181,8 +181,8 @@ def gradients(
     """The gradients of a call's tensors.
 
     Args:
-        ctx: from `setup`.
-        tensors: that it has saved. (Checkpoints unpack them once.)
+        ctx: the context that `setup` has filled.
+        tensors: the tensors that it has saved. (Checkpointing unpacks them only once.)
         apply: calls the kernel of the gradient.
     """
     differentiable = ctx.differentiable
@@ -196,20 +196,20 @@ def gradients(
     if not given or not any(wanted):
         return [None] * len(tensors)
     gradient = ctx.kernel.gradient(tuple(wanted), present)
-    found = iter(apply(gradient, [*tensors, *given], [*ctx.scalars, *[False] * len(given)]))
-    return [_summed(next(found), t) if want else None for t, want in zip(tensors, wanted, strict=True)]
+    results = iter(apply(gradient, [*tensors, *given], [*ctx.scalars, *[False] * len(given)]))
+    return [_summed(next(results), t) if want else None for t, want in zip(tensors, wanted, strict=True)]
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient in the shape of its tensor. If it has this shape already, it is returned itself, not as a view."""
-    found = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
-    return found.to(like.dtype)
+    """The gradient in the shape of its tensor. A gradient that has this shape is returned itself, not as a view."""
+    result = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
+    return result.to(like.dtype)
 
 
 def _wanted(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
-    """True for each tensor to differentiate by.
+    """True for each tensor with respect to which the call is differentiated.
 
-    Forward, these are all floating-point tensors, since torch names none.
+    In forward mode, these are all floating-point tensors, because torch does not name the ones that are needed.
     """
     if is_forward_mode() or not any(needed):
         return [need or t.is_floating_point() for t, need in zip(tensors, needed, strict=True)]

@@ -1,8 +1,8 @@
 """Pointwise kernels with numbers that a compiled graph computes: an operator that takes the numbers as tensors.
 
-A compiler makes a symbol of a number that changes, such as a learning rate. Floats that are symbols have to be in
-tensors, or the graph is valid for one value alone. When the kernel runs, its own arguments are computed from these
-numbers, as in eager mode.
+A compiler turns a number that changes, such as a learning rate, into a symbol. Floats that are symbols have to be
+passed in tensors, because otherwise the graph is valid for one value only. When the kernel runs, its own arguments are
+computed from these numbers, as in eager mode.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def has_symbols(numbers: Sequence[Any]) -> bool:
 
 
 def like(numbers: Sequence[Any]) -> list[int | float]:
-    """Numbers, with each symbol replaced by its value in the call that the graph is made for."""
+    """The numbers, with each symbol replaced by its value in the call for which the graph is made."""
     return [hint_of(number) if type(number) in (torch.SymInt, torch.SymFloat) else number for number in numbers]
 
 
@@ -48,28 +48,28 @@ def pointwise_by_values_op(
     """Runs a kernel.
 
     Args:
-        read: the tensors that it only reads.
-        changed: the tensors that it writes to, followed by its results.
+        read: the tensors that the kernel only reads.
+        changed: the tensors to which it writes, followed by its results.
         floats: the floating-point numbers in order, as float64 tensors `[]` on the CPU.
         ints: the other numbers.
         is_float: for each number, True if it is in `floats`.
-        scalars: as for `pointwise_op`; if empty, the tensors without dimensions.
+        scalars: see `pointwise_op`. If empty, True for the tensors without dimensions.
         kernel: `Kernel.key`.
     """
-    found = kernel_of(kernel)
-    count = len(found.written)
-    tensors, outs = found.merged(read, changed[:count]), changed[count:]
+    result = kernel_of(kernel)
+    count = len(result.written)
+    tensors, outs = result.merged(read, changed[:count]), changed[count:]
     numbers = together_by_type(floats, ints, is_float)
-    wanted = [False] * len(tensors)
-    target = target_on(tensors[0].device, found.name)
-    dtypes = list(found.variant(tensors, numbers, wanted, target, scalars or None).dtypes)
+    requested = [False] * len(tensors)
+    target = target_on(tensors[0].device, result.name)
+    dtypes = list(result.variant(tensors, numbers, requested, target, scalars or None).dtypes)
     if dtypes != [out.dtype for out in outs]:
         raise TraceError(
-            f"{found.name} returns {dtypes} for {numbers}, and {[out.dtype for out in outs]} for the numbers that the "
-            "graph was compiled for. A value that decides the dtypes of results has to be a constant of the graph: a "
-            "bool or a text, not a number."
+            f"{result.name} returns {dtypes} for {numbers}, but {[out.dtype for out in outs]} for the numbers for "
+            "which the graph was compiled. A value that determines the dtypes of results has to be a constant of the "
+            "graph: a bool or a text, not a number."
         )
-    found.run(tensors, numbers, wanted, outs, scalars or None)
+    result.run(tensors, numbers, requested, outs, scalars or None)
 
 
 def returns_nothing(*arguments: object) -> None:
@@ -96,11 +96,11 @@ def by_values(
 
 
 def apart_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list[bool]]:
-    """Floating-point numbers as tensors, the other numbers, and for each number, True if it is a floating-point one."""
+    """Floating-point numbers as tensors, all other numbers, and for each number, True if it is a floating-point one."""
     is_float = [isinstance(number, float | torch.SymFloat) for number in numbers]
     pairs = list(zip(numbers, is_float, strict=True))
     one = torch.ones((), dtype=torch.float64, device="cpu")
-    # Products, because compilers can compute these from the tensors that the numbers came in.
+    # Products, because compilers can compute them from the tensors in which the numbers were passed.
     return [one * number for number, yes in pairs if yes], [number for number, yes in pairs if not yes], is_float
 
 

@@ -1,4 +1,4 @@
-"""Arguments of a call: tensors and numbers, in a structure that many calls share."""
+"""The arguments of a call: tensors and numbers, in a structure that many calls share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from flexsn_codegen.errors import ArgumentError, SignatureError
 
-# Structures are tuples of texts and constants. So they are hashable, and compilers can have them as constants.
-# ("tensor",), ("float",) and ("int",) are filled in, in order; others are ("constant", type, value);
-# ("tuple" | "list", *parts); ("named", parts, type); ("dict", *(key, part)).
+# Structures are tuples of texts and constants, so they are hashable, and compilers can treat them as constants.
+# ("tensor",), ("float",) and ("int",) are filled in, in order. Other parts are ("constant", type, value),
+# ("tuple" | "list", *parts), ("named", parts, type) and ("dict", *(key, part)).
 Structure = tuple[Any, ...]
 
 
@@ -28,7 +28,7 @@ class Parts:
 
 
 def take_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Structure, Parts]:
-    """A call's structure, and its tensors and numbers.
+    """Splits a call into its structure, and its tensors and numbers.
 
     Raises:
         ArgumentError: a kernel can neither take an argument nor contain it as a constant.
@@ -58,23 +58,23 @@ def _taken(name: str, where: str, value: Any, parts: Parts) -> Structure:
         return ("tuple" if type(value) is tuple else "list", inner)
     if type(value) is dict:
         return ("dict", tuple([(key, _taken(name, f"{where}[{key!r}]", part, parts)) for key, part in value.items()]))
-    if isinstance(value, tuple) and hasattr(type(value), "_make"):  # named
+    if isinstance(value, tuple) and hasattr(type(value), "_make"):  # a named tuple
         inner = tuple([_taken(name, f"{where}[{i}]", part, parts) for i, part in enumerate(value)])
         return ("named", inner, type(value))
     raise ArgumentError(
         f"{where} of {name} is a {type(value).__name__}. A kernel takes tensors and Python numbers; flags, texts, "
-        "dtypes and None become part of it. Lists, tuples and dicts may hold all these. Turn a number of another kind "
-        "into an int or a float."
+        "dtypes and None become part of it. Lists, tuples and dicts may contain all of these. Turn a number of "
+        "another kind into an int or a float."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """A call over lists, as its parts.
+    """The parts of a call over lists.
 
     Attributes:
         structure: structure of the call for one place.
-        columns: for each tensor of such a call, the tensors of all places, or a common one.
+        columns: for each tensor of such a call, the tensors of all places, or one tensor for all of them.
         common: for each column, True if all places share one tensor.
         numbers: numbers of a call.
         count: number of places.
@@ -90,11 +90,11 @@ class Lists:
 
     def positions(self, place: int) -> list[int]:
         """Positions of the tensors of a place among all tensors."""
-        found, start = [], 0
+        result, start = [], 0
         for column, common in zip(self.columns, self.common, strict=True):
-            found.append(start if common else start + place)
+            result.append(start if common else start + place)
             start += len(column)
-        return found
+        return result
 
     def parts(self, place: int) -> Parts:
         """The call for one place."""
@@ -103,10 +103,10 @@ class Lists:
 
 
 def take_lists_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lists:
-    """Splits a call over lists: it has lists or tuples of tensors, all of one length, where the function takes tensors.
+    """Splits a call over lists. Wherever the function takes a tensor, the call may pass a list or tuple of tensors.
 
     Raises:
-        ArgumentError: as for `take_apart`; or the lists have different lengths, or there are no lists.
+        ArgumentError: see `take_apart`. In addition, the lists have different lengths, or there are no lists.
     """
     columns: list[Sequence[Tensor]] = []
     common: list[bool] = []
@@ -128,7 +128,7 @@ def take_lists_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     lengths = sorted({len(column) for column, same in zip(columns, common, strict=True) if not same})
     if len(lengths) != 1:
         raise ArgumentError(
-            f"{name}.foreach goes over lists of tensors of one length; these are of {lengths or 'none'}."
+            f"{name}.foreach takes lists of tensors of one length; the lengths here are {lengths or 'none'}."
         )
     return Lists(("call", positional, named), columns, common, parts.numbers, lengths[0], list(chain(*columns)))
 
@@ -144,7 +144,7 @@ def _is_list(value: Any) -> bool:
 def put_together(
     structure: Structure, tensors: Sequence[Any], numbers: Sequence[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and the named arguments that `take_apart` has split."""
+    """Rebuilds the positional and the named arguments that `take_apart` has split."""
     of_tensors, of_numbers = iter(tensors), iter(numbers)
 
     def made(part: Structure) -> Any:
@@ -179,15 +179,15 @@ def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> 
 
 
 def results_apart(returned: Any, known: Callable[[Tensor], int | None], results: list[Tensor]) -> Structure:
-    """The structure of a function's return value, and its tensors.
+    """Splits a function's return value into its structure and its tensors.
 
     Args:
         known: maps a tensor to the index of the written argument that it is, or to `None`.
         results: receives the tensors that are not written arguments.
 
     Returns:
-        A structure as of a call. ``("argument", i)`` is a written argument; ``("other", name of the type)`` cannot be
-        returned.
+        A structure like that of a call. In addition, ``("argument", i)`` is a written argument, and ``("other", name of
+        the type)`` is an object that cannot be returned.
     """
     if isinstance(returned, Tensor):
         argument = known(returned)
@@ -202,13 +202,13 @@ def results_apart(returned: Any, known: Callable[[Tensor], int | None], results:
         return ("tuple" if type(returned) is tuple else "list", parts)
     if type(returned) is dict:
         return ("dict", tuple([(key, results_apart(part, known, results)) for key, part in returned.items()]))
-    if isinstance(returned, tuple):  # a named tuple of the user, or of torch.return_types
+    if isinstance(returned, tuple):  # a named tuple of the user or of torch.return_types
         return ("named", tuple([results_apart(part, known, results) for part in returned]), type(returned))
     return ("other", type(returned).__name__)
 
 
 def new_results(structure: Structure, returned: Any) -> list[Tensor]:
-    """The returned tensors that are not written arguments; the inverse of `results_together`."""
+    """The returned tensors that are not written arguments. This is the inverse of `results_together`."""
     kind = structure[0]
     if kind == "tensor":
         return [returned]

@@ -1,4 +1,4 @@
-"""Values that a function reads besides its arguments: fetched at each call, and recorded in each trace."""
+"""Values that a function reads in addition to its arguments, fetched at each call and recorded in each trace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flexsn_graph.reads import Reads
 
 
 class Captured:
-    """All values that a function reads besides its arguments.
+    """All values that a function reads in addition to its arguments.
 
-    All traces of the function share it: traces for other numbers, and traces of its gradients, may read more.
+    All traces of the function share this object. Traces for other numbers and traces of its gradients may read more.
 
     Args:
         fn: the function.
@@ -46,26 +46,26 @@ class Captured:
         self.reads.keep(tensors)
 
     def fetch(self) -> tuple[Tensor, ...] | None:
-        """The captured tensors as they are now; `None` if another value has changed, which makes the traces invalid."""
-        found = self.reads.fetch()
-        if found is not None:
-            self.tensors[:] = found  # a trace for other arguments uses the present tensors
-        return found
+        """The current captured tensors. `None` if another value has changed, because this makes the traces invalid."""
+        result = self.reads.fetch()
+        if result is not None:
+            self.tensors[:] = result  # a trace for other arguments uses the current tensors
+        return result
 
     @contextmanager
     def traced(self) -> Iterator[Reads]:
         """Context of a trace that records its reads.
 
         Raises:
-            AutogradError: a value has changed since the forward that the trace is for.
+            AutogradError: a value has changed since the forward to which the trace belongs.
         """
         with TRACE_LOCK:
             if self.fetch() is None:
                 names = ", ".join(sorted({place.name for place in self.reads.changed()}))
                 raise AutogradError(
                     f"{self._name} reads {names}, which has changed between a forward and its backward, or while it "
-                    "was traced, and the kernel of the gradient does not exist yet: it would belong to another "
-                    "function. Change it after the backward, or pass it as an argument."
+                    "was traced. The kernel of the gradient does not exist yet, and would belong to another "
+                    "function. Change the value after the backward, or pass it as an argument."
                 )
             yield self.reads
             self.reads.keep_more()

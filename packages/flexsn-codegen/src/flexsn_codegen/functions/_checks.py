@@ -18,7 +18,7 @@ from flexsn_codegen.targets.triton import TRITON
 
 
 def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raises `ArgumentError` for a tensor that kernels cannot read, `DeviceError` for tensors on several devices."""
+    """Raises `ArgumentError` for tensors that kernels cannot read, `DeviceError` for tensors on several devices."""
     device = tensors[0].device if tensors else None
     for i, value in enumerate(tensors):
         remedy = _remedy(value)
@@ -26,24 +26,24 @@ def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
             kind = "a nested tensor of " if value.is_nested else ""
             layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
             what = f"{kind}{value.dtype}{layout}"
-            raise ArgumentError(f"tensor {i} of {name} is {what}, which no kernel reads. {remedy}")
+            raise ArgumentError(f"tensor {i} of {name} is {what}, which kernels cannot read. {remedy}")
         if value.device != device:
             devices = sorted({str(t.device) for t in tensors})
             raise DeviceError(f"the arguments of {name} are on {devices}: move them to one device.")
 
 
 def _remedy(tensor: Tensor) -> str | None:
-    """Advice for a tensor that kernels cannot read; `None` for others."""
+    """Advice for a tensor that kernels cannot read, or `None` for other tensors."""
     if tensor.is_nested:
         return "Call it on its parts, or on the .values() of a jagged one."
     if tensor.is_quantized:
-        return "Give its .dequantize(), or its .int_repr()."
+        return "Pass its .dequantize(), or its .int_repr()."
     if tensor.layout is not torch.strided:
-        return "Give its .to_dense(), or its .values()."
+        return "Pass its .to_dense(), or its .values()."
     if tensor.is_complex():
-        return "Give its real and its imaginary part (torch.view_as_real) as two tensors."
+        return "Pass its real and its imaginary part (torch.view_as_real) as two tensors."
     if not TRITON.supports(tensor.dtype):
-        return "Convert it with .to(), to torch.bfloat16, say; of float8, kernels read float8_e4m3fn and float8_e5m2."
+        return "Convert it with .to(), e.g. to bfloat16. Of float8 dtypes, kernels read float8_e4m3fn and float8_e5m2."
     return None
 
 
@@ -63,7 +63,7 @@ def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
 
 
 def check_writes_in_graph(kernel: Any, tensors: Sequence[Tensor]) -> None:
-    """Does the checks of `check_writes` for a compiler's tensors, as far as their sizes are numbers."""
+    """Performs the checks of `check_writes` on a compiler's tensors, if their sizes are known."""
     for i in kernel.written:
         for j, other in enumerate(tensors):
             if j != i and overlap_in_graph(tensors[i], other):
@@ -95,26 +95,26 @@ def outs_of(name: str, out: Any) -> list[Tensor]:
     for i, one in enumerate(outs):
         if not isinstance(one, Tensor):
             raise ArgumentError(
-                f"place {i} of the first argument of {name}.into is a {type(one).__name__}: give a tensor for each "
-                "result, of its shape and dtype, as torch.empty makes it."
+                f"place {i} of the first argument of {name}.into is a {type(one).__name__}: pass a tensor for each "
+                "result, with its shape and dtype, such as one made by torch.empty."
             )
     return outs
 
 
 def into_what_writes(name: str) -> ArgumentError:
-    """The error for `into` of a function that writes in place."""
+    """The error for a call of `into` if the function writes in place."""
     return ArgumentError(f"{name} writes to its arguments already: call it without `into`.")
 
 
 def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
-    """The error for a call over lists that fails because a list has other objects than tensors; else `None`."""
+    """The error for a call over lists that failed because a list contains other objects than tensors, or `None`."""
     _, positional, named = structure
     for where, part in [*enumerate(positional), *named]:
         if part[0] == "list":
             return ArgumentError(
-                f"argument {where!r} of {name}.foreach is a list that holds other things than tensors, so each place "
-                "is called with the whole list, and the function cannot compute with it. For a number of each place, "
-                f"give a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
+                f"argument {where!r} of {name}.foreach is a list with other objects than tensors, so each place is "
+                "called with the whole list, and the function cannot compute with it. To pass a number for each place, "
+                f"pass a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
             )
     return None
 
@@ -129,20 +129,20 @@ def wants_gradients(tensors: Sequence[Tensor]) -> bool:
 
 
 def is_followed(tensors: Sequence[Tensor]) -> bool:
-    """True if derivatives of computations on the tensors are needed, in reverse or forward."""
+    """True if derivatives of computations on the tensors are needed, in reverse or forward mode."""
     return wants_gradients(tensors) or has_tangents(tensors)
 
 
 def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
-    """Raises `AutogradError` if gradients are required of a kernel that has none."""
+    """Raises `AutogradError` if gradients are required from a kernel that has none."""
     if writes:
         raise AutogradError(
-            f"{name} writes to tensors in place, and one that it reads or writes requires a gradient, which could not "
-            "flow through. Call it under torch.no_grad(), as an optimizer's step is, or return the new values."
+            f"{name} writes to tensors in place, but a tensor that it reads or writes requires a gradient, which "
+            "cannot flow through. Call it under torch.no_grad(), like an optimizer's step, or return the new values."
         )
     if not autograd:
         raise AutogradError(
-            f"a tensor that {name} reads requires a gradient, and it was made with autograd=False. Make it with "
+            f"a tensor that {name} reads requires a gradient, but it was made with autograd=False. Make it with "
             "pointwise(..., autograd=True), or call it under torch.no_grad()."
         )
 
@@ -152,18 +152,18 @@ def check_batched(cotangents: Sequence[Tensor | None]) -> None:
     for cotangent in cotangents:
         if cotangent is not None and is_batched_by_autograd(cotangent):
             raise TransformError(
-                "a kernel computes no batched gradients of torch.autograd (is_grads_batched=True, vectorize=True). Use "
-                "torch.func.jacrev, or torch.func.vmap of a function that calls torch.autograd.grad."
+                "a kernel cannot compute batched gradients of torch.autograd (is_grads_batched=True, vectorize=True). "
+                "Use torch.func.jacrev, or torch.func.vmap of a function that calls torch.autograd.grad."
             )
 
 
 def has_tangents(tensors: Sequence[Tensor]) -> bool:
-    """True if derivatives are computed forward with respect to these tensors."""
+    """True if forward-mode derivatives are computed with respect to any of these tensors."""
     return is_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def written_forward(name: str) -> TransformError:
-    """The error for a call that writes while derivatives are computed forward."""
+    """The error for a call that writes in place while forward-mode derivatives are computed."""
     return TransformError(
         f"{name} writes to tensors in place, which has no forward-mode derivative (torch.func.jvp, jacfwd, "
         "forward_ad). Return the new values, or call it outside of the derivative."

@@ -1,9 +1,9 @@
-"""Functions whose kernels are for arguments of their own shapes alone.
+"""Functions that cut dimensions of their arguments. Their kernels depend on the arguments' shapes.
 
 They cut a dimension into pieces and join them (halves of a gate, rotary embeddings, channels, cells), or align a tensor
 with a dimension in the middle, such as a weight for each channel. The kernel of such a function works on the elements
-of one piece. Each piece of an argument or a result is an operand with strides of its own. Nothing is copied, and
-nothing is read twice: see `flexsn_graph.cells`.
+of one piece. Each piece of an argument or a result is an operand with its own strides. Nothing is copied, and
+nothing is read twice. See `flexsn_graph.cells`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def cut_of(
     """The kernel of a function that cuts, for calls with this structure.
 
     Args:
-        must_cut: as for `Kernel`.
-        examples: the tensors of a call, of which shapes, dtypes and devices matter.
+        must_cut: see `Kernel`.
+        examples: the tensors of a call, of which only shapes, dtypes and devices matter.
         numbers: the numbers of a call.
     """
     captured = Captured(fn, name)
@@ -80,7 +80,7 @@ def cut_for_graphs(
 
     Args:
         known: the kernel of eager mode, if the function was called there.
-        otherwise: the error to raise if the function cuts nothing.
+        otherwise: the error to raise if the function does not cut anything.
     """
     if known is not None and known.captured.fetch() is not None:
         captured = known.captured
@@ -111,7 +111,7 @@ def _cut_function(
             with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                 return _called(fn, structure, values[:count], notes)
 
-        # A function that is called unchanged keeps its name and lines.
+        # A function that is called without changes keeps its name and lines.
         plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
         if not plain_call or has_captured:
             return function
@@ -133,12 +133,12 @@ def _captured_at_some_size(
     numbers: Sequence[Any],
     reads: Reads,
 ) -> tuple[Tensor, ...]:
-    """The tensors that a function captures, found by running it at sizes that it may cut.
+    """The tensors that a function captures. They are found by running it at sizes that it may be able to cut.
 
     Args:
-        reads: records the values that it reads in these runs. Its trace records the rest.
+        reads: records the values that the function reads in these runs. Its trace records the other values.
     """
-    found: dict[int, Tensor] = {}
+    results: dict[int, Tensor] = {}
 
     def run(*values: Tensor) -> Any:
         return _called(fn, structure, values, Notes(numbers))
@@ -146,14 +146,14 @@ def _captured_at_some_size(
     sizes = [1, *_CUT_SIZES]
     for size in sizes:
         examples = [torch.empty((size,) * dims, dtype=dtype, device="meta") for dtype, dims in kinds]
-        before = len(found)
+        before = len(results)
         with contextlib.suppress(Exception):
-            return cells_effects(run, examples, reads, found).captured
-        if len(found) > before:
+            return cells_effects(run, examples, reads, results).captured
+        if len(results) > before:
             # Sizes that may fit the captured tensors, whole or cut into a few pieces.
-            own = sorted({n for tensor in found.values() for n in tensor.shape})
+            own = sorted({n for tensor in results.values() for n in tensor.shape})
             sizes += [many * n for n in own for many in (1, 2, 3, 4) if many * n not in sizes][:64]
-    return tuple(found.values())
+    return tuple(results.values())
 
 
 def _called(fn: Callable[..., Any], structure: Structure, values: Sequence[Tensor], notes: Notes) -> Any:

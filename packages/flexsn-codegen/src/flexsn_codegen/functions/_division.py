@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flexsn_codegen.targets import Summed, Target
 
-# Fewer columns leave most of a program without work.
+# With fewer columns, most of a program has no work.
 _LEAST_COLUMNS = 16
 
 
@@ -17,8 +17,8 @@ class Division:
     """Rows and columns of a step.
 
     Attributes:
-        split: number of leading walked dimensions that rows are counted in.
-        sums: for each result, the sum that the kernel takes. Remaining sums are taken after the kernel.
+        split: number of leading walked dimensions that belong to the rows.
+        sums: for each result, the sum that the kernel computes. Remaining sums are computed after the kernel.
     """
 
     split: int
@@ -28,12 +28,12 @@ class Division:
 def divided(
     target: Target, sizes: Sequence[int], strides: Sequence[Sequence[int]], summed: Sequence[frozenset[int]]
 ) -> Division | None:
-    """The division of a step; `None` to walk its elements one after the other.
+    """The division of a step, or `None` to walk its elements one after the other.
 
     Args:
-        sizes: sizes of the walked dimensions, outermost first, all larger than one.
+        sizes: sizes of the walked dimensions, outermost first. All are larger than one.
         strides: strides of the operands whose elements are not summed.
-        summed: for each result, the dimensions that it is summed over.
+        summed: for each result, the dimensions over which it is summed.
     """
     if not target.reduces_rows or any(type(size) is not int for size in sizes) or 0 in sizes:
         return None
@@ -66,7 +66,7 @@ def _is_run(sizes: Sequence[int], strides: Sequence[Sequence[int]], split: int) 
 
 
 def _turned(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
-    """True if consecutive elements of an operand in memory are along another dimension than those of the walk."""
+    """True if an operand's elements are consecutive in memory along another dimension than in the walk."""
     if not sizes or sizes[-1] < _LEAST_COLUMNS:
         return False
     return any(

@@ -1,4 +1,4 @@
-"""Traces a function so that one trace serves all numbers with equal traces."""
+"""Traces a function so that one trace is valid for all numbers that lead to equal traces."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Conditions = Sequence[tuple[Expression, Any]]
 def follow(
     trace: Callable[[Notes], tuple[T, list[CoreSource], object]], numbers: Sequence[Any], fixed: Sequence[int] = ()
 ) -> tuple[T, list[CoreSource], Conditions, list[list[Expression]]]:
-    """A trace, its sources, its conditions on numbers, and the expressions of each source's numbers.
+    """A trace, its sources, its conditions on numbers, and the expressions for each source's numbers.
 
     Args:
         trace: returns a trace, the sources of its kernels, and a value that has to be equal for other numbers.
         numbers: the numbers of a call.
-        fixed: positions of numbers for whose values alone the trace is valid.
+        fixed: positions of numbers whose current values are the only ones for which the trace is valid.
     """
     notes = Notes(numbers)
     traced, sources, structure = trace(notes)
@@ -32,15 +32,15 @@ def follow(
         return [[next(rest) for _ in source.numbers] for source in sources]
 
     def slots(changed: Sequence[int]) -> list[Expression] | None:
-        """Expressions of the kernels' numbers, if the trace serves other numbers at these positions; else `None`."""
+        """The expressions for the kernels' numbers. `None` if the trace is invalid for other numbers at `changed`."""
         if not changed:
             return [("constant", value) for value in values]
         second = Notes(others(numbers, changed), notes.conditions)
         try:
-            _, found, also = trace(second)
-            if [s.name for s in found] != [s.name for s in sources] or also != structure:
+            _, result, also = trace(second)
+            if [s.name for s in result] != [s.name for s in sources] or also != structure:
                 return None
-            there = [number.value for source in found for number in source.numbers]
+            there = [number.value for source in result for number in source.numbers]
             return match(notes, second, values, there, changed)
         except (Unmatched, ArithmeticError, ValueError, UnsupportedOpError, TraceError):
             return None
@@ -48,16 +48,16 @@ def follow(
     if not numbers:
         return traced, sources, (), apart([])
     free = [i for i in range(len(numbers)) if i not in fixed]
-    found = slots(free)
-    if found is None:
+    result = slots(free)
+    if result is None:
         free = [i for i in free if slots([i]) is not None] if len(free) > 1 else []
-        found = slots(free)
-        if found is None:
-            free, found = [], slots([])
-    assert found is not None
+        result = slots(free)
+        if result is None:
+            free, result = [], slots([])
+    assert result is not None
     conditions = dict(notes.conditions)
     conditions |= {("value", ("argument", i)): number for i, number in enumerate(numbers) if i not in free}
-    return traced, sources, list(conditions.items()), apart(found)
+    return traced, sources, list(conditions.items()), apart(result)
 
 
 def hold(conditions: Conditions, numbers: Sequence[Any]) -> bool:
@@ -65,10 +65,10 @@ def hold(conditions: Conditions, numbers: Sequence[Any]) -> bool:
     try:
         return all(same(evaluate(expression, numbers), outcome) for expression, outcome in conditions)
     except ArithmeticError:
-        return False  # the function itself raises this error
+        return False  # when the function itself runs, it raises this error
 
 
 def integers(source: CoreSource, slots: Sequence[Expression], numbers: Sequence[Any]) -> list[int]:
-    """The integer arguments of a kernel for its numbers, in order."""
+    """The integer arguments of a kernel, in order, that represent its numbers."""
     pairs = zip(source.numbers, slots, strict=True)
     return [integer for number, slot in pairs for integer in number.integers_of(evaluate(slot, numbers))]

@@ -1,8 +1,9 @@
-"""A function over lists of tensors, such as an optimizer's step over a model: on a GPU, one launch for similar tensors.
+"""A function over lists of tensors, such as an optimizer's step over a model. On a GPU, similar tensors share a launch.
 
-The launches of a call are prepared once, and serve later calls on tensors of equal kinds. Such a call compares all
-properties that they were prepared for (shapes, strides, dtypes, devices, addresses) in a few passes over the tensors,
-by functions that Python has in C. It updates the launches' addresses if they have changed, and launches.
+The launches of a call are prepared once and reused by later calls on tensors of equal kinds. Such a call compares all
+properties for which the launches were prepared (shapes, strides, dtypes, devices, addresses) in a few passes over the
+tensors, with functions that Python implements in C. If addresses have changed, it updates them. Then it launches the
+kernels.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Call:
     """The call for one place of the lists.
 
     Attributes:
-        positions: positions of its tensors among all tensors.
-        results: position of its first result, after all tensors.
+        positions: positions of the call's tensors among all tensors.
+        results: position of the call's first result. Results follow all tensors.
     """
 
     kernel: Kernel
@@ -55,7 +56,7 @@ class Call:
 
     @property
     def cells(self) -> list[int]:
-        """For each of the kernel's tensors, its position among all tensors and results."""
+        """For each tensor of the kernel, its position among all tensors and results."""
         count = len(self.positions)
         return [
             self.positions[operand.tensor] if operand.tensor < count else self.results + operand.tensor - count
@@ -65,17 +66,17 @@ class Call:
 
 @dataclass(slots=True)
 class Step:
-    """A prepared call over lists, for tensors of equal kinds. It holds addresses, and no tensors.
+    """A prepared call over lists, for tensors of equal kinds. It refers to addresses, not to tensors.
 
     Attributes:
         key: other values that have to be equal.
-        kinds: kinds of all tensors, followed by those of the captured ones.
-        fetches: functions that fetch captured tensors, or return `None` if the function reads other values now.
-        variants: traces of the calls, each once.
+        kinds: kinds of all tensors, followed by the kinds of the captured tensors.
+        fetches: functions that fetch captured tensors, or return `None` if the function now reads other values.
+        variants: traces of the calls, without duplicates.
         returns: True if calls have results, or return arguments.
-        in_turn: kernels that one call launches one after the other; `None` if there are none.
+        in_turn: kernels that one call launches one after the other, or `None` if there are no such kernels.
         singles: calls that are launched separately.
-        written: positions of the tensors that calls write.
+        written: positions of the tensors to which the calls write.
         ends: for each tensor, the number of bytes from its address to its end.
         addresses: addresses of all tensors in the last call.
     """
@@ -95,17 +96,17 @@ class Step:
     addresses: list[int]
 
     def captured(self) -> list[Tensor] | None:
-        """The captured tensors as they are now; `None` if the function reads other values now."""
-        found: list[Tensor] = []
+        """The current captured tensors, or `None` if the function now reads other values."""
+        results: list[Tensor] = []
         for fetch in self.fetches:
             captured = fetch()
             if captured is None:
                 return None
-            found += captured
-        return found
+            results += captured
+        return results
 
     def fits(self, numbers: Sequence[Any]) -> bool:
-        """True if it serves a call with these numbers."""
+        """True if this object is valid for a call with these numbers."""
         return all(variant.fits(numbers) for variant in self.variants)
 
     def run(self, tensors: list[Tensor], numbers: Sequence[Any], addresses: list[int]) -> list[Any] | None:
@@ -115,8 +116,8 @@ class Step:
             addresses: addresses of the tensors.
 
         Returns:
-            The return values of the calls. `None` if these tensors do not allow the prepared launches; then nothing was
-            launched.
+            The return values of the calls. `None` if the prepared launches are invalid for these tensors. In that case,
+            nothing was launched.
         """
         moved = addresses != self.addresses
         device = tensors[0].device
@@ -165,13 +166,13 @@ class Step:
     def _returned(self, tensors: list[Tensor], results: list[Tensor]) -> list[Any]:
         if not self.returns:
             return [None] * len(self.calls)
-        found, start = [], 0
+        result, start = [], 0
         for call in self.calls:
             count = len(call.plan.new)
             own = [tensors[i] for i in call.positions]
-            found.append(results_together(call.kernel.result, results[start : start + count], own))
+            result.append(results_together(call.kernel.result, results[start : start + count], own))
             start += count
-        return found
+        return result
 
 
 class OverLists:
@@ -184,8 +185,8 @@ class OverLists:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._tables = TableKernels()
-        self._steps: list[Step] = []  # the most recently used one is the first
-        # A step's tables belong to one call, from placing addresses to the launch.
+        self._steps: list[Step] = []  # the most recently used step comes first
+        # A step's tables belong to one call at a time, from the update of the addresses to the launch.
         self._one_call = threading.RLock()
 
     def __call__(self, lists: Lists) -> list[Any]:
@@ -202,13 +203,13 @@ class OverLists:
             if torch.cuda.is_current_stream_capturing():
                 self._check_gradients(tensors)
                 return self._one_by_one(lists)
-            # Tables are made in the order of a stream, so they may be incomplete on another stream.
+            # Tables are created in stream order, so they may be incomplete on another stream.
             stream = torch.cuda.current_stream(device).cuda_stream
         key = (lists.structure, lists.count, lists.common, torch.is_grad_enabled(), stream)
         try:
             kinds, addresses = _kinds(tensors), addresses_of(tensors)
         except RuntimeError:
-            check_tensors(self._kernels.name, tensors)  # names tensors without strides, such as sparse ones
+            check_tensors(self._kernels.name, tensors)  # the error names tensors without strides, such as sparse ones
             raise
         for i, step in enumerate(self._steps):
             if step.key != key or not _begins(step.kinds, kinds, len(tensors)):
@@ -222,9 +223,9 @@ class OverLists:
                 tensors, addresses = [*tensors, *captured], [*addresses, *addresses_of(captured)]
             if i:
                 self._steps.insert(0, self._steps.pop(i))
-            found = step.run(tensors, lists.numbers, addresses)
-            if found is not None:
-                return found
+            result = step.run(tensors, lists.numbers, addresses)
+            if result is not None:
+                return result
             del self._steps[0]
             break
         return self._first(lists, key)
@@ -243,7 +244,7 @@ class OverLists:
         self._check_gradients(tensors)
         if any(map(Tensor.is_neg, tensors)):
             return self._one_by_one(lists)
-        found: list[tuple[Kernel, list[int]]] = []
+        results: list[tuple[Kernel, list[int]]] = []
         where: dict[str, list[int]] = {}  # by kernel: positions of its captured tensors
         fetches = []
         for i in range(lists.count):
@@ -258,11 +259,11 @@ class OverLists:
                 where[kernel.key] = list(range(len(tensors), len(tensors) + len(captured)))
                 tensors = [*tensors, *captured]
                 fetches.append(kernel.captured.fetch)
-            found.append((kernel, [*positions, *where[kernel.key]]))
+            results.append((kernel, [*positions, *where[kernel.key]]))
         calls = []
         target = target_on(tensors[0].device, name)
         start = len(tensors)
-        for kernel, positions in found:
+        for kernel, positions in results:
             own = [tensors[p] for p in positions]
             self._check_gradients(own)
             check_writes(kernel, own)
@@ -273,7 +274,7 @@ class OverLists:
         step = self._step(key, tensors, fetches, calls)
         addresses = addresses_of(tensors)
         returned = step.run(tensors, numbers, addresses)
-        if returned is None:  # one place writes memory of another
+        if returned is None:  # one place writes to memory of another place
             return self._one_by_one(lists)
         self._steps.insert(0, step)
         del self._steps[_MAX_STEPS:]
@@ -344,23 +345,23 @@ def are_apart(addresses: Tensor, extents: Tensor, is_written: Tensor) -> bool:
 
 
 def _kinds(tensors: Sequence[Tensor]) -> list[Any]:
-    """All properties that a launch is made for, except numbers and addresses, in three lists."""
+    """All properties for which a launch is made, except for numbers and addresses, in three lists."""
     return [list(map(_kind, tensors)), list(map(Tensor.stride, tensors)), list(map(Tensor.is_neg, tensors))]
 
 
 def _begins(every: list[Any], kinds: list[Any], count: int) -> bool:
-    """True if kinds of tensors equal the first kinds in `every`."""
+    """True if the kinds of tensors equal the first kinds in `every`."""
     if len(every[0]) == count:
         return every == kinds
     return all(many[:count] == few for many, few in zip(every, kinds, strict=True))
 
 
 def _words(known: dict[int, list[int]], variant: Trace, numbers: Sequence[Any]) -> list[int]:
-    found = known.get(id(variant))
-    if found is None:
-        (found,) = variant.words(numbers)
-        known[id(variant)] = found
-    return found
+    entry = known.get(id(variant))
+    if entry is None:
+        (entry,) = variant.words(numbers)
+        known[id(variant)] = entry
+    return entry
 
 
 def _extent(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Calls over lists for compilers: one operator for all places, which launches as eager mode does."""
+"""Calls over lists in compiled graphs: one operator for all places. It launches kernels as eager mode does."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from flexsn_codegen.functions._writes import overlap_in_graph
 
 @dataclass(slots=True, weakref_slot=True)
 class ListsCall:
-    """A call over lists that graphs name.
+    """A call over lists to which graphs refer.
 
     Attributes:
         name: name of the function.
-        structure, common, count: as for `Lists`.
+        structure, common, count: see `Lists`.
         kernels: the kernel of each place.
         positions: for each place, positions of its tensors among all tensors.
         written: positions of all written tensors.
-        key: its name in graphs.
+        key: the name of this call in graphs.
     """
 
     name: str
@@ -47,12 +47,12 @@ class ListsCall:
     key: str = ""
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
-        """All tensors, merged from those that are only read and those that are written, each in order."""
+        """All tensors, merged from the tensors that are only read and the tensors that are written, each in order."""
         of_read, of_written = iter(read), iter(written)
         return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
 
     def run(self, tensors: list[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
-        """Launches all places. Returns their new results, place after place."""
+        """Launches the kernels of all places. Returns their new results, place after place."""
         columns: list[Sequence[Tensor]] = []
         start = 0
         for common in self.common:
@@ -73,7 +73,7 @@ class ListsCall:
         ]
 
     def has_shared_memory(self, tensors: Sequence[Tensor]) -> bool:
-        """True if a place may write to memory that another place uses. Takes a compiler's tensors."""
+        """True if a place may write to memory that another place uses. The tensors are a compiler's."""
         first: dict[int, list[int]] = {}
         for i, tensor in enumerate(tensors):
             first.setdefault(tensor.untyped_storage()._cdata, []).append(i)
@@ -87,20 +87,20 @@ class ListsCall:
         )
 
     def one_by_one(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
-        """Calls one operator for each place. Returns the new results of all."""
-        found: list[Tensor] = []
+        """Calls one operator for each place. Returns the new results of all places."""
+        results: list[Tensor] = []
         for kernel, positions in zip(self.kernels, self.positions, strict=True):
             own = [tensors[i] for i in positions]
             if kernel.written:
                 read = [t for i, t in enumerate(own) if i not in kernel.written]
-                found += pointwise_in_place_op(read, [own[i] for i in kernel.written], numbers, kernel.key)
+                results += pointwise_in_place_op(read, [own[i] for i in kernel.written], numbers, kernel.key)
             else:
-                found += pointwise_op(own, numbers, [t.dim() == 0 for t in own], kernel.key)
-        return found
+                results += pointwise_op(own, numbers, [t.dim() == 0 for t in own], kernel.key)
+        return results
 
 
 def lists_by_operator(kernels: Kernels, lists: Lists) -> list[Any] | None:
-    """A call over lists in a compiler's graph; `None` if the function has to be called for each place."""
+    """A call over lists in a compiler's graph, or `None` if the function has to be called for each place."""
     tensors = lists.tensors
     if wants_gradients(tensors):
         check_gradients(f"{kernels.name}.foreach", writes=True, autograd=False)
@@ -113,10 +113,10 @@ def lists_by_operator(kernels: Kernels, lists: Lists) -> list[Any] | None:
     key, written, places, results = prepared
     read = [t for i, t in enumerate(tensors) if i not in written]
     changed = [tensors[i] for i in written]
-    found = pointwise_foreach_op(read, changed, lists.numbers, key)
+    match = pointwise_foreach_op(read, changed, lists.numbers, key)
     returned, start = [], 0
     for own, (result, count) in zip(places, results, strict=True):
-        returned.append(results_together(result, found[start : start + count], [tensors[i] for i in own]))
+        returned.append(results_together(result, match[start : start + count], [tensors[i] for i in own]))
         start += count
     return returned
 
@@ -160,7 +160,7 @@ def _call(
         columns.append(examples[start : start + (1 if same else count)])
         start += len(columns[-1])
     positions = Lists(structure, columns, list(common), [], count, examples)
-    found: list[Kernel] = []
+    results: list[Kernel] = []
     places = [positions.positions(i) for i in range(count)]
     for own in places:
         try:
@@ -168,12 +168,12 @@ def _call(
         except OF_A_CALL:
             raise
         except Exception:
-            return None  # a call for one place raises the error
+            return None  # a call for one place will raise the error
         if captured:
-            return None  # a compiler has to see the captured tensors
-        found.append(kernel)
-    written = sorted({own[i] for kernel, own in zip(found, places, strict=True) for i in kernel.written})
-    call = ListsCall(kernels.name, OverLists(kernels), structure, common, count, found, places, tuple(written))
+            return None  # a compiler has to observe the captured tensors
+        results.append(kernel)
+    written = sorted({own[i] for kernel, own in zip(results, places, strict=True) for i in kernel.written})
+    call = ListsCall(kernels.name, OverLists(kernels), structure, common, count, results, places, tuple(written))
     call.key = named(kernels.name, call)
     return call
 
@@ -200,14 +200,14 @@ def pointwise_foreach_op(
         read, written: the tensors of all places, each in order.
         call: name of a `ListsCall`.
     """
-    found: ListsCall = kernel_of(call)
-    return found.run(found.merged(read, written), numbers)
+    result: ListsCall = kernel_of(call)
+    return result.run(result.merged(read, written), numbers)
 
 
 @pointwise_foreach_op.register_fake
 def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], call: str) -> list[Tensor]:
-    found: ListsCall = kernel_of(call)
-    return found.empty_results(found.merged(read, written), numbers)
+    result: ListsCall = kernel_of(call)
+    return result.empty_results(result.merged(read, written), numbers)
 
 
 @torch.library.custom_op(
@@ -223,10 +223,10 @@ def pointwise_foreach_by_values_op(
     is_float: Sequence[bool],
     call: str,
 ) -> None:
-    """Runs a call over lists, with numbers and results as in `_by_values.pointwise_by_values_op`."""
-    found: ListsCall = kernel_of(call)
-    count = len(found.written)
-    results = found.run(found.merged(read, changed[:count]), together_by_type(floats, ints, is_float))
+    """Runs a call over lists, with numbers and results like those of `_by_values.pointwise_by_values_op`."""
+    match: ListsCall = kernel_of(call)
+    count = len(match.written)
+    results = match.run(match.merged(read, changed[:count]), together_by_type(floats, ints, is_float))
     for out, result in zip(changed[count:], results, strict=True):
         out.copy_(result)
 
@@ -240,8 +240,8 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     call: ListsCall = kernel_of(key)
     tensors = call.merged(read, written)
     with mode:
-        # A program for other processes contains the source of each kernel. Also, compilers separate the memory that an
-        # operator writes from its other memory, so places that share memory are called one after the other.
+        # A program for other processes contains the source of each kernel. In addition, compilers assume that an
+        # operator does not write to memory that it also reads, so places that share memory are called one by one.
         if is_exporting() or call.has_shared_memory(tensors):
             return call.one_by_one(tensors, numbers)
         results = call.empty_results(tensors, numbers)

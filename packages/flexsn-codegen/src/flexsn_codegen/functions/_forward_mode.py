@@ -1,8 +1,8 @@
 """Forward-mode derivatives of pointwise kernels.
 
-The arguments' gradients are a linear function of the results' gradients. The gradient of this function, with the
-arguments' tangents as its cotangents, is the results' tangents. A kernel computes them from the arguments and their
-tangents alone.
+The arguments' gradients are a linear function of the results' gradients. Take the gradient of this function, with the
+arguments' tangents as its cotangents: it equals the results' tangents. A kernel computes it from the arguments and
+their tangents alone.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ def tangents_of(
     """The tangents of a kernel's results.
 
     Args:
-        tensors: all tensors, followed by the captured ones.
+        tensors: all tensors, followed by the captured tensors.
         scalars: for each tensor, True if it promotes as a tensor without dimensions.
         tangents: for each tensor, its tangent, or `None`.
         results: shape and dtype of each result.
-        differentiable: for each result, True if autograd needs its tangent; zeros if these arguments contribute none.
-        apply: calls another kernel with some tensors and their `scalars`, such that it is differentiable itself.
+        differentiable: for each result, True if autograd needs its tangent. If no argument contributes to this tangent,
+            it consists of zeros.
+        apply: calls another kernel with some tensors and their `scalars`, so that the call itself can be
+            differentiated.
 
     Returns:
-        For each result, its tangent; `None` if it is not differentiable.
+        For each result, its tangent, or `None` if it is not differentiable.
     """
-    wanted, values = [tangent is not None for tangent in tangents], like(numbers)
-    flows = kernel.variant(tensors, values, wanted, target_of(tensors[0].device), scalars).graph.differentiable
+    requested, values = [tangent is not None for tangent in tangents], like(numbers)
+    flows = kernel.variant(tensors, values, requested, target_of(tensors[0].device), scalars).graph.differentiable
     zeros = [tensors[0].new_zeros((), dtype=dtype).expand(tuple(shape)) for shape, dtype in results]
-    roots = [zero for zero, there in zip(zeros, flows, strict=True) if there]
-    found = iter(_flowing(kernel, tensors, values, scalars, tangents, flows, roots, apply)) if roots else iter(())
-    derivatives = [next(found).to(z.dtype) if there else z for z, there in zip(zeros, flows, strict=True)]
+    roots = [zero for zero, is_present in zip(zeros, flows, strict=True) if is_present]
+    result = iter(_flowing(kernel, tensors, values, scalars, tangents, flows, roots, apply)) if roots else iter(())
+    derivatives = [next(result).to(z.dtype) if is_present else z for z, is_present in zip(zeros, flows, strict=True)]
     return [d if yes else None for d, yes in zip(derivatives, differentiable, strict=True)]
 
 
@@ -61,10 +63,10 @@ def _flowing(
     roots: Sequence[Tensor],
     apply: Apply,
 ) -> Sequence[Tensor]:
-    """The tangents of the results that have one.
+    """The tangents of the results that have tangents.
 
     Args:
-        flows: for each result, True if it has one.
+        flows: for each result, True if it has a tangent.
         roots: zeros in the shapes and dtypes of these results.
     """
     target = target_of(tensors[0].device)
@@ -73,12 +75,12 @@ def _flowing(
     by_roots = [False] * len(tensors) + [True] * len(roots)
     linear = gradient.variant(every, numbers, by_roots, target, kinds).graph
     given = [
-        # A kernel on whole tensors returns terms of all gradients, in one shape.
+        # A kernel on whole tensors returns the terms of all gradients in one shape.
         (tangent if kernel.cuts else tangent.expand(roots[0].shape)).to(dtype)
-        for tangent, dtype, there in zip(
+        for tangent, dtype, is_present in zip(
             [t for t in tangents if t is not None], linear.dtypes, linear.differentiable, strict=True
         )
-        if there
+        if is_present
     ]
     if not given:  # the derivative is zero for all arguments
         return roots

@@ -1,10 +1,10 @@
-"""Python numbers among the arguments of a function. Computations with them run on the host, at every call.
+"""Python numbers among the arguments of a function. Computations with them run on the host at every call.
 
 While the function is traced, each number is a `HostFloat` or a `HostInt`, which records the expressions that Python
 computes from it. Torch's operators receive a plain number instead. The function is traced twice, with other numbers the
-second time. A constant of the graph that differs between the traces is the value of an expression; if no expression has
-this value, the trace is valid for these numbers alone. So a kernel takes the values of the expressions as arguments.
-Python computes them in float64, as the function itself does.
+second time. If a constant of the graph differs between the two traces, it is the value of an expression. If no
+expression has this value, the trace is valid for these numbers only. A kernel takes the values of the expressions as
+arguments. Python computes them in float64, as the function itself does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "float": float,
     "reciprocal": lambda x: 1.0 / x,
 }
-# Functions that decide a branch. Their outcome is a condition on the numbers.
+# Functions that decide about a branch. Their outcome is a condition on the numbers.
 _DECIDING: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")},
     "bool": bool,
@@ -56,7 +56,7 @@ _FUNCTIONS = {**_ARITHMETIC, **_DECIDING, **_MATH_FUNCTIONS}
 
 
 def evaluate(expression: Expression, numbers: Sequence[Number]) -> Any:
-    """The value of an expression, with these numbers as its arguments."""
+    """The value of an expression if its arguments are these numbers."""
     kind = expression[0]
     if kind == "argument":
         return numbers[expression[1]]
@@ -79,13 +79,13 @@ def same(a: object, b: object) -> bool:
 
 @dataclass(slots=True)
 class Notes:
-    """Expressions and decisions that a function computes of its numbers.
+    """Expressions and decisions that a function computes from its numbers.
 
     Attributes:
-        numbers: values of the numbers while the function was traced.
-        decided: the outcomes of an earlier trace, which this trace repeats; `None` if this trace is the first.
-        expressions: everything computed of the numbers, with its value.
-        conditions: every decision by the numbers, with its outcome, in order.
+        numbers: values of the numbers while the function is traced.
+        decided: the outcomes of an earlier trace, which this trace repeats. `None` if this trace is the first one.
+        expressions: everything that is computed from the numbers, with the resulting value.
+        conditions: every decision that depends on the numbers, with its outcome, in order.
     """
 
     numbers: Sequence[Number]
@@ -98,14 +98,14 @@ class Notes:
         return [self.note(("argument", i), number) for i, number in enumerate(self.numbers)]
 
     def note(self, expression: Expression, value: Any) -> Any:
-        """Notes a value that the function has computed."""
+        """Records a value that the function has computed."""
         if type(value) not in (int, float):
             return value
         self.expressions[expression] = value
         return (HostInt if type(value) is int else HostFloat)(self, expression, value)
 
     def apply(self, name: str, *operands: Any) -> Any:
-        """Computes a function of numbers, and notes it."""
+        """Computes a function of numbers and records it."""
         if not all(isinstance(o, HostInt | HostFloat | int | float) for o in operands):
             return NotImplemented
         expressions = tuple(_expression(o) for o in operands)
@@ -120,7 +120,7 @@ class Notes:
 
 
 def plain(value: Any) -> Any:
-    """A noted number as a plain number of Python."""
+    """Converts a recorded number to a plain Python number."""
     return value.value if isinstance(value, HostInt | HostFloat) else value
 
 
@@ -146,7 +146,7 @@ class _Noted:
         return hash(self.notes.apply("value", self))
 
     def __float__(self) -> float:
-        # Code that reads the number as a float may decide by it, so the trace serves this value alone.
+        # Code that reads the number as a float may decide by it, so the trace is valid for this value only.
         return float(self.notes.apply("value", self))
 
     def __int__(self) -> int:
@@ -159,13 +159,13 @@ class _Noted:
         return bool(float(self).is_integer())
 
 
-# Subclasses of torch's symbolic numbers, so that its operators accept them as numbers. All methods are our own.
+# Subclasses of torch's symbolic numbers, so that its operators accept them as numbers. All methods are overridden.
 class HostFloat(_Noted, torch.SymFloat):  # type: ignore[misc]
-    """A float that notes all computations with it."""
+    """A float that records all computations with it."""
 
 
 class HostInt(_Noted, torch.SymInt):
-    """An int that notes all computations with it."""
+    """An int that records all computations with it."""
 
     def __index__(self) -> int:
         return int(self.notes.apply("index", self))
@@ -190,7 +190,7 @@ def _install() -> None:
             setattr(cls, f"__{name}__", binary(name))
         for name in ("neg", "pos", "invert", "abs", "bool", "floor", "ceil", "trunc"):
             setattr(cls, f"__{name}__", unary(name))
-        # Methods that torch.sym_float, sym_int, sym_max, sym_min and similar functions call.
+        # torch.sym_float, sym_int, sym_max, sym_min and similar functions call these methods.
         setattr(cls, "__sym_float__", unary("float"))  # noqa: B010
         setattr(cls, "__sym_max__", binary("max"))  # noqa: B010
         setattr(cls, "__sym_min__", binary("min"))  # noqa: B010
@@ -206,7 +206,7 @@ _patched = threading.RLock()
 
 @contextlib.contextmanager
 def noting() -> Iterator[None]:
-    """While a function runs, functions of `math` note their results, and torch's operators receive plain numbers."""
+    """Context in which functions of `math` record their results, and torch's operators receive plain numbers."""
 
     def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def function(*operands: Any) -> Any:
@@ -229,24 +229,24 @@ def noting() -> Iterator[None]:
 
 
 def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
-    """Numbers for a second trace: those at the positions `changed` differ, and all keep their signs."""
-    found = list(numbers)
+    """Numbers for a second trace. The numbers at the positions `changed` differ, but all keep their signs."""
+    results = list(numbers)
     for count, i in enumerate(changed):
         number = numbers[i]
         if isinstance(number, int):
-            found[i] = number + (3 + 2 * count) * (-1 if number < 0 else 1)
+            results[i] = number + (3 + 2 * count) * (-1 if number < 0 else 1)
         elif number == 0.0 or not math.isfinite(number):
-            found[i] = math.copysign(0.37109375 + count / 7, number)
+            results[i] = math.copysign(0.37109375 + count / 7, number)
         elif abs(number) < 1:  # the other number is also below 1, because it may be a probability
             distance = (1 - abs(number)) * (0.37109375 + 0.5 * count / len(numbers))
-            found[i] = math.copysign(abs(number) + distance, number)
+            results[i] = math.copysign(abs(number) + distance, number)
         else:
-            found[i] = number * (1.7182818284590452 + count / 7)
-    return found
+            results[i] = number * (1.7182818284590452 + count / 7)
+    return results
 
 
 class Unmatched(Exception):
-    """A constant of a graph changes with the numbers in an unknown way."""
+    """Raised if a constant of a graph changes with the numbers in an unknown way."""
 
 
 def match(
@@ -260,7 +260,8 @@ def match(
         changed: positions of the numbers that differ in the second trace.
 
     Raises:
-        Unmatched: a constant changes and is not an expression's value, or it may be constant or an expression's value.
+        Unmatched: a constant changes but is not the value of an expression, or it is unclear if a number is a constant
+            or the value of an expression.
     """
     by_values: dict[tuple[Any, Any], Expression] = {}
     for expression, value in first.expressions.items():
@@ -271,11 +272,11 @@ def match(
             by_values.setdefault((_bits(a), _bits(b)), made)
     matched = []
     for a, b in zip(values, other, strict=True):
-        found = by_values.get((_bits(a), _bits(b)))
-        # An equal number in both traces may be a constant, or the value of an expression that is also equal in both.
-        if same(a, b) == (found is not None):
+        entry = by_values.get((_bits(a), _bits(b)))
+        # A number that is equal in both traces may be a constant, or the value of an expression that is equal in both.
+        if same(a, b) == (entry is not None):
             raise Unmatched
-        matched.append(("constant", a) if found is None else found)
+        matched.append(("constant", a) if entry is None else entry)
     return matched
 
 
@@ -286,7 +287,7 @@ def _arguments(expression: Expression) -> set[int]:
 
 
 def _near(expression: Expression, a: Number, b: Number) -> Iterator[tuple[Expression, Any, Any]]:
-    """The expression, and the values that operators may compute of it before a kernel receives it."""
+    """The expression, and the values that operators may compute from it before a kernel receives it."""
     for name in (None, "neg", "reciprocal"):
         made: Expression = expression if name is None else (name, expression)
         try:
@@ -308,7 +309,7 @@ def _as_float(value: Number) -> float:
 
 
 def _rounded(value: Number, dtype: torch.dtype) -> float:
-    """Rounds as torch does: to float32 first."""
+    """Rounds a number as torch does: first to float32."""
     number = _through("f", _as_float(value))
     if dtype == torch.float16:
         return _through("e", number)

@@ -1,6 +1,6 @@
-"""Launches of kernels in C++, one after the other, by one call from Python.
+"""Launches of C++ kernels, one after the other, by one call from Python.
 
-The arguments of all launches are in one block of memory, where addresses and numbers are replaced before a call.
+The arguments of all launches are in one block of memory. Addresses and numbers are replaced there before a call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class InTurn:
 
     def __init__(self, placed: Sequence[Placed]) -> None:
         self._all = program(_ALL)
-        self._programs: list[Any] = []  # they stay open as long as this object exists
+        self._programs: list[Any] = []  # they stay loaded as long as this object exists
         values: list[int] = []
         starts: list[int] = []
         places: list[int] = []
@@ -63,7 +63,7 @@ class InTurn:
             places += range(len(values), len(values) + len(one.cells))
             cells += one.cells
             values += [*[0] * len(one.cells), *one.launch.integers]
-            # One value more, for the number of threads.
+            # One additional value for the number of threads.
             count = sum(len(number.arguments) for number in one.variant.steps[0].source.numbers) + 1
             own = numbers.setdefault(id(one.variant), (one.variant, []))
             own[1].append(list(range(len(values), len(values) + count)))
@@ -80,24 +80,24 @@ class InTurn:
         self._words: list[list[int]] = []
 
     def place(self, addresses: Tensor) -> None:
-        """Receives the addresses of all tensors."""
+        """Sets the addresses of all tensors."""
         self._values[self._places] = addresses[self._cells]
 
     def run(self, words: Sequence[list[int]]) -> None:
         """Launches the kernels.
 
         Args:
-            words: for each of `variants`, the integers of its numbers.
+            words: for each of `variants`, the integer arguments that represent its numbers.
         """
         threads = torch.get_num_threads()
-        found = [[*own, threads] for own in words]
-        if found != self._words:
-            for own, (_, places) in zip(found, self._numbers, strict=True):
+        results = [[*own, threads] for own in words]
+        if results != self._words:
+            for own, (_, places) in zip(results, self._numbers, strict=True):
                 self._values[places] = torch.tensor(own, dtype=torch.int64, device="cpu")
-            self._words = found
+            self._words = results
         self._all([self._table.data_ptr()])
 
     @property
     def variants(self) -> list[Trace]:
-        """The traces whose numbers `run` takes."""
+        """The traces whose numbers are arguments of `run`."""
         return [trace for trace, _ in self._numbers]

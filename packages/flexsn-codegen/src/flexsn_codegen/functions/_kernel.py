@@ -1,4 +1,4 @@
-"""A function in one structure of arguments: its traces, its kernels, and the kernels of its gradients."""
+"""A function for one structure of arguments: its traces, its kernels, and the kernels of its gradients."""
 
 from __future__ import annotations
 
@@ -47,38 +47,38 @@ from flexsn_graph import (
 )
 from flexsn_graph.callers import warn
 
-# The most traces that are kept if each one serves only some values of the numbers, or only some sizes.
+# The largest number of stored traces that are each valid only for some values of the numbers, or for some sizes.
 _MAX_VARIANTS = 32
 _MAX_CUT = 64
 PREFIX = "host"
 
 Bound = Callable[..., Any]
-"""From all tensors, with the captured ones last, to the results and the written arguments."""
+"""Maps all tensors, with the captured tensors last, to the results and the written arguments."""
 
 
 class Kernel:
-    """A function of tensors and numbers, in one structure of arguments and for one kind of tensors.
+    """A function of tensors and numbers, for one structure of arguments and one kind of tensors.
 
-    A function that cuts dimensions into pieces and joins them is traced for arguments of their own shapes; one trace
-    serves all sizes of the dimensions that it does not cut. Any other function is traced for tensors of one shape, and
-    its trace serves all shapes that broadcast.
+    A function that cuts dimensions into pieces and joins them is traced for the shapes of its arguments. One trace is
+    valid for all sizes of the dimensions that it does not cut. Any other function is traced for tensors of one shape,
+    and its trace is valid for all shapes that broadcast.
 
     Args:
-        bind: makes the function of the tensors alone, for one trace's numbers.
-        captured: everything that the function reads besides its arguments.
-        cuts: whether the function cuts its arguments.
+        bind: makes a function of the tensors alone, for the numbers of one trace.
+        captured: everything that the function reads in addition to its arguments.
+        cuts: True if the function cuts its arguments.
         written: positions of the tensors that the function changes.
         result: the structure of the return value.
-        gradient: whether the function is the gradient of another function.
-        must_cut: as for `flexsn_graph.trace_cells`.
-        otherwise: raised if the function turns out to cut nothing; by default the tracer's own error.
-        batched: makes the function over a batch; by default `torch.func.vmap` makes it.
-        like: for a gradient: for each result, the number of the tensor that it belongs to.
-        cotangents: for a gradient: the number of the first tensor that is not an argument of the function.
+        gradient: True if the function is the gradient of another function.
+        must_cut: see `flexsn_graph.trace_cells`.
+        otherwise: the error to raise if the function does not cut anything. By default, the tracer's own error.
+        batched: creates a function that works on a batch. By default, `torch.func.vmap` creates it.
+        like: for a gradient, the number of the tensor to which each result belongs.
+        cotangents: for a gradient, the number of the first tensor that is not an argument of the function.
 
     Attributes:
         key: the name of the kernel in graphs.
-        single: whether the function returned a tensor, not a tuple of tensors, when it was last traced.
+        single: True if the function returned a tensor, not a tuple of tensors, when it was last traced.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class Kernel:
         examples: Sequence[Tensor],
         numbers: Sequence[Any],
     ) -> Kernel:
-        """A kernel of a user's function, which cuts nothing.
+        """A kernel of a user's function that does not cut anything.
 
         Args:
-            examples: the tensors of a call; only shape, dtype and device are used.
+            examples: the tensors of a call, of which only shape, dtype and device are used.
             numbers: the numbers of a call.
         """
 
@@ -147,8 +147,8 @@ class Kernel:
                 captured.keep(effects.captured)
         except TorchError:
             if not met:
-                # This trace may find a more precise error. A write is not an error here, although the trace reports
-                # one.
+                # This trace may find a more precise error. It also reports a write as an error, but a write is allowed
+                # here.
                 with contextlib.suppress(MutationError), in_words_of(name), captured.reads.preserved():
                     trace_pointwise(unbound, types, dimensions, device, name)
             raise
@@ -165,13 +165,13 @@ class Kernel:
                 stand_ins = dict(zip(map(id, captured.tensors), tensors[count:], strict=True))
                 with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                     returned = call(passed, notes)
-                found: list[Tensor] = []
-                if results_apart(returned, _known(effects.written, passed), found) != result:
+                matches: list[Tensor] = []
+                if results_apart(returned, _known(effects.written, passed), matches) != result:
                     raise TraceError(
                         f"{name} returns another structure for other numbers or other gradients: return the same "
                         "number of tensors, nested in the same way, in each call."
                     )
-                return (*found, *(passed[i] for i in effects.written))
+                return (*matches, *(passed[i] for i in effects.written))
 
             return function
 
@@ -189,16 +189,17 @@ class Kernel:
         *,
         summed: bool = False,
     ) -> Trace:
-        """The trace for tensors and numbers like these.
+        """The trace that is valid for tensors and numbers like these.
 
         Args:
-            tensors: all tensors, the captured ones last; their sizes may be symbols.
-            wanted: for each tensor, whether autograd follows computations on it.
-            scalars: for each tensor, whether it promotes as a tensor without dimensions; by default, if it has none.
-            summed: for a gradient: the results have the shapes of the arguments.
+            tensors: all tensors, with the captured tensors last. Their sizes may be symbols.
+            wanted: for each tensor, True if autograd follows computations on it.
+            scalars: for each tensor, True if it promotes as a tensor without dimensions. By default, True if it has no
+                dimensions.
+            summed: True if the results of a gradient have the shapes of the arguments.
 
         Raises:
-            UnsupportedOpError, TraceError: no kernel computes the function.
+            UnsupportedOpError, TraceError: no kernel can compute the function.
         """
         dimensions = _dimensions(tensors)
         if dimensions > MAX_DIMENSIONS and not self.cuts:
@@ -210,15 +211,15 @@ class Kernel:
         )
         kinds = tuple(t.dim() for t in tensors) if self.cuts else dimensions
         variants = self._variants.setdefault((target.name, kinds, tensors[0].device.type, types, summed), [])
-        found = _serving(variants, tensors, numbers)
-        if found is None:
+        result = _serving(variants, tensors, numbers)
+        if result is None:
             with TRACE_LOCK:
-                # Another thread may have made the trace meanwhile.
-                found = _serving(variants, tensors, numbers)
-                if found is None:
-                    found = self._new_variant(variants, types, tensors, list(numbers), target, summed)
-        self.single = found.graph.single
-        return found
+                # Another thread may have made the trace in the meantime.
+                result = _serving(variants, tensors, numbers)
+                if result is None:
+                    result = self._new_variant(variants, types, tensors, list(numbers), target, summed)
+        self.single = result.graph.single
+        return result
 
     def _new_variant(
         self,
@@ -233,9 +234,9 @@ class Kernel:
             del variants[_MAX_CUT - 1 :]
         elif len(variants) >= _MAX_VARIANTS:
             warn(
-                f"{self.name} has been compiled {_MAX_VARIANTS} times for other numbers: it decides by their values, "
-                "or gives them to functions that cannot be followed (int(x), float(x), range(x)). Compute what changes "
-                "from call to call with Python's operators and the functions of `math`, or pass it as a tensor without "
+                f"{self.name} has been compiled {_MAX_VARIANTS} times for other numbers: it branches on their values, "
+                "or passes them to functions that cannot be followed (int(x), float(x), range(x)). Compute changing "
+                "values with Python's operators and the functions of `math`, or pass them as tensors without "
                 "dimensions.",
                 otherwise=self.captured.where,
             )
@@ -268,8 +269,8 @@ class Kernel:
             return graph, sources, structure
 
         try:
-            # A whole number may decide what is cut. Two whole numbers may cut these sizes alike and other sizes
-            # differently.
+            # An integer may decide which dimensions are cut. Two integers may cut these sizes in the same way, but
+            # other sizes differently.
             whole = [i for i, number in enumerate(numbers) if self.cuts and not isinstance(number, float)]
             with in_words_of(self.name), self.captured.traced():
                 graph, sources, conditions, slots = follow(trace, numbers, whole)
@@ -310,14 +311,16 @@ class Kernel:
         if any(type(size) is not int for t in tensors for size in t.shape):
             pairs = zip(shapes, tensors, strict=True)
             tensors = [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in pairs]
-        wanted = [argument.requires_grad for argument in types]
-        graph = trace_cells(bound, tensors, wanted, self.name, gradient=gradient, must_cut=self.must_cut, reads=reads)
+        requested = [argument.requires_grad for argument in types]
+        graph = trace_cells(
+            bound, tensors, requested, self.name, gradient=gradient, must_cut=self.must_cut, reads=reads
+        )
         steps = [(s.inputs, s.outputs, s.dtypes, s.sizes, s.where) for s in graph.steps]
         structure = (steps, graph.results, graph.dtypes, graph.differentiable, graph.single, graph.free)
         return graph, [step.step for step in graph.steps], structure
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
-        """All tensors of the kernel, from the tensors that it only reads and those that it writes, each in order."""
+        """All tensors of the kernel, merged from the tensors that it only reads and those that it writes, in order."""
         of_read, of_written = iter(read), iter(written)
         return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
 
@@ -333,10 +336,10 @@ class Kernel:
         *,
         summed: bool = False,
     ) -> tuple[list[Tensor], Trace]:
-        """Launches the kernel; returns the results, without the written arguments.
+        """Launches the kernel and returns the results without the written arguments.
 
         Args:
-            summed: for a gradient: the results have the shapes of the arguments, and may be argument tensors.
+            summed: True if the results of a gradient have the shapes of the arguments. They may be argument tensors.
         """
         target = target_on(tensors[0].device, self.name)
         trace = self.variant(tensors, numbers, wanted, target, scalars, summed=summed)
@@ -345,7 +348,7 @@ class Kernel:
             given[i] = tensors[i].detach()
         if trace.sources is not None:
             for number in {number for is_argument, number in trace.sources if is_argument}:
-                # The tensor itself: autograd counts references to a gradient before it adds to it.
+                # The tensor itself, because autograd counts references to a gradient before it adds to it.
                 given[number] = tensors[number].resolve_neg()
             return self.plan(trace, given).run(given, trace.words(numbers)), trace
         if not self.cuts:
@@ -354,9 +357,9 @@ class Kernel:
         for out, result in zip(outs, results, strict=bool(outs)):
             if out.shape != result.shape:
                 raise TraceError(
-                    f"{self.name} returns {list(result.shape)} for {list(numbers)}, and {list(out.shape)} for the "
-                    "numbers that the graph was compiled for. A value that decides shapes has to be a constant of the "
-                    "graph."
+                    f"{self.name} returns {list(result.shape)} for {list(numbers)}, but {list(out.shape)} for the "
+                    "numbers for which the graph was compiled. A value that determines shapes has to be a constant of "
+                    "the graph."
                 )
             out.copy_(result)
         return list(outs) or results, trace
@@ -366,13 +369,13 @@ class Kernel:
         return trace.plan(tensors, outs, self._like if trace.sources is not None else ())
 
     def returned(self, results: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
-        """The return value of the function, built from its results and its tensors."""
+        """The return value of the function, rebuilt from its results and its tensors."""
         if self.cuts:
             return results[0] if self.single else tuple(results)
         return results_together(self.result, results, tensors)
 
     def sources(self, tensors: Sequence[Tensor], numbers: Sequence[Any], target: Target) -> list[KernelSource]:
-        """The kernels for arguments like these, usually one. Meta tensors are accepted."""
+        """The sources of the kernels for arguments like these. There is usually one. Meta tensors are accepted."""
         trace = self.variant(tensors, numbers, [False] * len(tensors), target)
         return [launch.built.source for launch in trace.plan(tensors).launches]
 
@@ -388,18 +391,18 @@ class Kernel:
     def gradient(self, wanted: Sequence[bool], differentiable: Sequence[bool]) -> Kernel:
         """The kernel `(*tensors, *gradients of the differentiable results) -> (*requested gradients)`.
 
-        If nothing is cut, each gradient has the shape that all arguments broadcast to. The gradient of an argument
-        without dimensions may be of a wider dtype, in which it is then summed.
+        If nothing is cut, each gradient has the shape to which all arguments broadcast. The gradient of an argument
+        without dimensions may have a wider dtype. It is then summed in this dtype.
         """
         key = (tuple(wanted), tuple(differentiable))
-        found = self._gradients.get(key)
-        if found is None:
+        entry = self._gradients.get(key)
+        if entry is None:
             gradient_by = cells_gradient_of if self.cuts else gradient_of
 
             def bind(notes: Notes) -> Bound:
                 return gradient_by(self._bind(notes), len(wanted), differentiable, wanted)
 
-            found = self._gradients[key] = Kernel(
+            entry = self._gradients[key] = Kernel(
                 f"{self.name}_backward",
                 self.numerics,
                 bind,
@@ -410,10 +413,10 @@ class Kernel:
                 cotangents=len(wanted),
                 batched=lambda: self.batched().gradient(wanted, differentiable),
             )
-        return found
+        return entry
 
     def batched(self) -> Kernel:
-        """A function that cuts, over a batch, which is the first dimension of all arguments and results."""
+        """A function that cuts, applied to a batch. The batch is the first dimension of all arguments and results."""
         if self._batched is None:
             self._batched = self._batched_by()
         return self._batched
@@ -434,7 +437,7 @@ def _serving(traces: Sequence[Trace], tensors: Sequence[Tensor], numbers: Sequen
 
 
 def _size(size: int | torch.SymInt) -> int:
-    """A size, which may be a symbol, as a plain number: its value in the call that a graph is made for."""
+    """A size as a plain number. If it is a symbol, this is its value in the call for which a graph is made."""
     return int(hint_of(size)) if isinstance(size, torch.SymInt) else size
 
 
@@ -442,14 +445,14 @@ _kernels: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def named(name: str, kernel: object) -> str:
-    """A key for a kernel of this name; graphs find the kernel by it as long as the kernel exists."""
+    """A key for a kernel of this name. Graphs find the kernel by the key as long as the kernel exists."""
     key = f"{name}-{uuid.uuid4().hex}"
     _kernels[key] = kernel
     return key
 
 
 def kernel_of(key: str) -> Any:
-    """The kernel that a graph names: a `Kernel`, or a call over lists.
+    """The kernel to which a graph refers: a `Kernel`, or a call over lists.
 
     Raises:
         KernelGoneError: this process does not have the kernel, or has deleted it.
@@ -457,7 +460,7 @@ def kernel_of(key: str) -> Any:
     kernel = _kernels.get(key)
     if kernel is None:
         raise KernelGoneError(
-            f"a graph launches the kernel of {key.rpartition('-')[0]!r}, which is not there: the function that "
+            f"a graph launches the kernel of {key.rpartition('-')[0]!r}, which does not exist: the function that "
             "`pointwise` returned was deleted, or the graph was made by another process. Keep the function as long as "
             "the graph; before saving an exported program, call its run_decompositions()."
         )

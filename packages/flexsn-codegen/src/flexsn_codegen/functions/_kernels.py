@@ -1,4 +1,4 @@
-"""The kernels of one function: one for each structure and kind of arguments."""
+"""The kernels of one function. There is one for each structure and kind of arguments."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.targets import Target
 from flexsn_graph import TRACE_LOCK, DataDependentError, MutationError, NothingCutError, TorchError
 
-# The largest number of kinds of calls for which kernels that cut are kept.
+# The largest number of kinds of calls for which kernels that cut are stored.
 _MAX_CUTS = 256
 _handles = itertools.count(1)
 _functions: weakref.WeakValueDictionary[str, Kernels] = weakref.WeakValueDictionary()
 
 
 class Kernels:
-    """The kernels of a function, each made at its first use.
+    """The kernels of a function. Each is made when it is first used.
 
     Attributes:
         handle: text by which `kernels_of` finds this object.
         cuts: kernels that cut, for the structures and kinds of arguments in graphs.
-        captured: for each kernel's key, its captured tensors; graphs read them here at each call.
-        list_calls: calls over lists that graphs name.
+        captured: captured tensors by the kernel's key. Graphs read them here at each call.
+        list_calls: calls over lists to which graphs refer.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str, numerics: Numerics, *, autograd: bool) -> None:
@@ -42,7 +42,7 @@ class Kernels:
         self.captured: dict[str, tuple[Tensor, ...]] = {}
         self.cuts: dict[tuple[Any, ...], Kernel] = {}
         self.list_calls: dict[tuple[Any, ...], Any] = {}
-        self.handle = str(next(_handles))  # a text, because compilers may make symbols of whole numbers
+        self.handle = str(next(_handles))  # a text, because compilers may turn integers into symbols
         self._known: dict[tuple[Any, ...], Kernel] = {}
         self._cut: dict[tuple[Any, ...], Kernel] = {}
         self._last_cut: dict[Structure, Kernel] = {}
@@ -51,14 +51,14 @@ class Kernels:
     def find(
         self, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel for a call like this on whole tensors, and the present captured tensors."""
+        """The kernel on whole tensors for a call like this, and the current captured tensors."""
         key = _key(structure, tensors)
-        found = self._fetched(key)
-        if found is None:
+        result = self._fetched(key)
+        if result is None:
             with TRACE_LOCK:
-                # Another thread may have made the kernel meanwhile.
-                found = self._fetched(key) or self._made(key, structure, tensors, numbers)
-        return found
+                # Another thread may have made the kernel in the meantime.
+                result = self._fetched(key) or self._made(key, structure, tensors, numbers)
+        return result
 
     def _fetched(self, key: tuple[Any, ...]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
         kernel = self._known.get(key)
@@ -69,7 +69,7 @@ class Kernels:
         self, key: tuple[Any, ...], structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
         check_signature(self.fn, self.name, structure)
-        plan_layout(tensors)  # raises if they do not broadcast
+        plan_layout(tensors)  # raises an error if they do not broadcast
         try:
             kernel = Kernel.of(self.fn, self.name, self.numerics, structure, tensors, numbers)
         except (TypeError, TorchError):
@@ -80,10 +80,10 @@ class Kernels:
         return kernel, tuple(kernel.captured.tensors)
 
     def known_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
-        """The kernel for a call like this and the present captured tensors, if the function is known to cut there."""
-        found = self._cut.get(_key(structure, tensors)) if self._cut else None
-        captured = None if found is None else found.captured.fetch()
-        return None if found is None or captured is None else (found, captured)
+        """The kernel that cuts for a call like this, if there is one already, and the current captured tensors."""
+        result = self._cut.get(_key(structure, tensors)) if self._cut else None
+        captured = None if result is None else result.captured.fetch()
+        return None if result is None or captured is None else (result, captured)
 
     def cut_after(
         self,
@@ -97,21 +97,21 @@ class Kernels:
 
         Args:
             error: the reason why no kernel works on whole tensors.
-            target: language of the kernel; by default, the one that the tensors' device needs.
+            target: language of the kernel. By default, the language that the tensors' device needs.
 
         Raises:
-            The reason why a kernel of neither kind is possible.
+            The reason why no kernel of either kind is possible.
         """
         grad = torch.is_grad_enabled()
         try:
-            # Torch may refuse the shapes of the trace and accept the shapes of the arguments.
+            # Torch may reject the shapes of the trace and accept the shapes of the arguments.
             must_cut = not isinstance(error, TorchError)
             cut = cut_of(self.fn, self.name, self.numerics, structure, tensors, numbers, must_cut=must_cut)
             captured = tuple(cut.captured.tensors)
             every = [*tensors, *captured]
             check_tensors(self.name, every)
-            wanted = [grad and t.requires_grad for t in every]
-            cut.variant(every, numbers, wanted, target or target_on(every[0].device, self.name))
+            requested = [grad and t.requires_grad for t in every]
+            cut.variant(every, numbers, requested, target or target_on(every[0].device, self.name))
         except NothingCutError:
             raise error from None
         except (TorchError, MutationError) as second:
@@ -135,14 +135,14 @@ class Kernels:
         numbers: Sequence[Any],
         otherwise: Exception,
     ) -> Kernel:
-        """The kernel that cuts, for a graph, whose sizes are unknown; see `_cutting.cut_for_graphs`."""
+        """The kernel that cuts, for a graph, whose sizes are unknown. See `_cutting.cut_for_graphs`."""
         known = self._last_cut.get(structure)
         made = cut_for_graphs(self.fn, self.name, self.numerics, structure, kinds, numbers, known, otherwise)
         self.cuts[structure, kinds] = made
         return made
 
     def all(self) -> list[Kernel]:
-        """Existing kernels on whole tensors."""
+        """All kernels on whole tensors that exist."""
         return list(self._known.values())
 
 

@@ -18,9 +18,9 @@ from flexsn_codegen.targets.cpp import CPP, CppKernel, Program, why_no_compiler
 from flexsn_codegen.targets.triton import TRITON, entry, interpreting, launcher
 
 BLOCK = 1024
-# The interpreter's time is proportional to the number of programs; numpy computes within a program.
+# The interpreter's run time is proportional to the number of programs, because numpy computes within a program.
 _MAX_INTERPRETED_BLOCK = 1 << 16
-# Elements of a program in C++, which is a loop: few enough that its values stay in the L1 cache.
+# The number of elements of a C++ program, which is a loop. It is small enough for the values to stay in the L1 cache.
 CPP_BLOCK = 4096
 
 
@@ -29,7 +29,7 @@ def interpreted() -> bool:
     try:
         from flexsn_codegen.targets.triton import device
     except ImportError:
-        # Without triton, the compilation raises.
+        # Without Triton, an error is raised when the kernel is compiled.
         return os.environ.get("TRITON_INTERPRET", "0") != "0"
     return device.INTERPRETED
 
@@ -37,9 +37,12 @@ def interpreted() -> bool:
 def target_on(device: torch.device, name: str) -> Target:
     """The target of kernels on a device.
 
+    Args:
+        name: name of the function, for the message of the error.
+
     Raises:
-        DeviceError: no target compiles for the device; the message says what to install or move, and names `name`,
-            the function.
+        DeviceError: no target compiles for the device. The message names the package to install, or the tensors to
+            move.
     """
     if device.type == "cuda":
         return TRITON
@@ -50,7 +53,7 @@ def target_on(device: torch.device, name: str) -> Target:
         if why is None:
             return CPP
         raise DeviceError(
-            f"the arguments of {name} are on the CPU, where its kernel is compiled from C++, and {why} Or move them to "
+            f"the arguments of {name} are on the CPU, where its kernel is compiled from C++, but {why} Or move them to "
             "a GPU, or set TRITON_INTERPRET=1 before triton is imported, to run slowly without a compiler."
         )
     raise DeviceError(
@@ -60,7 +63,7 @@ def target_on(device: torch.device, name: str) -> Target:
 
 
 def target_of(device: torch.device) -> Target:
-    """The target of kernels on stand-ins for tensors, whose device may be absent."""
+    """The target of kernels on fake tensors, whose device may be unavailable."""
     return CPP if device.type == "cpu" and not interpreted() else TRITON
 
 
@@ -68,16 +71,16 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
     """The addresses of tensors in memory.
 
     Raises:
-        ArgumentError: a tensor has elements and no memory, so a kernel would crash.
+        ArgumentError: a tensor has elements but no memory, so a kernel would crash.
     """
     addresses = [t.data_ptr() for t in tensors]
     if 0 in addresses:
         for tensor, address in zip(tensors, addresses, strict=True):
             if address == 0 and tensor.numel() > 0 and not tensor.is_meta:
                 raise ArgumentError(
-                    "a tensor that a kernel reads or writes has no memory: it was freed, as a sharded parameter's is "
-                    "between the calls that need it, or consists of zeros for which torch keeps none. Gather it, or "
-                    "give its clone()."
+                    "a tensor that a kernel reads or writes has no memory: it was freed, like a sharded parameter "
+                    "between the calls that need it, or consists of zeros for which torch allocates none. Gather it, "
+                    "or pass its clone()."
                 )
     return addresses
 
@@ -85,12 +88,12 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
 class Launcher:
     """Launches of one kernel over `numel` elements of tensors of the same dtypes, on one device.
 
-    The common part of these launches is prepared once: in C++ the compiled function, on a GPU Triton's binary for these
-    numbers and alignments.
+    The common part of these launches is prepared once. In C++, this is the compiled function. On a GPU, this is the
+    binary that Triton compiles for these numbers and alignments.
 
     Args:
-        kernel: from `Target.compile`.
-        like: tensors as in each call, in the order of the kernel's parameters.
+        kernel: result of `Target.compile`.
+        like: tensors like those of each call, in the order of the kernel's parameters.
         numel: the number of elements.
         block: the number of elements of a program in Triton.
         warps: the number of warps of a program on a GPU.
@@ -116,21 +119,21 @@ class Launcher:
         self._in_cpp: Program | None = None
         if isinstance(kernel, CppKernel):
             self._in_cpp = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
-        # By numbers and alignments, because Triton compiles a binary for each.
+        # Keyed by numbers and alignments, because Triton compiles a binary for each combination.
         self._again: dict[tuple[int, ...], tuple[Callable[[Sequence[Tensor]], None], Any]] = {}
 
     def serves(self, device: torch.device) -> bool:
-        """True if this object launches on the device."""
+        """True if this object launches kernels on the device."""
         return device == self._device
 
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         """Launches the kernel.
 
         Args:
-            numbers: the kernel's integer arguments; the first is the number of elements.
+            numbers: the kernel's integer arguments. The first one is the number of elements.
 
         Raises:
-            ArgumentError: as `addresses_of` does.
+            ArgumentError: see `addresses_of`.
         """
         places = addresses_of(tensors)
         if self._in_cpp is not None:
@@ -149,7 +152,7 @@ class Launcher:
             watching.by(self, (tensors, numbers), self._entry(places, numbers))
 
     def _entry(self, places: Sequence[int], numbers: Sequence[int]) -> Entry | None:
-        """The data for a launch by address, with these numbers and of tensors at these addresses."""
+        """The data for a direct launch with these numbers, on tensors at these addresses."""
         if self._in_cpp is not None:
             return Entry(self._in_cpp.address, tuple(numbers), 1, 1, 0, self._in_cpp, unwatched)
         known = self._again.get((*numbers, *[place % 16 for place in places]))
@@ -178,19 +181,19 @@ class Launcher:
 
 
 def _check_float8(tensors: Sequence[Tensor]) -> None:
-    """Raises `DeviceError` if a tensor is of a float8 dtype that Triton lacks on this GPU."""
+    """Raises `DeviceError` if a tensor has a float8 dtype that Triton does not support on this GPU."""
     device = tensors[0].device
     if device.type != "cuda" or torch.version.hip or all(t.dtype != torch.float8_e4m3fn for t in tensors):
         return
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 9):
         raise DeviceError(
-            "kernels read and write torch.float8_e4m3fn on GPUs of compute capability 8.9 and newer, and this one has "
-            f"{'.'.join(map(str, capability))}: convert to torch.bfloat16 before, and to float8 after the call."
+            "kernels read and write torch.float8_e4m3fn on GPUs of compute capability 8.9 and newer, but this GPU has "
+            f"{'.'.join(map(str, capability))}: convert to torch.bfloat16 before the call, and to float8 after it."
         )
 
 
-# The largest number of binaries that a launcher keeps: the numbers of a repeated call may differ every time.
+# The largest number of binaries that a launcher stores. The numbers of a repeated call may differ every time.
 _MAX_BINARIES = 16
 
 

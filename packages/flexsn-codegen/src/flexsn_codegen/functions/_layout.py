@@ -1,4 +1,4 @@
-"""The shape that tensors broadcast to, and the strides of results."""
+"""The shape to which tensors broadcast, and the strides of results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_codegen.errors import ArgumentError
 
 
 def plan_layout(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape that the tensors broadcast to, and the strides of a result, whose memory has no holes.
+    """The shape to which the tensors broadcast, and the strides of a result whose memory has no holes.
 
     Raises:
         ArgumentError: the shapes do not broadcast.
@@ -27,7 +27,11 @@ def plan_layout(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def _result_strides(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of the first argument of full shape, if its memory has no holes; else contiguous strides."""
+    """The strides of a result.
+
+    They are the strides of the first argument with this shape, or contiguous strides if no argument has this shape. If
+    the argument's memory has holes, they are those of `torch.empty_like`.
+    """
     for tensor in tensors:
         if tuple(tensor.shape) == shape:
             # On the meta device, because only the strides are needed.

@@ -1,6 +1,6 @@
-"""A call as data: its new memory, its launches, and the sums that follow them. It has one builder and one executor.
+"""A call as data: its new memory, its launches, and the sums that follow them. There is one builder and one executor.
 
-A function that cuts nothing works on whole tensors: its one step walks the shape that its arguments broadcast to, and
+A function that cuts nothing works on whole tensors. Its only step walks the shape to which its arguments broadcast, and
 each operand is a whole tensor. A function that cuts has steps of several shapes, whose operands are parts of tensors.
 """
 
@@ -28,18 +28,18 @@ from flexsn_graph import CellGraph, CellStep, Part, PointwiseGraph, Port, Role, 
 MAX_PLANS = 1024
 
 Source = tuple[bool, int]
-"""The place of a result: `(True, i)` is argument `i`, `(False, i)` is output `i` of the kernel."""
+"""The source of a result: `(True, i)` is argument `i`, and `(False, i)` is output `i` of the kernel."""
 
 
 @dataclass(slots=True)
 class Built:
-    """A kernel for one layout of its operands; compiled at the first launch."""
+    """A kernel for one layout of its operands. It is compiled at its first launch."""
 
     source: KernelSource
     kernel: Any = None
 
     def compiled(self) -> Any:
-        """The compiled kernel, in the form that its target launches."""
+        """The compiled kernel in the form that its target launches."""
         if self.kernel is None:
             self.kernel = self.source.target.compile(self.source)
         return self.kernel
@@ -50,9 +50,9 @@ class TracedStep:
     """One kernel of a trace.
 
     Attributes:
-        source: the kernel's function of one element.
+        source: the function of one element that the kernel computes.
         slots: for each number among the kernel's arguments, the expression that computes it.
-        cells: the parts of tensors that the kernel reads and writes; `None` if its operands are whole tensors, in
+        cells: the parts of tensors that the kernel reads and writes. `None` if its operands are the whole tensors, in
             order.
     """
 
@@ -64,16 +64,16 @@ class TracedStep:
 
 @dataclass(slots=True)
 class Trace:
-    """A function, traced for arguments of one kind. One trace serves all numbers that meet its conditions.
+    """A function, traced for arguments of one kind. One trace is valid for all numbers that meet its conditions.
 
     Attributes:
         name: name of its kernels.
         graph: the traced operations.
-        steps: the kernels that compute the graph, mostly one.
+        steps: the kernels that compute the graph, usually one.
         conditions: decisions that depended on numbers, each with its outcome.
-        written: positions of the arguments that the function writes to.
-        shapes: shapes of the arguments in the trace; `None` if the trace serves all shapes.
-        sources: for a gradient that also sums its results, the place of each result before its sum.
+        written: positions of the arguments to which the function writes.
+        shapes: shapes of the arguments in the trace. `None` if the trace is valid for all shapes.
+        sources: for a gradient that also sums its results, the source of each result before its sum.
     """
 
     name: str
@@ -98,11 +98,11 @@ class Trace:
         return [step.step for step in graph.steps] if isinstance(graph, CellGraph) else [graph.step]
 
     def fits(self, numbers: Sequence[Any]) -> bool:
-        """True if the trace serves a call with these numbers."""
+        """True if the trace is valid for a call with these numbers."""
         return hold(self.conditions, numbers)
 
     def serves(self, tensors: Sequence[Tensor]) -> bool:
-        """True if the trace serves arguments of these shapes."""
+        """True if the trace is valid for arguments of these shapes."""
         if self.shapes is None:
             return True
         assert isinstance(self.graph, CellGraph)
@@ -114,23 +114,23 @@ class Trace:
         return True
 
     def words(self, numbers: Sequence[Any]) -> list[list[int]]:
-        """The numbers of a call as integers, which are arguments of each step's kernel."""
+        """The numbers of a call, encoded as the integer arguments of each step's kernel."""
         return [integers(step.source, step.slots, numbers) for step in self.steps]
 
     def plan(
         self, tensors: Sequence[Tensor], outs: Sequence[Tensor] = (), like: Sequence[int] = (), *, plain: bool = False
     ) -> Plan:
-        """The plan of a call. It depends neither on the addresses of tensors nor on numbers.
+        """The plan of a call. It does not depend on the addresses of tensors or on numbers.
 
         Args:
-            tensors: arguments, whose shapes, strides, dtypes and device are read.
-            outs: the tensors that receive the results; empty: the results are new memory.
-            like: for a trace with `sources`: for each result, the number of the tensor to whose shape it is summed.
+            tensors: arguments, whose shapes, strides, dtypes and device are used.
+            outs: the tensors that receive the results. If empty, the results are new memory.
+            like: for a trace with `sources`, the number of the tensor to whose shape each result is summed.
             plain: True if each kernel walks elements, and has an operand for each argument and result of its step.
         """
         every = (*tensors, *outs)
         if any(type(size) is not int for t in every for size in (*t.shape, *t.stride())):
-            return _built(self, tensors, outs, like, plain)  # the sizes are a compiler's symbols
+            return _built(self, tensors, outs, like, plain)  # the sizes are symbols of a compiler
         key = (len(outs), tuple(like), plain, *[(t.shape, t.stride()) for t in every])
         plan = self.plans.get(key)
         if plan is None:
@@ -155,13 +155,13 @@ class NewMemory:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor of a launch: its number in `[*tensors of the call, *new tensors]`, and its first element in use."""
+    """A tensor of a launch: its number in `[*tensors of the call, *new tensors]`, and the first element in use."""
 
     tensor: int
     offset: int = 0
 
     def of(self, every: Sequence[Tensor]) -> Tensor:
-        """The tensor whose memory begins at the operand's first element."""
+        """The tensor whose memory starts at the operand's first element."""
         tensor = every[self.tensor]
         return tensor if self.offset == 0 else tensor.as_strided((1,), (1,), tensor.storage_offset() + self.offset)
 
@@ -172,10 +172,10 @@ class PlannedLaunch:
 
     Attributes:
         step: the number of the step in the trace.
-        integers: the first integers among the kernel's arguments; the integers of the call's numbers follow.
+        integers: the first integer arguments of the kernel. The integers for the call's numbers follow.
         numel: the number of elements, including the padding of rows.
         block, warps: elements and warps of a program on a GPU.
-        fixed: True if memory depends on the number of programs.
+        fixed: True if the required memory depends on the number of programs.
     """
 
     step: int
@@ -198,7 +198,7 @@ class PlannedLaunch:
 
         Args:
             every: `[*tensors of the call, *new tensors]`.
-            words: the integers of the call's numbers.
+            words: the integers for the call's numbers.
         """
         if self.numel == 0:
             return
@@ -220,12 +220,12 @@ class PlannedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class SummedPart:
-    """Part of a result: the sum of the terms that a step writes.
+    """A part of a result that is the sum of terms. A step writes the terms.
 
     Attributes:
         total: computes the sum from the terms.
         result: the number of the result among the new tensors.
-        part: the place of the sum in the result.
+        part: the position of the sum in the result.
         shape: the step's shape, with 1 for each dimension that is summed.
     """
 
@@ -235,7 +235,7 @@ class SummedPart:
     shape: tuple[int, ...]
 
     def run(self, every: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-        """Computes the sum, in its place in the result."""
+        """Computes the sum and writes it to its position in the result."""
         self.total.into(every, self.part.view(new[self.result], self.shape))
 
 
@@ -246,7 +246,7 @@ class Total:
     Attributes:
         tensor: the tensor's number in `[*tensors of the call, *new tensors]`.
         axes: the dimensions that are summed.
-        turned: sizes of the remaining dimensions, and their permutation for the result; `None` if they are in order.
+        turned: sizes of the remaining dimensions, and their permutation in the result. `None` if they are in order.
         shape: shape of the result.
         dtype: dtype of the result.
     """
@@ -258,15 +258,15 @@ class Total:
     dtype: torch.dtype
 
     def of(self, every: Sequence[Tensor]) -> Tensor:
-        """Computes the sum. A tensor that needs no change is returned itself, not a view of it."""
-        found = every[self.tensor]
+        """Computes the sum. A tensor that needs no change is returned itself, not as a view."""
+        result = every[self.tensor]
         if self.axes:
-            found = found.sum(self.axes, dtype=found.dtype)
+            result = result.sum(self.axes, dtype=result.dtype)
         if self.turned is not None:
-            found = found.view(self.turned[0]).permute(self.turned[1])
-        if tuple(found.shape) != self.shape:
-            found = found.reshape(self.shape)
-        return found.to(self.dtype)
+            result = result.view(self.turned[0]).permute(self.turned[1])
+        if tuple(result.shape) != self.shape:
+            result = result.reshape(self.shape)
+        return result.to(self.dtype)
 
     def into(self, every: Sequence[Tensor], out: Tensor) -> None:
         """Writes the sum to a tensor of its shape."""
@@ -279,15 +279,15 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps of one call, and its results.
+    """The steps of one call, and its results.
 
     Attributes:
-        new: memory that the call allocates; the results are first.
+        new: memory that the call allocates. The results come first.
         dtypes: dtypes of the results. Sums in wider dtypes are converted to them.
-        launches: in order.
+        launches: the launches, in order.
         sums: parts of results that are summed after the launches.
         constants: `(number of a result, the number that fills it)`.
-        totals: the results of a gradient that also sums them; `None` if the results are the new memory.
+        totals: the results of a gradient that also sums them. `None` if the results are the new memory.
     """
 
     new: tuple[NewMemory, ...]
@@ -309,10 +309,10 @@ class Plan:
     def run(
         self, tensors: Sequence[Tensor], words: Sequence[Sequence[int]], outs: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """Runs the plan, and returns the results.
+        """Runs the plan and returns the results.
 
         Args:
-            words: from `Trace.words`.
+            words: result of `Trace.words`.
             outs: the tensors that receive the results, if the plan was made with them.
         """
         new = list(outs) or self.allocated(tensors[0])
@@ -331,7 +331,7 @@ class Plan:
 
 
 def computed_once(graph: PointwiseGraph, cotangents: int) -> tuple[PointwiseGraph, tuple[Source, ...]]:
-    """The graph of a gradient without repeated results and results that are arguments; the place of each result.
+    """The graph of a gradient without duplicate results or results that are arguments, and each result's source.
 
     Args:
         cotangents: the number of the first argument that may itself be a result.
@@ -376,8 +376,8 @@ def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], p
     for i in trace.written:
         if tuple(tensors[i].shape) != shape:
             raise ArgumentError(
-                f"{trace.name} writes to its tensor {i}, of shape {list(tensors[i].shape)}, and its arguments "
-                f"broadcast to {list(shape)}: what is written in place has the shape of all."
+                f"{trace.name} writes to its tensor {i}, of shape {list(tensors[i].shape)}, but its arguments "
+                f"broadcast to {list(shape)}: a tensor that is written in place must have this shape."
             )
     new = tuple(NewMemory(shape, strides, dtype) for dtype in trace.dtypes)
     count = len(tensors)
@@ -399,8 +399,8 @@ def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Pl
     count, dtypes = len(tensors), trace.graph.dtypes
     inputs = [_View(Operand(i), tuple(t.expand(shape).stride())) for i, t in enumerate(tensors)]
     summed = [_broadcast(tensors[i].shape, shape) for i in like]
-    # If the results of one output are summed over different dimensions, and the kernel can compute all of these sums
-    # but the first, it writes the output once for each. Otherwise it writes the whole output once.
+    # If results of the same output are summed over different dimensions, and the kernel can compute all of these sums
+    # except for the first one, it writes the output once for each sum. Otherwise, it writes the whole output once.
     ways: dict[tuple[int, frozenset[int]], int] = {}
     for i in range(len(dtypes)):
         sets = {axes for axes, source in zip(summed, trace.sources, strict=True) if source == (False, i)}
@@ -497,10 +497,10 @@ class _StepWalk:
         shape: the step's shape.
         order: strides of this shape. The kernel counts elements in their order.
         inputs: all inputs of the step, including unused ones.
-        summed: for each output, the dimensions that it is summed over.
-        whole: in a step that reduces rows: for each output, True if it has all elements of a row, False if it has one.
+        summed: for each output, the dimensions over which it is summed.
+        whole: in a step that reduces rows, for each output, True if it has all elements of a row, False if it has one.
         again: the numbers of results that are written as two outputs. The second outputs come last.
-        plain: as for `Trace.plan`.
+        plain: see `Trace.plan`.
     """
 
     def __init__(
@@ -529,13 +529,15 @@ class _StepWalk:
         self._plain = plain
         if core is None:
             return
-        # Outermost first. Dimensions of one element are left out, except for the last one of a step with rows.
+        # Outermost first. Dimensions of one element are omitted, except for the last dimension of a step with rows.
         rows = bool(core.stages)
         self._walked = [d for d in sorted(range(len(shape) - rows), key=lambda d: -order[d]) if shape[d] != 1]
         leading = frozenset(self._walked)
         self._walked += [len(shape) - 1] if rows else []
         if rows:
-            kinds = [axes and leading <= axes and there for axes, there in zip(summed, self._whole, strict=True)]
+            kinds = [
+                axes and leading <= axes and is_present for axes, is_present in zip(summed, self._whole, strict=True)
+            ]
             kinds = [kind and all(type(n) is int and n > 0 for n in shape) for kind in kinds]
             sums = tuple(Summed.OVER_ROWS if kind else Summed.NOT for kind in kinds)
             self._division = Division(len(self._walked) - 1, sums)
@@ -558,7 +560,7 @@ class _StepWalk:
         return self._core.target.row_launch(self._core, count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
 
     def sums_each(self, again: Sequence[int]) -> bool:
-        """True if the kernel sums the second output of each result that has two."""
+        """True if the kernel sums the second output of each result that has two outputs."""
         return all(self._kind(len(self._whole) - 1 - n) is not Summed.NOT for n in range(len(again)))
 
     def _kind(self, i: int) -> Summed:
@@ -578,11 +580,11 @@ class _StepWalk:
             gone = [len(self._shape) - 1]
         else:
             return NewMemory(self._shape, tuple(self._order), dtype), tuple(self._order)
-        found = _dense(tuple(1 if d in gone else n for d, n in enumerate(self._shape)), dtype)
-        return found, tuple(0 if d in gone else stride for d, stride in enumerate(found.strides))
+        result = _dense(tuple(1 if d in gone else n for d, n in enumerate(self._shape)), dtype)
+        return result, tuple(0 if d in gone else stride for d, stride in enumerate(result.strides))
 
     def total(self, i: int, whole: Total) -> Total:
-        """The sum of an output that remains after the kernel. `whole`: the sum if the output has the step's shape."""
+        """The sum of an output that remains after the kernel. `whole` is the sum of an output with the step's shape."""
         kind = self._kind(i)
         if kind is Summed.OVER_COLUMNS:
             columns = self._columns()
@@ -645,7 +647,7 @@ class _StepWalk:
         )
 
     def _woven(self, outputs: Sequence[_View]) -> int:
-        """The number of outputs that are interleaved in memory, element by element; 1: they are not interleaved."""
+        """The number of outputs that are interleaved element by element in memory. 1 if they are not interleaved."""
         first = outputs[0]
         count = sum(view.operand.tensor == first.operand.tensor for view in outputs)
         if not 2 <= count <= _MOST_WOVEN or len(outputs) % count or not self._walked:
@@ -664,7 +666,7 @@ class _StepWalk:
         kept = [*views[:inputs], *views[inputs::count]]
         sizes = [self._shape[d] for d in self._walked]
         strides = [[v.strides[d] for d in self._walked] for v in kept]
-        # Interleaved results that fill one run of memory get dense strides, which the kernel need not receive.
+        # Interleaved results that fill one contiguous range of memory get dense strides, which are not passed.
         whole = [count * math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
         dense = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
         strides = [dense if i >= inputs and own == whole else own for i, own in enumerate(strides)]
@@ -683,25 +685,25 @@ class _StepWalk:
 def _after(
     views: Sequence[_View], strides: Sequence[Sequence[int]], sums: Sequence[Summed], inputs: int
 ) -> list[int | None]:
-    """For each operand of a kernel on rows and columns, the operand whose elements are just before its own."""
-    found: list[int | None] = [None] * len(views)
+    """For each operand of a kernel on rows and columns, the operand whose elements are just before its own elements."""
+    result: list[int | None] = [None] * len(views)
     firsts: dict[tuple[Any, ...], int] = {}
     for i, (view, own, summed) in enumerate(zip(views, strides, sums, strict=True)):
         if summed is not Summed.NOT or own[-1] != 2:
             continue
         tensor, offset, rest = view.operand.tensor, view.operand.offset, (i < inputs, *own)
-        found[i] = firsts.pop((tensor, offset - 1, rest), None)
-        if found[i] is None:
+        result[i] = firsts.pop((tensor, offset - 1, rest), None)
+        if result[i] is None:
             firsts[tensor, offset, rest] = i
-    return found
+    return result
 
 
-# Maximum number of interleaved results: the kernel computes each element of the step once for each result.
+# Maximum number of interleaved results. The kernel computes each element of the step once for each result.
 _MOST_WOVEN = 4
 
 
 def _as_one_stage(core: CoreSource, step: StepGraph, again: tuple[int, ...]) -> CoreSource:
-    """A function of one element, for a kernel on rows and columns. Its last results repeat those in `again`."""
+    """A function of one element, for a kernel on rows and columns. Its last results repeat the results in `again`."""
     dtypes = tuple(node.meta["val"].dtype for node in step.entries)
     once = replace(core, results=core.results[: len(dtypes)])
     written = (*dtypes, *(dtypes[i] for i in again))

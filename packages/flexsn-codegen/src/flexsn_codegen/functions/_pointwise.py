@@ -1,4 +1,4 @@
-"""Any function of single elements as one kernel, which reads the arguments once and writes the results once."""
+"""Turns any function of single elements into one kernel that reads the arguments once and writes the results once."""
 
 from __future__ import annotations
 
@@ -77,32 +77,32 @@ def pointwise(
     """Makes one kernel of a function that works element by element.
 
     Args:
-        fn: a function, a method, a module or an `fx.Graph`; without it, `pointwise` is a decorator. The function is
+        fn: a function, a method, a module or an `fx.Graph`. Without it, `pointwise` is a decorator. The function is
             written for tensors of one common shape, may use any torch op that works element by element, and returns a
             tensor, or tuples, lists and dicts of tensors. Tensors without dimensions promote as in eager mode. If the
-            function writes to an argument in place, the same kernel writes to the caller's tensor; the function may
-            then return nothing. Captured tensors (a module's parameters, a closure's) are read again at each call, with
+            function writes to an argument in place, the same kernel writes to the caller's tensor. Such a function
+            may return nothing. Captured tensors (a module's parameters, a closure's) are read again at each call, with
             gradients.
-        autograd: gradients flow if an argument requires one, and so do gradients of gradients. Each backward is one
-            more kernel, which computes the values that it needs from the arguments again. If false, a call with an
-            argument that requires a gradient is an error, outside of `torch.no_grad()`.
-        name: the kernel's name; by default the function's.
+        autograd: True to compute gradients if an argument requires one, including gradients of gradients. Each backward
+            is one more kernel, which recomputes the values that it needs from the arguments. If False, a call with an
+            argument that requires a gradient raises an error outside of `torch.no_grad()`.
+        name: the kernel's name. By default, the function's name.
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
             ``"float32"`` computes in float32 and rounds only results and gradients.
         fast_math: uses approximate division, `sqrt`, `exp`, `exp2`, `tanh` and `pow` in float32, and fused
-            multiply-add; denormals may count as zero.
+            multiply-add. Denormals may be treated as zero.
 
     Returns:
         A `Pointwise`, which is called like `fn`: on tensors of any broadcasting shapes and any strides on one device,
-        and on Python numbers, which the kernel takes at run time. Each result has the shape that all arguments
-        broadcast to.
+        and on Python numbers, which the kernel takes at run time. Each result has the shape to which all arguments
+        broadcast.
 
     Raises:
         PrecisionError: `precision` is unknown.
-        UnsupportedOpError: on the first call: an op is not pointwise or has no rule; the message names the op and the
+        UnsupportedOpError: on the first call: an op is not pointwise or has no rule. The message names the op and the
             line.
         TraceError: on the first call: `fn` computes with shapes, or returns something other than tensors.
-        ArgumentError, DeviceError, AutogradError, WriteError: on any call; see these classes.
+        ArgumentError, DeviceError, AutogradError, WriteError: on any call. See these classes.
 
     Example:
         >>> swiglu = pointwise(lambda x, gate, limit: (x * torch.nn.functional.silu(gate)).clamp(max=limit))
@@ -120,9 +120,9 @@ def pointwise(
 class Pointwise(Generic[P, R]):
     """A function as one kernel.
 
-    One trace serves a kind of arguments (dtypes, number of dimensions), for all sizes and numbers. The object has the
-    function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class it is a method: each
-    instance has a function of its own, which reads the instance as a module reads itself.
+    One trace is valid for one kind of arguments (dtypes, number of dimensions), for all sizes and numbers. The object
+    has the function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class, it is a
+    method. Each instance has a separate kernel, which reads the instance as a module reads itself.
     """
 
     __name__: str
@@ -142,24 +142,24 @@ class Pointwise(Generic[P, R]):
         self._instance: tuple[Any, str] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs the kernel; returns the function's return value."""
+        """Runs the kernel and returns the function's return value."""
         if not torch.compiler.is_dynamo_compiling():
             return cast(R, self._call(args, kwargs, None))
         structure, parts = take_apart(self._name, args, kwargs)
         return cast(R, by_operator(self._kernels, structure, parts))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickles by name a function that its module has under its name, and methods with their instances.
+        """Pickles a function by name if its module has it under this name, and a method together with its instance.
 
-        Any other function is pickled itself, and compiles again.
+        Any other function is pickled itself and compiled again.
         """
         if self._instance is not None:
             return getattr, self._instance
         qualname = getattr(self, "__qualname__", "")
-        found: Any = sys.modules.get(self.__module__)
+        entry: Any = sys.modules.get(self.__module__)
         for part in qualname.split("."):
-            found = getattr(found, part, None)
-        return qualname if found is self else (_remade, (self._fn, self._autograd, self._name, self._numerics))
+            entry = getattr(entry, part, None)
+        return qualname if entry is self else (_remade, (self._fn, self._autograd, self._name, self._numerics))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -171,35 +171,35 @@ class Pointwise(Generic[P, R]):
     def __get__(self, instance: object, owner: type) -> Pointwise[..., R]: ...
 
     def __get__(self, instance: object | None, owner: type) -> Pointwise[..., R]:
-        """Binds a method: makes the function of one instance, which the instance keeps."""
+        """Binds a method: makes the function of one instance, which the instance stores."""
         if instance is None or not hasattr(self, "_attribute") or not hasattr(self._fn, "__get__"):
             return self
         kept = getattr(instance, "__dict__", None)
         if kept is None:
             raise SignatureError(
-                f"{owner.__qualname__} has __slots__ and no __dict__, in which {self._name} could keep the kernels of "
-                "an instance. Give it a slot '__dict__', or make a function of it that takes the tensors."
+                f"{owner.__qualname__} has __slots__ but no __dict__, in which {self._name} could store the kernels of "
+                "an instance. Add a slot '__dict__', or write a function that takes the tensors."
             )
         bound = Pointwise(
             self._fn.__get__(instance, owner), autograd=self._autograd, name=self._name, numerics=self._numerics
         )
         bound._instance = (instance, self._attribute)
-        kept[self._attribute] = bound  # found before `__get__` is called again
+        kept[self._attribute] = bound  # Python finds it before it calls `__get__` again
         return bound
 
     def into(self, out: Tensor | Sequence[Tensor], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs the kernel, and writes its results to existing tensors, as ``out=`` of torch's functions does.
+        """Runs the kernel and writes its results to existing tensors, like the ``out=`` of torch's functions.
 
         In compiled code, the results are copied to these tensors.
 
         Args:
-            out: a tensor for each result, of the result's shape and dtype and of any strides. It may also be an
+            out: a tensor for each result, of the result's shape and dtype and with any strides. It may also be an
                 argument.
 
         Raises:
-            ArgumentError: `out` holds other objects than tensors, or tensors unlike the results.
+            ArgumentError: `out` contains other objects than tensors, or tensors unlike the results.
             WriteError: a tensor of `out` overlaps with itself, or with an argument that is another tensor.
-            AutogradError: a tensor of `out`, or an argument, requires a gradient, outside of `torch.no_grad()`.
+            AutogradError: a tensor of `out`, or an argument, requires a gradient outside of `torch.no_grad()`.
         """
         outs = outs_of(self._name, out)
         if not torch.compiler.is_dynamo_compiling():
@@ -210,12 +210,12 @@ class Pointwise(Generic[P, R]):
     def repeated_into(self, out: Sequence[Tensor], /, *args: Tensor) -> Launches:
         """Runs `into`, and returns a function that repeats the call with fewer checks.
 
-        It is for callers that allocate the tensors themselves: the tensors are not checked again, and captured values
+        This is for callers that allocate the tensors themselves. The tensors are not checked again, and captured values
         are not read again.
 
         Returns:
-            A function `(out, args)` of tensors like these: of these shapes, strides and dtypes and on this device;
-            without gradients, transforms, modes and compilers.
+            A function `(out, args)` of tensors with the same shapes, strides, dtypes and device, for use without
+            gradients, transforms, modes and compilers.
 
         Raises:
             The errors of `into`.
@@ -233,12 +233,13 @@ class Pointwise(Generic[P, R]):
     def foreach(self, *args: Any, **kwargs: Any) -> list[R]:
         """Calls the function for each place of some lists, as an optimizer's step does for each parameter.
 
-        On a GPU, one launch computes all places with dense tensors of the same dtypes; each place with strided tensors
-        has a launch of its own. On the CPU, launches follow one after the other.
+        On a GPU, one launch computes all places that have dense tensors of the same dtypes. Each place with strided
+        tensors has a separate launch. On the CPU, launches run one after the other.
 
         Args:
-            args, kwargs: as the function's, with a list or a tuple of tensors, all of one length, instead of a tensor.
-                An argument that is not a list (a number, a flag, one tensor for all) is the same for each place.
+            args, kwargs: the arguments of the function. A list or a tuple of tensors may replace a tensor. All lists
+                have the same length. An argument that is not a list (a number, a flag, one tensor for all) is the same
+                for each place.
 
         Returns:
             The function's return value for each place.
@@ -246,14 +247,14 @@ class Pointwise(Generic[P, R]):
         Raises:
             ArgumentError: the lists have different lengths, or no argument is a list.
             AutogradError: a tensor requires a gradient. Call it under `torch.no_grad()`.
-            Others: as for a call.
+            Others: the errors of a call.
         """
         lists = take_lists_apart(self._name, args, kwargs)
         compiling = torch.compiler.is_dynamo_compiling()
         if compiling:
-            found = lists_by_operator(self._kernels, lists)
-            if found is not None:
-                return cast(list[R], found)
+            result = lists_by_operator(self._kernels, lists)
+            if result is not None:
+                return cast(list[R], result)
         if compiling or is_forward_mode() or not is_plain(lists.tensors):
             calls = [lists.parts(i) for i in range(lists.count)]
             return [cast(R, by_operator(self._kernels, lists.structure, call)) for call in calls]
@@ -263,7 +264,7 @@ class Pointwise(Generic[P, R]):
         """The kernel for arguments like these: its name, source and parameters. Meta tensors are accepted.
 
         Args:
-            target: language of the kernel, independent of the tensors' device: `TRITON`, or `targets.cpp.CPP`.
+            target: language of the kernel, `TRITON` or `targets.cpp.CPP`. It does not depend on the tensors' device.
         """
         try:
             kernel, tensors, numbers = self._known(args, kwargs)
@@ -280,15 +281,15 @@ class Pointwise(Generic[P, R]):
     def traced(self, *args: Any, **kwargs: Any) -> PointwiseGraph:
         """The graph for arguments like these."""
         kernel, tensors, numbers = self._known(args, kwargs)
-        wanted = [self._autograd and t.requires_grad for t in tensors]
-        return _whole(kernel.variant(tensors, numbers, wanted, TRITON))
+        requested = [self._autograd and t.requires_grad for t in tensors]
+        return _whole(kernel.variant(tensors, numbers, requested, TRITON))
 
     def gradient(self, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Gradient:
         """The kernel `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
 
         Args:
-            inputs: the arguments as in a call of a function of tensors alone.
-            wanted: for each argument, whether its gradient is requested.
+            inputs: the arguments of a call, for a function of tensors only.
+            wanted: for each argument, True if its gradient is requested.
         """
         kernel, tensors, numbers = self._known(tuple(inputs), {})
         flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]
@@ -304,12 +305,12 @@ class Pointwise(Generic[P, R]):
         plain = is_plain(parts.tensors if outs is None else [*parts.tensors, *outs])
         if plain:
             try:
-                found = self._prepared.call(structure, parts, outs)
+                result = self._prepared.call(structure, parts, outs)
             except RuntimeError:
-                check_tensors(self._name, parts.tensors)  # raises for nested tensors, which have no sizes
+                check_tensors(self._name, parts.tensors)  # raises an error for nested tensors, which have no sizes
                 raise
-            if found is not NOT_PREPARED:
-                return found
+            if result is not NOT_PREPARED:
+                return result
         check_tensors(self._name, parts.tensors)
         if not plain:
             if outs is not None:
@@ -317,7 +318,7 @@ class Pointwise(Generic[P, R]):
                     f"{self._name}.into cannot be recorded or transformed. Call {self._name}, and copy its results."
                 )
             return by_operator(self._kernels, structure, parts)
-        addresses_of([*parts.tensors, *(outs or ())])  # raises for tensors without memory, before any other use
+        addresses_of([*parts.tensors, *(outs or ())])  # raises an error for tensors without memory before they are used
         return run(self._kernels, structure, parts, outs, self._prepared)
 
     def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:

@@ -1,7 +1,7 @@
-"""Pointwise kernels as operators, for compilers and transforms: with fake tensors, gradients and vmap.
+"""Pointwise kernels as operators for compilers and transforms, with fake tensors, gradients and vmap.
 
-An operator names its kernel by a text, which is looked up when the operator runs. In a graph for a compiler, the launch
-replaces the operator. The launch holds the kernel's source, so it runs in any process.
+An operator refers to its kernel by a text, which is looked up when the operator runs. In a graph for a compiler, the
+launch replaces the operator. The launch contains the kernel's source, so it runs in any process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flexsn_codegen.functions._launch import CPP_BLOCK, addresses_of, interprete
 from flexsn_codegen.functions._plan import PlannedLaunch
 from flexsn_codegen.targets.cpp import CppKernel, program
 
-# Graphs hold only the source: the most recently used libraries stay open here.
+# Graphs contain only the source. The most recently used libraries stay loaded in this cache.
 _program = functools.lru_cache(256)(program)
 
 
@@ -39,8 +39,8 @@ def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequenc
 
     Args:
         read, written: the kernel's tensors, in order.
-        sizes: the kernel's integer arguments; the first is the number of elements.
-        source: from `CppKernel.text`.
+        sizes: the kernel's integer arguments. The first one is the number of elements.
+        source: result of `CppKernel.text`.
     """
     if sizes[0]:
         _program(source)([*addresses_of([*read, *written]), *sizes, torch.get_num_threads()])
@@ -59,16 +59,16 @@ def _(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], s
 def pointwise_op(
     tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool], kernel: str
 ) -> list[Tensor]:
-    """Runs a kernel that writes only new memory.
+    """Runs a kernel that writes only to new memory.
 
     Args:
-        tensors: all tensors, the captured ones last.
-        scalars: for each tensor, whether it promotes as a tensor without dimensions.
+        tensors: all tensors, with the captured tensors last.
+        scalars: for each tensor, True if it promotes as a tensor without dimensions.
         kernel: `Kernel.key`.
     """
-    found = kernel_of(kernel)
-    # The tensors that autograd follows decide nothing here: the results are the same.
-    results: list[Tensor] = found.run(tensors, numbers, [False] * len(tensors), scalars=scalars)[0]
+    result = kernel_of(kernel)
+    # The results do not depend on which tensors autograd follows, so False is passed for all tensors.
+    results: list[Tensor] = result.run(tensors, numbers, [False] * len(tensors), scalars=scalars)[0]
     return results
 
 
@@ -87,29 +87,29 @@ def _(tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool]
 def pointwise_in_place_op(
     read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], kernel: str
 ) -> list[Tensor]:
-    """Runs a kernel that changes some of its tensors; returns its other results.
+    """Runs a kernel that changes some of its tensors. Returns its other results.
 
     Args:
         read, written: the kernel's tensors, each in order.
         kernel: `Kernel.key`.
     """
-    found = kernel_of(kernel)
-    tensors = found.merged(read, written)
-    results: list[Tensor] = found.run(tensors, numbers, [False] * len(tensors))[0]
+    result = kernel_of(kernel)
+    tensors = result.merged(read, written)
+    results: list[Tensor] = result.run(tensors, numbers, [False] * len(tensors))[0]
     return results
 
 
 @pointwise_in_place_op.register_fake
 def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], kernel: str) -> list[Tensor]:
-    found = kernel_of(kernel)
-    tensors = found.merged(read, written)
-    check_writes_in_graph(found, tensors)
-    results: list[Tensor] = found.empty_results(tensors, like(numbers), target_of(tensors[0].device), None)
+    result = kernel_of(kernel)
+    tensors = result.merged(read, written)
+    check_writes_in_graph(result, tensors)
+    results: list[Tensor] = result.empty_results(tensors, like(numbers), target_of(tensors[0].device), None)
     return results
 
 
 def _plain(numbers: Sequence[Any]) -> list[int | float]:
-    """The present values of numbers that are symbols: the graph serves these alone."""
+    """The current values of numbers that are symbols. The graph is valid for these values only."""
     return [int(n) if isinstance(n, int | torch.SymInt) else float(n) for n in numbers]
 
 
@@ -123,10 +123,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
-        found: Sequence[Tensor] = pointwise_op(tensors, ctx.numbers, scalars, kernel.key)
-        return found
+        result: Sequence[Tensor] = pointwise_op(tensors, ctx.numbers, scalars, kernel.key)
+        return result
 
-    # The result has the structure of the arguments, in which an empty list counts as a list of tensors.
+    # The result has the structure of the arguments. In this structure, an empty list counts as a list of tensors.
     rest: tuple[Any, ...] = (None if ctx.numbers else [], None, None)
     return list(gradients(ctx, ctx.saved_tensors, grads, ctx.needs_input_grad[0], apply)), *rest
 
@@ -165,7 +165,10 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
 
 
 def _is_direct(device: torch.device) -> bool:
-    """True if a graph can hold the launch itself: Triton's cannot be saved, and its interpreter is not a compiler."""
+    """True if a graph can contain the launch itself.
+
+    An exported graph cannot contain a launch by Triton, and compiled code cannot call Triton's interpreter.
+    """
     if device.type == "cpu":
         return not interpreted()
     return device.type == "cuda" and not is_exporting()

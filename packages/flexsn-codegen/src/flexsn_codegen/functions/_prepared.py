@@ -1,8 +1,8 @@
-"""Repeated calls, on the fastest path: without another analysis.
+"""Repeated calls on the fastest path, without another analysis.
 
-A prepared call is compared with the next call: the structure and the constants in it; each tensor's dtype, shape,
-strides and device, and whether autograd follows it; the captured values; and the decisions by the numbers. If memory is
-written, the tensors that share it are compared, too.
+The next call is compared with the prepared call: the structure and its constants, each tensor's dtype, shape, strides
+and device, whether autograd follows the tensor, the captured values, and the decisions that depend on numbers. If
+memory is written, the tensors that share it are compared, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flexsn_codegen.functions._plan import MAX_PLANS, Plan, Trace
 # A function of results and arguments.
 Launches = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
-# Returned instead of a result.
+# Returned instead of a result if no prepared call was launched.
 NOT_PREPARED = object()
 
 
@@ -38,7 +38,7 @@ class _Call:
         sharing: the tensors that share memory, if any memory is written.
         single: the kernel's `single` at this call.
         interpreted: True if the call was prepared for Triton's interpreter.
-        trained: the data for a call that autograd follows; `None` if it follows nothing.
+        trained: the data for a call that autograd follows, otherwise `None`.
     """
 
     kernel: Kernel
@@ -58,48 +58,48 @@ class PreparedCalls:
         self._known: dict[tuple[Any, ...], _Call] = {}
 
     def call(self, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
-        """Launches a prepared call and returns the function's result; `NOT_PREPARED` if nothing was launched.
+        """Launches a prepared call and returns the function's result, or `NOT_PREPARED` if nothing was launched.
 
         Args:
-            outs: the tensors that receive the results; `None` if the results are new memory.
+            outs: the tensors that receive the results. `None` if the results are new memory.
         """
         tensors = parts.tensors
-        found = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled())) if self._known else None
-        if found is None or is_forward_mode() or found.interpreted != interpreted():
+        result = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled())) if self._known else None
+        if result is None or is_forward_mode() or result.interpreted != interpreted():
             return NOT_PREPARED
-        kernel, trace = found.kernel, found.trace
+        kernel, trace = result.kernel, result.trace
         captured = kernel.captured.reads.fetch()
         if captured is None:
             return NOT_PREPARED
         if captured:
-            if _kinds(captured, torch.is_grad_enabled()) != found.captured:
+            if _kinds(captured, torch.is_grad_enabled()) != result.captured:
                 return NOT_PREPARED
             tensors = [*tensors, *captured]
         given = outs or []
         if not trace.fits(parts.numbers):
             return NOT_PREPARED
-        if found.trained is not None:
-            of_call: list[Tensor] = list(Repeated.apply(found.trained, tuple(parts.numbers), *tensors))
+        if result.trained is not None:
+            of_call: list[Tensor] = list(Repeated.apply(result.trained, tuple(parts.numbers), *tensors))
             if kernel.cuts:
-                return of_call[0] if found.single else tuple(of_call)
+                return of_call[0] if result.single else tuple(of_call)
             return results_together(kernel.result, of_call, tensors)
-        if (kernel.written or given) and _sharing([*tensors, *given]) != found.sharing:
+        if (kernel.written or given) and _sharing([*tensors, *given]) != result.sharing:
             return NOT_PREPARED
-        results = found.plan.run(tensors, trace.words(parts.numbers), given)
+        results = result.plan.run(tensors, trace.words(parts.numbers), given)
         if given:
             tell_written(given)
         elif kernel.written:
             tell_written([tensors[i] for i in kernel.written])
         elif kernel.cuts:
-            return results[0] if found.single else tuple(results)
+            return results[0] if result.single else tuple(results)
         return results_together(kernel.result, results, tensors)
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
-        """A function that repeats an earlier call; `None` if it is unknown, or depends on more than tensors."""
-        found = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled()))
-        if found is None or found.trained is not None or found.captured or any(found.trace.words([])):
+        """A function that repeats an earlier call. `None` if the call is unknown or depends on more than tensors."""
+        entry = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled()))
+        if entry is None or entry.trained is not None or entry.captured or any(entry.trace.words([])):
             return None
-        plan, words = found.plan, found.trace.words([])
+        plan, words = entry.plan, entry.trace.words([])
 
         def again(outs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
             plan.run(tensors, words, outs)
@@ -120,7 +120,7 @@ class PreparedCalls:
         """Prepares a call for repetition, unless a tensor has its negative bit set.
 
         Args:
-            scalars: for a call that autograd follows, as for `Kernel.variant`; empty if it follows nothing.
+            scalars: for a call that autograd follows, see `Kernel.variant`. Empty for other calls.
         """
         every = [*tensors, *captured]
         followed = torch.is_grad_enabled()
@@ -133,8 +133,8 @@ class PreparedCalls:
         plan = trace.plan(every, given)
         trained = None
         if scalars:
-            wanted = tuple(t.requires_grad for t in every)
-            trained = TrainedCall(kernel, trace, plan, tuple(scalars), wanted, trace.graph.differentiable)
+            requested = tuple(t.requires_grad for t in every)
+            trained = TrainedCall(kernel, trace, plan, tuple(scalars), requested, trace.graph.differentiable)
         self._known[_key(structure, tensors, outs, followed)] = _Call(
             kernel, _kinds(captured, followed), trace, plan, sharing, trace.graph.single, interpreted(), trained
         )
@@ -147,13 +147,13 @@ def _key(structure: Structure, tensors: Sequence[Tensor], outs: list[Tensor] | N
 
 
 def _sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """For each tensor, the first tensor in the same memory, and its own offset from the beginning of this memory."""
+    """For each tensor, the first tensor in the same memory, and its own offset from the start of this memory."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
     return [(memory.index(place), int(t.storage_offset())) for place, t in zip(memory, tensors, strict=True)]
 
 
 def _kinds(tensors: Sequence[Tensor], followed: bool) -> list[Any]:
-    """All properties of the tensors that a call depends on, except addresses. `followed` is True if autograd is on."""
+    """All properties of the tensors on which a call depends, except for addresses. `followed`: autograd is on."""
     # A sparse tensor has no strides.
     return [
         (t.dtype, t.shape, t.stride(), t.device, t.is_neg(), followed and t.requires_grad)

@@ -1,4 +1,4 @@
-"""Calls of pointwise functions that are recorded: by compilers, exporters, transforms of `torch.func` and modes."""
+"""Calls of pointwise functions that are recorded by compilers, exporters, transforms of `torch.func` or modes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from flexsn_codegen.functions._writes import check_outs
 
 
 def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
-    """Calls a function by an operator, which a compiler or a transform sees.
+    """Calls a function through an operator that a compiler or a transform can observe.
 
     Args:
-        outs: the tensors that the results are copied to; `None` if the results are new memory.
+        outs: the tensors to which the results are copied. `None` if the results are new memory.
     """
     tensors = parts.tensors
     dims = 0
@@ -65,7 +65,7 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
                 out.copy_(one)
             return results_together(result, outs, ())
         if cuts:
-            # The function was traced with the arguments' own shapes just now.
+            # The operator has just traced the function with the arguments' own shapes.
             return results[0] if _is_single(key) else tuple(results)
         return results_together(result, results, ())
     if is_forward_mode():
@@ -80,9 +80,9 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
 def _prepared(
     handle: str, structure: Structure, kinds: tuple[tuple[torch.dtype, int], ...], dims: int, device: str
 ) -> tuple[str, int, tuple[int, ...], Structure, bool]:
-    """The kernel for a call: its key, number of captured tensors, written tensors, result, and whether it cuts.
+    """The kernel for a call: its key, number of captured tensors, written tensors and result, and True if it cuts.
 
-    Shapes may be symbols, which are not allowed here: a function that cuts is traced by its operator.
+    Symbols as shapes are not allowed here. A function that cuts is traced later, by its operator.
     """
     kernels = kernels_of(handle)
     shapes = [(1,) * (dims if own else 0) for _, own in kinds]
@@ -110,10 +110,10 @@ def _prepared(
 
 
 def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
-    """Makes a graph with a kernel check the captured values of its function; returns the number of captured tensors.
+    """Makes a graph check the captured values of a kernel's function. Returns the number of captured tensors.
 
-    The next call of the graph uses the tensors of that time. If any other captured value has changed, Dynamo records
-    another graph.
+    The next call of the graph uses the tensors that are captured at that time. If any other captured value has changed,
+    Dynamo records another graph.
     """
     captured, key = kernel.captured, kernel.key
     if key not in kernels.captured:
@@ -122,37 +122,37 @@ def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
     if not records_a_graph():
         return len(captured.tensors)
 
-    def holds(kernel: object = kernel) -> bool:  # the graph names the kernel, which lives as long as the graph
-        found = captured.fetch()
-        if found is None:
+    def holds(kernel: object = kernel) -> bool:  # the graph refers to the kernel and keeps it alive
+        result = captured.fetch()
+        if result is None:
             return False
-        kernels.captured[key] = found
+        kernels.captured[key] = result
         return True
 
     names = written_before(captured.reads.places())
     if names:
         leave_graph(
             f"{kernels.name} reads {', '.join(names)}, which compiled code has changed before it calls "
-            f"{kernels.name}, and writes back after its graph. Give it to {kernels.name} as an argument, or change it "
+            f"{kernels.name}, and writes back after its graph. Pass it to {kernels.name} as an argument, or change it "
             "outside of the compiled function."
         )
-    recompile_unless(holds, f"captured values of {kernels.name} are as they were when the graph was made")
+    recompile_unless(holds, f"captured values of {kernels.name} are unchanged since the graph was made")
     return len(captured.tensors)
 
 
 @constant
 def _is_single(key: str) -> bool:
-    """True if a function that cuts returned a tensor when it was traced last, not a tuple of tensors."""
+    """True if a function that cuts returned a tensor, not a tuple of tensors, when it was last traced."""
     return bool(kernel_of(key).single)
 
 
 def here(device: str) -> str:
-    """A device of this kind on which tensors can be made: "meta" if the GPU is absent."""
+    """A device of this kind on which tensors can be created. "meta" if the GPU is unavailable."""
     return device if device == "cpu" or (device == "cuda" and torch.cuda.is_available()) else "meta"
 
 
 def samples(structure: Structure) -> list[int | float]:
-    """Numbers for a first run; the kernel's traces use the numbers of the call."""
+    """Numbers for a first run. The kernel's traces use the numbers of the call instead."""
     kind = structure[0]
     if kind == "float":
         return [0.5]

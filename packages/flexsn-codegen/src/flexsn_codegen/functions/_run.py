@@ -37,21 +37,21 @@ def run(
     outs: list[Tensor] | None,
     prepared: PreparedCalls | None = None,
 ) -> Any:
-    """Calls a function by a kernel on whole tensors; if that is impossible, by a kernel that cuts tensors.
+    """Calls a function through a kernel on whole tensors. If this is impossible, uses a kernel that cuts tensors.
 
     Args:
-        outs: the tensors that receive the results; `None` if the results are new memory.
-        prepared: records the call, to repeat it later.
+        outs: the tensors that receive the results. `None` if the results are new memory.
+        prepared: records the call so that it can be repeated later.
     """
     tensors, numbers = parts.tensors, parts.numbers
     cut = kernels.known_cut(structure, tensors) if outs is None else None
     if cut is not None:
-        # The function may cut nothing if the numbers differ from those of the earlier call.
+        # If the numbers differ from those of the earlier call, the function may not cut anything.
         with contextlib.suppress(NothingCutError):
             return _run(kernels, structure, parts, *cut, None, prepared)
     try:
-        found = kernels.find(structure, tensors, numbers)
-        return _run(kernels, structure, parts, *found, outs, prepared)
+        result = kernels.find(structure, tensors, numbers)
+        return _run(kernels, structure, parts, *result, outs, prepared)
     except OF_A_CALL:
         raise
     except Exception as error:
@@ -94,11 +94,11 @@ def _run(
             trace = kernel.variant(tensors, numbers, flags, target, scalars)
             prepared.add(structure, parts.tensors, captured, kernel, trace, outs, scalars)
     else:
-        wanted = [False] * len(tensors)
+        requested = [False] * len(tensors)
         if outs is not None:
-            trace = kernel.variant(tensors, numbers, wanted, target_on(tensors[0].device, kernels.name))
+            trace = kernel.variant(tensors, numbers, requested, target_on(tensors[0].device, kernels.name))
             check_into(kernel, tensors, trace.dtypes, outs)
-        results, trace = kernel.run(tensors, numbers, wanted, outs or ())
+        results, trace = kernel.run(tensors, numbers, requested, outs or ())
         if prepared is not None:
             prepared.add(structure, parts.tensors, captured, kernel, trace, outs)
     if writes:

@@ -1,4 +1,4 @@
-"""Merges launches of one kernel on many tensors: programs of the merged launch read addresses from a table."""
+"""Merges launches of one kernel on many tensors into one launch, whose programs read addresses from a table."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from flexsn_codegen.targets.triton._table import ALIGNMENT, over_table
 
 @dataclass(slots=True)
 class Group:
-    """Launches of one kernel, on dense tensors of the same dtypes, merged into one launch.
+    """Launches of one kernel on dense tensors of the same dtypes, merged into one launch.
 
     Attributes:
         variant: the trace that encodes the function's numbers as integers.
         kernel: a kernel that reads addresses from a table.
-        first: `[programs, 2]`, int64, on the tensors' device: each program's first element, and its tensor's number of
-            elements.
+        first: `[programs, 2]`, int64, on the tensors' device: each program's first element, and the number of elements
+            of its tensor.
         cells: `[programs, tensors]`, int64, on the tensors' device: for each of a program's addresses, its position
             among all addresses.
         aligned: `[places, tensors]`, int64, on the CPU: positions of the addresses that have to be multiples of
@@ -47,7 +47,7 @@ class Group:
         return self.aligned is None or not bool((addresses[self.aligned] % ALIGNMENT).any())
 
     def place(self, addresses: Tensor) -> None:
-        """Makes the table for tensors at these addresses. `addresses` is on the tensors' device."""
+        """Creates the table for tensors at these addresses. `addresses` is on the tensors' device."""
         self.table = torch.cat([self.first, addresses[self.cells]], dim=1)
 
     def launch(self, words: Sequence[int]) -> None:
@@ -77,7 +77,7 @@ class Member:
 
     @property
     def can_join(self) -> bool:
-        """True if the launch can be part of a group: in Triton, on dense tensors."""
+        """True if the launch can be part of a group. It has to be in Triton, on dense tensors."""
         source = self.launch.built.source
         return source.target is TRITON and len(self.launch.integers) == 1
 
@@ -95,7 +95,7 @@ class TableKernels:
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def group(self, members: Sequence[Member], *, aligned: bool, device: torch.device) -> Group:
-        """Merges launches with equal keys; `Group.place` makes the table later."""
+        """Merges launches with equal keys. `Group.place` creates the table later."""
         member = members[0]
         source = member.launch.built.source
         key = (source.name, member.dtypes, aligned)
@@ -115,5 +115,5 @@ class TableKernels:
 
 
 def _words(source: KernelSource) -> list[str]:
-    """The integers of a dense kernel that hold the function's numbers."""
+    """The integer arguments of a dense kernel that contain the function's numbers."""
     return [name for name in source.sizes if name.startswith(f"{PREFIX}_number_")]

@@ -1,4 +1,4 @@
-"""Messages of traces, reworded for functions: `pointwise` has no core, no step and no state."""
+"""Rewords messages of traces for functions, because `pointwise` has no core, step or state."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Longer phrases come first. The text after the first line break is a place in the caller's own code.
+# Longer phrases come first. The text after the first line break is a location in the caller's own code.
 _PHRASES = (
     (r"Return it as a state instead", "Return it, and pass it to the next call"),
-    (r"where the next step would find it, from an earlier call", "where the next call would find it"),
+    (r"where the next step would find it", "where the next call would find it"),
     (
-        r"Kernels keep states alone: make it a state of the step, an argument of the core whose new value the core "
-        "returns",
+        r"Kernels only pass states from one step to the next: make it a state of the step, an argument of the core "
+        "whose new value the core returns",
         "Pass it as an argument, and return its new value",
     ),
     (
@@ -27,12 +27,12 @@ _PHRASES = (
     (r"it cannot be part of a step function", "it cannot be part of a kernel"),
     (r", or before the loop, with `StepTrace\.lift`", ""),
     (r"which has to be done before the loop", "which has to be done before the call"),
-    (r"what the loop would save", "what eager mode would save"),
+    (r"the values that the loop would save", "the values that eager mode would save"),
     (r"what the kernel's next step would read", "what the next call would read"),
     (r"recomputes the step", "recomputes the results"),
     (r"the step's", "the arguments'"),
     (r"in one step", "in one call"),
-    (r"what changes as a state", "what changes as an argument"),
+    (r"Return changing values as states", "Pass changing values as arguments"),
     (r"in every step", "in every call"),
     (r"outside of the core", "outside of {name}"),
     (r"[Tt]he core itself", "{name} itself"),

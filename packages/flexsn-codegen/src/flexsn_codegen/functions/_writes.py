@@ -1,4 +1,4 @@
-"""Checks of written memory: its elements are at distinct places, and no other tensor reads it at other places."""
+"""Checks written memory: elements have distinct addresses, and no other tensor reads them at other positions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from flexsn_codegen.errors import ArgumentError, WriteError
 
 
 def check_written(name: str, what: str, tensor: Tensor) -> None:
-    """Raises `WriteError` for a tensor that has two elements at one place, or that is a lazily negated view.
+    """Raises `WriteError` for a tensor with two elements at one address, or for a lazily negated view.
 
     Args:
-        what: names the tensor.
+        what: name of the tensor.
     """
     if tensor.is_neg() or tensor.is_conj():
-        raise WriteError(f"{what} of {name} is a lazily negated view. Write to a tensor of its own.")
+        raise WriteError(f"{what} of {name} is a lazily negated view. Write to a separate tensor.")
     reach = 0
     if tensor.numel() == 0:
         return
@@ -25,7 +25,7 @@ def check_written(name: str, what: str, tensor: Tensor) -> None:
         if stride <= reach:
             raise WriteError(
                 f"{what} of {name}, of shape {list(tensor.shape)} and strides {list(tensor.stride())}, has several "
-                "elements in one place (it is expanded, or a window that overlaps with others), so it cannot be "
+                "elements in one place (it is expanded, or its windows overlap), so it cannot be "
                 "written to. Write to a .clone() of it."
             )
         reach += stride * (size - 1)
@@ -35,7 +35,7 @@ def check_apart(name: str, what: str, written: Tensor, other: str, read: Tensor,
     """Raises `WriteError` if a written tensor shares memory with another tensor.
 
     Args:
-        may_be_same: the two tensors may have identical elements, if each element is read before it is written.
+        may_be_same: True if the two tensors may have identical elements, because each is read before it is written.
     """
     if not _overlap(written, read):
         return
@@ -48,13 +48,13 @@ def check_apart(name: str, what: str, written: Tensor, other: str, read: Tensor,
 def shared_memory(name: str, what: str, other: str) -> WriteError:
     """The error for a written tensor that shares memory with another tensor."""
     return WriteError(
-        f"{what} of {name} is written to, and shares memory with {other}: values that are read there would depend on "
+        f"{what} of {name} is written to, but shares memory with {other}: values that are read there would depend on "
         "the order in which elements are computed. Pass a .clone() of one of the two."
     )
 
 
 def overlap_in_graph(a: Tensor, b: Tensor) -> bool | None:
-    """True if two tensors of a compiler, which have no data, share memory; `None` if their sizes are symbols."""
+    """True if two tensors of a compiler, which have no data, share memory. `None` if their sizes are symbols."""
     if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
         return False
     if any(type(n) is not int for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())):
@@ -76,13 +76,13 @@ def _reach_the_same(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
     last_a, last_b = first_a + _extent(a), first_b + _extent(b)
     if last_a <= first_b or last_b <= first_a:
         return False
-    # Columns of one matrix are interleaved and share nothing.
+    # Columns of one matrix are interleaved, but share nothing.
     interleaved = a.stride() == b.stride() and a.shape == b.shape and a.dtype == b.dtype
     return not (interleaved and _columns_apart(a, b))
 
 
 def _columns_apart(a: Tensor, b: Tensor) -> bool:
-    """True if two equal layouts, one shifted against the other, fit into each other's gaps."""
+    """True if the elements of two tensors with equal layouts only lie in each other's gaps."""
     distance = abs(int(a.storage_offset()) - int(b.storage_offset()))
     inner = 1
     steps = sorted(_steps(a))
@@ -95,7 +95,7 @@ def _columns_apart(a: Tensor, b: Tensor) -> bool:
 
 
 def _steps(tensor: Tensor) -> list[tuple[int, int]]:
-    """`(stride, size)` of each dimension of more than one element."""
+    """`(stride, size)` of each dimension with more than one element."""
     every = zip(list(tensor.stride()), list(tensor.shape), strict=True)
     return [(int(stride), int(size)) for stride, size in every if size != 1]
 
@@ -109,12 +109,12 @@ def _extent(tensor: Tensor) -> int:
 def check_outs(
     name: str, outs: Sequence[Tensor], dtypes: Sequence[torch.dtype], shape: Sequence[int], device: torch.device
 ) -> None:
-    """Raises `ArgumentError` for tensors of `out=` that are unlike the results."""
+    """Raises `ArgumentError` for tensors in `out=` that are unlike the results."""
     if len(outs) != len(dtypes):
-        raise ArgumentError(f"{name} has {len(dtypes)} results, and out= holds {len(outs)} tensors.")
+        raise ArgumentError(f"{name} has {len(dtypes)} results, but out= contains {len(outs)} tensors.")
     for i, (out, dtype) in enumerate(zip(outs, dtypes, strict=True)):
         if out.dtype != dtype or tuple(out.shape) != tuple(shape) or out.device != device:
             raise ArgumentError(
-                f"tensor {i} of out= is {list(out.shape)} {out.dtype} on {out.device}, and that result of {name} is "
+                f"tensor {i} of out= is {list(out.shape)} {out.dtype} on {out.device}, but that result of {name} is "
                 f"{list(shape)} {dtype} on {device}."
             )

@@ -1,6 +1,6 @@
-"""Recurrent steps in one launch for all T: a loop with the products and the exchange of their operands.
+"""Recurrent steps in one launch for all T: a loop over time with the products and the exchange of their operands.
 
-The targets write the kernels: `targets/triton/_recurrent.py`, `targets/cuda/_clusters.py`.
+The targets write the kernels: see `targets/triton/_recurrent.py` and `targets/cuda/_clusters.py`.
 """
 
 from __future__ import annotations

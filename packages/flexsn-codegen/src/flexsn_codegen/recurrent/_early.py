@@ -1,4 +1,4 @@
-"""Splits a stage into the part that only depends on earlier steps' values, and the rest."""
+"""Splits a stage into the part that only depends on values of earlier steps, and the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import fx
 
 from flexsn_graph import Port, Role, Stage, StepGraph, View
 
-# Fewer loads do not justify a separate stage; more values would occupy the registers that it frees.
+# Fewer loads do not justify a separate stage. More values would occupy the registers that the separate stage frees.
 _FEWEST_LOADS, _MOST_VALUES = 2, 4
 
 
@@ -22,7 +22,7 @@ def split_early(stage: Stage, shifted: Collection[Port], first: int) -> tuple[St
         first: number of the first value, of role `AHEAD`, that passes from one part to the other.
 
     Returns:
-        The two parts; `None` if no such part is worth it.
+        The two parts, or `None` if no such part is worthwhile.
     """
     graph = stage.graph
     reads = {n: stage.reads[p.index] for p, n in graph.placeholders.items() if p.role is Role.INPUT}

@@ -1,7 +1,7 @@
-"""Replaces selections of one of many earlier steps by one load. A number selects the step, equally in all steps.
+"""Replaces a selection among many earlier steps by one load. The selecting number is the same in all steps.
 
-A delayed value is a sum over past steps; each of them is selected for elements with the step's number. One load, at the
-place that the number determines, replaces all of these loads.
+A delayed value is a sum over past steps. Each summand counts for the elements whose number selects its step. One load,
+at an address that the number determines, replaces all of these loads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import fx
 from flexsn_graph import Port, Role, Stage, StepGraph, View
 
 _prims = torch.ops.prims
-_FEWEST = 4  # the least number of loads that one load replaces
+_FEWEST = 4  # the smallest number of loads that one load may replace
 _MOST_SUMS = 2  # the order of two numbers in a sum does not matter
 
 
@@ -26,9 +26,9 @@ class Gather:
 
     Attributes:
         view: the value at the first of these steps.
-        number: port of role `AHEAD`: for each element, the number of a step, a whole number in floating point.
+        number: port of role `AHEAD`: for each element, the number of a step, an integer in floating point.
         first: the number of the step of `view`.
-        count: number of steps; elements with other numbers are not loaded.
+        count: number of steps. Elements with other numbers are not loaded.
         back: True if larger numbers mean earlier steps.
     """
 
@@ -41,7 +41,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A summand: a value made of a load, selected where a number equals `which`."""
+    """A summand: a value computed from a load, selected where a number equals `which`."""
 
     number: fx.Node
     which: int
@@ -56,13 +56,13 @@ def gathered(
     """Splits a stage that reads earlier steps into the numbers of these steps, which no step changes, and the rest.
 
     Args:
-        steps: by value that the stage reads, the value that it is a copy of, and the distance in steps.
+        steps: for each value that the stage reads, the value of which it is a copy, and the distance in steps.
         back: returns True if a greater distance from a value means an earlier step.
         first: number of the first value, of role `AHEAD`, that passes from the first part to the second.
 
     Returns:
-        The two parts, and the loads of the second part, which reads the numbers, then these loads. `None` if the stage
-        selects differently, or also reads other values.
+        The two parts, and the loads of the second part, which reads the numbers and then these loads. `None` if the
+        stage selects differently, or also reads other values.
     """
     return _Gathering(stage, steps, back, first).run()
 
@@ -85,15 +85,15 @@ class _Gathering:
         for entry in self._stage.graph.entries:
             if not isinstance(entry, fx.Node):
                 return None
-            found = self._grouped(entry)
-            if found is None:
+            result = self._grouped(entry)
+            if result is None:
                 return None
-            groups[entry] = found
+            groups[entry] = result
         return self._made(groups) if len(groups) == len(self._stage.writes) else None
 
     def _grouped(self, entry: fx.Node) -> list[list[_Term]] | None:
         """The summands of a result, grouped by number and by the computation with a load."""
-        found: dict[tuple[object, ...], list[_Term]] = {}
+        results: dict[tuple[object, ...], list[_Term]] = {}
         waiting: list[Any] = [entry]
         while waiting:
             node = waiting.pop()
@@ -106,8 +106,8 @@ class _Gathering:
             if term is None:
                 return None
             source, away = self._steps[self._loads[term.load].source]
-            found.setdefault((term.number, term.kind, source, away - term.which), []).append(term)
-        groups = [sorted(group, key=lambda term: term.which) for group in found.values()]
+            results.setdefault((term.number, term.kind, source, away - term.which), []).append(term)
+        groups = [sorted(group, key=lambda term: term.which) for group in results.values()]
         whole = all([t.which for t in g] == [*range(g[0].which, g[0].which + len(g))] for g in groups)
         if not whole or len(groups) > _MOST_SUMS or any(len(group) < _FEWEST for group in groups):
             return None
@@ -187,7 +187,7 @@ class _Gathering:
         return before, behind, [gather for gather, _ in gathers.values()]
 
     def _inside(self, graph: fx.Graph, number: fx.Node, term: _Term, count: int) -> fx.Node:
-        """True, by element, for a number that a group has."""
+        """For each element, True if the group has its number."""
         low = _called(graph, _prims.ge.default, (number, float(term.which)), term.number, torch.bool)
         high = _called(graph, _prims.le.default, (number, float(term.which + count - 1)), term.number, torch.bool)
         floor = _called(graph, _prims.floor.default, (number,), term.number)

@@ -1,4 +1,4 @@
-"""The work of a kernel at each step: the parts of a `StagedStep` in the loop over time, by blocks of columns."""
+"""The work of a kernel at each step: the parts of a `StagedStep` in the loop over time, for blocks of columns."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep, View
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
-# The products with a matrix on the right; for each, the position of the addend.
+# The products with a matrix on the right, each with the position of the addend.
 _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
-# With more values, registers are spilled; 32 values would spill some kilobytes of a thread.
+# With more values, registers are spilled. 32 values would spill some kilobytes per thread.
 _MOST_CARRIED = 16
 # If there are more values, those that no product reads pass from step to step in memory, except for this number.
 _MOST_BESIDE_RING = 4
-# Each value is loaded, and written out in the source; more of them take minutes to compile.
+# Each value is loaded and written out in the source. With more values, compilation takes minutes.
 _MOST_IN_RING = 128
-# Reductions that one program can compute. Those that return one of the values also take half dtypes.
+# Reductions that one program can compute. Reductions that return one of the values also accept half dtypes.
 EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
 REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
 REDUCED_EXACTLY = HALF_DTYPES | {torch.float32, torch.float64}
@@ -35,16 +35,16 @@ _MOST_EXACT = 256
 
 
 class NotOneLaunchError(Exception):
-    """Steps that cannot run in one launch; the message gives the reason."""
+    """Raised for steps that cannot run in one launch. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Some columns of a value of one step; the value is seen as rows and columns.
+    """Some columns of a value of one step. The value is treated as rows and columns.
 
     Attributes:
         port: the value.
-        first, width: the columns.
+        first, width: the first column, and the number of columns.
     """
 
     port: Port
@@ -58,11 +58,11 @@ class StageCall:
 
     Attributes:
         reads: for each input, columns that the program has, a view of a value in memory, or one of several views.
-        writes: for each output, the columns that it becomes; `None` if the program does not need it later.
+        writes: for each output, the columns that it becomes, or `None` if the program does not need it later.
         stored: for each output, its destination in memory at every step.
         early: `0` or `1` for a stage that only reads values of earlier steps and is computed while the program waits
-            for a product: for this step, or for the next one. `-1` for a stage that reads no values and is computed
-            before all steps. `None` for a stage that is computed in its place.
+            for a product. `0` means for this step, `1` for the next one. `-1` for a stage that reads no values and is
+            computed before all steps. `None` for a stage that is computed at its regular position.
     """
 
     stage: Stage
@@ -78,8 +78,8 @@ class Multiply:
     """A product with a matrix.
 
     Attributes:
-        operand: its left factor.
-        matrix: number of its right factor.
+        operand: the left factor.
+        matrix: number of the right factor.
         added: number of a row that is added, or `None`.
         alpha, beta: the factors of the product and of the row.
         pieces: the computed columns of the result, as pairs of first column and width.
@@ -100,12 +100,12 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """A reduction of rows; a program has whole rows.
+    """A reduction of rows. A program has whole rows.
 
     Attributes:
         operand: the reduced value.
         port: the result, one number for each row.
-        stored: the destination of the result in memory at every step, with a last dimension of 1; or `None`.
+        stored: the destination of the result in memory at every step, with a last dimension of 1, or `None`.
     """
 
     product: Product
@@ -121,11 +121,11 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A value that programs exchange: the operand of products.
+    """A value that programs exchange. It is the operand of products.
 
     Attributes:
         port, width, dtype: port, width and dtype of the value.
-        carried: True if the product multiplies the value that the step before has written.
+        carried: True if the product multiplies the value that the previous step has written.
         exact: True if bfloat16 can represent every number that a step writes.
     """
 
@@ -136,7 +136,9 @@ class Exchange:
     exact: bool
 
     def parts(self, *, from_zero: bool) -> int:
-        """The number of 16-bit numbers into which a product splits a value: three for float32, whose sum is the value.
+        """The number of 16-bit numbers into which a product splits a value. It is three for float32.
+
+        The sum of the three numbers is the float32 value.
 
         Args:
             from_zero: True if carried values are zero before the first step.
@@ -157,9 +159,9 @@ class Loop:
         exchanges: operands of products, in the order of the products.
         reduced: operands of reductions, with their width and dtype.
         lasting: the values whose rows of all steps are read after the loop.
-        absent: carried values that begin with zeros.
-        shifted: states that are in the memory of another state, and products of later steps; a step loads them when it
-            reads them.
+        absent: carried values that start with zeros.
+        shifted: states that are in the memory of another state, and products of later steps. A step loads them at the
+            point where it reads them.
     """
 
     width: int
@@ -175,7 +177,7 @@ class Loop:
 
     @property
     def exchanged(self) -> frozenset[Port]:
-        """The values that programs exchange if several share a row."""
+        """The values that programs exchange if several programs share a row."""
         return frozenset({*(exchange.port for exchange in self.exchanges), *self.reduced})
 
     @property
@@ -188,8 +190,8 @@ def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
     """The loop of a step.
 
     Args:
-        lasting: the values whose rows of all steps are read after the loop; outputs, and gradients of inputs, are among
-            them.
+        lasting: the values whose rows of all steps are read after the loop. They include outputs and gradients of
+            inputs.
 
     Raises:
         NotOneLaunchError: kernels cannot compute a part of the step in one launch.
@@ -203,9 +205,9 @@ class _Analysis:
         self._parts = [part for part in staged.parts if part.phase is Phase.LOOP]
         products = [part for part in self._parts if isinstance(part, Product)]
         if not self._parts:
-            raise NotOneLaunchError("nothing is in the loop over time")
+            raise NotOneLaunchError("the loop over time is empty")
         if any(product.is_convolution for product in products):
-            raise NotOneLaunchError("convolutions are a library's")
+            raise NotOneLaunchError("convolutions are computed by a library")
         self._rows: int | None = None
         self._operands: set[Columns] = set()  # columns that stages and products have written so far
         self._of_rows: set[Port] = {part.result.source for part in products if part.is_reduction}
@@ -227,18 +229,19 @@ class _Analysis:
         ring = self._ring(parts) if len(carried) > _MOST_CARRIED else frozenset()
         if len(ring) > _MOST_IN_RING:
             raise NotOneLaunchError(
-                f"{len(ring)} values go from step to step in memory, and a kernel has {_MOST_IN_RING} of them at most"
+                f"{len(ring)} values go from step to step in memory, but a kernel can have at most {_MOST_IN_RING} of "
+                "them"
             )
         if len(carried) - len(ring) > _MOST_CARRIED:
             raise NotOneLaunchError(
-                f"{len(carried) - len(ring)} values go from step to step in registers, which hold {_MOST_CARRIED} of "
-                "them"
+                f"{len(carried) - len(ring)} values go from step to step in registers, which hold at most "
+                f"{_MOST_CARRIED} of them"
             )
         for part in self._staged.parts:
             if part.phase is not Phase.LOOP:
                 for view in part.writes if isinstance(part, Stage) else (part.result,):
                     if view.source in self._carried:
-                        raise NotOneLaunchError(f"{view.source.name} is written in the loop and behind it")
+                        raise NotOneLaunchError(f"{view.source.name} is written in the loop and after it")
         exchanges = self._exchanges(parts)
         assert self._rows is not None
         reduced = {part.operand.port: self._value(part.operand.port)[1:] for part in parts if isinstance(part, Reduce)}
@@ -264,9 +267,10 @@ class _Analysis:
         exchanges: Sequence[Exchange],
         shifted: frozenset[Port],
     ) -> list[StageCall | Multiply | Reduce]:
-        """The parts; a stage that reads many values of earlier steps is split, and one piece is computed during a wait.
+        """The parts. A stage that reads many values of earlier steps is split, and one part is computed during a wait.
 
-        Stages before the first product compute this piece a step earlier, when memory has all values but the newest.
+        Stages before the first product compute this part one step earlier, when memory has all values except for the
+        newest one.
         """
         first = next((i for i, part in enumerate(parts) if isinstance(part, Multiply)), None)
         if first is None or any(isinstance(part, Reduce) for part in parts) or any(e.carried for e in exchanges):
@@ -301,7 +305,7 @@ class _Analysis:
         return [*found[:place], *early, *found[place:]]
 
     def _ring(self, parts: Sequence[StageCall | Multiply | Reduce]) -> frozenset[Port]:
-        """Values that pass from step to step in memory: those that only stages read, except the first few."""
+        """Values that pass from step to step in memory: those that only stages read, except for the first few."""
         combined = {part.operand.port for part in parts if not isinstance(part, StageCall)}
         first = {port: len(parts) for port in self._carried - combined}
         for i, part in reversed(list(enumerate(parts))):
@@ -329,7 +333,7 @@ class _Analysis:
             raise NotOneLaunchError(f"{what} has {rows} rows, others have {self._rows}")
 
     def _columns(self, view: View) -> Columns:
-        """The columns of a view that has all rows of a value, and adjacent columns."""
+        """The columns of a view that has all rows and a range of adjacent columns of a value."""
         rows, width, _ = self._value(view.source)
         self._same_rows(rows, view.source.name)
         if not view.calls:
@@ -343,7 +347,7 @@ class _Analysis:
             first = int(seen.reshape(-1)[0])
             if first + count <= width and torch.equal(seen.reshape(rows, count), flat[:, first : first + count]):
                 return Columns(view.source, first, count)
-        raise NotOneLaunchError(f"a view of {view.source.name} is no range of its columns")
+        raise NotOneLaunchError(f"a view of {view.source.name} is not a range of its columns")
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -363,7 +367,7 @@ class _Analysis:
                 if columns.width != width or not whole:
                     raise NotOneLaunchError(f"a stage of {width} columns reads a part of {port.name}")
                 if port.role is Role.OPERAND and columns not in self._operands:
-                    raise NotOneLaunchError(f"a stage reads {port.name}, which others write in pieces")
+                    raise NotOneLaunchError(f"a stage reads {port.name}, which other parts write in pieces")
                 reads.append(columns)
             else:
                 reads.append(view)
@@ -384,33 +388,33 @@ class _Analysis:
         return StageCall(stage, width, tuple(reads), tuple(writes), tuple(stored))
 
     def _check_of_rows(self, view: View, shape: tuple[int, ...]) -> None:
-        """Rejects a view of a reduction unless all columns of each row have the number of this row."""
+        """Rejects a view of a reduction unless all columns of each row contain the number of this row."""
         of_each, _ = self._staged.values[view.source]
         numbers = torch.arange(math.prod(of_each))
         seen = view(numbers.reshape(of_each)).expand(shape).reshape(math.prod(shape[:-1]), -1)
         if not torch.equal(seen, numbers[:, None].expand_as(seen)):
-            raise NotOneLaunchError(f"{view.source.name} is no number of each row in a stage of {list(shape)}")
+            raise NotOneLaunchError(f"{view.source.name} does not have one number per row in a stage of {list(shape)}")
 
     def _reduce(self, product: Product) -> Reduce:
         value, dims, *_ = product.args
         port, name = product.result.source, product.name
         if dims != [-1] or port.role is not Role.PRODUCT:
-            raise NotOneLaunchError(f"{name} is more than one number of each row beside others")
+            raise NotOneLaunchError(f"{name} does not reduce rows to one number that only the step uses")
         if value.dtype not in (REDUCED_EXACTLY if product.op in EXACT_REDUCTIONS else REDUCED):
-            raise NotOneLaunchError(f"{name} is one of {value.dtype}")
+            raise NotOneLaunchError(f"{name} has the dtype {value.dtype}")
         if value.source not in self._written or value.source in self._of_rows:
             raise NotOneLaunchError(f"{name} reduces {value.source.name}, which is not computed in the loop")
         operand = self._columns(value)
         whole = Columns(value.source, 0, self._value(value.source)[1])
         if operand not in self._operands and (operand != whole or value.source not in self._carried):
-            raise NotOneLaunchError(f"{name} reduces {value.source.name}, which others write in pieces")
+            raise NotOneLaunchError(f"{name} reduces {value.source.name}, which other parts write in pieces")
         shape = self._staged.values[port][0]
         last = View(port, ((_aten.unsqueeze.default, (-1,), {}),), (*shape, 1), product.dtype)
         return Reduce(product, operand, port, last if port in self._lasting else None)
 
     def _multiply(self, product: Product) -> Multiply:
         if product.op not in _OPS:
-            raise NotOneLaunchError(f"{product.name} is no product of rows with one matrix")
+            raise NotOneLaunchError(f"{product.name} is not a product of rows with one matrix")
         place = _OPS[product.op]
         arguments = list(product.args)
         added = None if place is None else arguments.pop(place)
@@ -418,15 +422,15 @@ class _Analysis:
         if not isinstance(left, View) or left.source.role is Role.MATRIX:
             raise NotOneLaunchError(f"{product.name} has its matrix on the left")
         if not isinstance(right, View) or right.source.role is not Role.MATRIX or right.calls:
-            raise NotOneLaunchError(f"{product.name} multiplies by what is no matrix of captured tensors")
+            raise NotOneLaunchError(f"{product.name} multiplies by a value that is not a matrix of captured tensors")
         if left.source not in self._written:
             raise NotOneLaunchError(f"{product.name} multiplies {left.source.name}, which is not computed in the loop")
         if product.dtype not in _DTYPES or left.dtype != product.dtype or right.dtype != product.dtype:
-            raise NotOneLaunchError(f"{product.name} is one of {product.dtype}")
+            raise NotOneLaunchError(f"{product.name} has the dtype {product.dtype}")
         if added is not None and not (
             isinstance(added, View) and added.source.role is Role.MATRIX and not added.calls and len(added.shape) == 1
         ):
-            raise NotOneLaunchError(f"{product.name} adds what is no row of captured numbers")
+            raise NotOneLaunchError(f"{product.name} adds a value that is not a row of captured numbers")
         operand = self._columns(left)
         port, width = product.result.source, product.shape[-1]
         whole = self._columns(product.result)
@@ -507,37 +511,59 @@ def _side_by_side(
 
 
 def exact_values(staged: StagedStep) -> frozenset[Port]:
-    """The values of which bfloat16 can represent every number that the step writes: whole numbers of a few bits."""
-    found: dict[Port, bool] = {}
+    """The values of which bfloat16 can represent every number that the step writes: whole numbers of a few bits.
+
+    A step may write the value of the step before again, as it does where a sequence has ended. The first one is 0: a
+    value that begins with other numbers is not exact for these.
+    """
+    first = _bounds(staged, {})
+    again = _bounds(staged, first)
+    return frozenset(port for port, bound in first.items() if bound <= _MOST_EXACT and again.get(port) == bound)
+
+
+def _bounds(staged: StagedStep, before: Mapping[Port, float]) -> dict[Port, float]:
+    """The largest absolute values of values that only have integers.
+
+    Args:
+        before: those of the step before; 0 if absent.
+    """
+    found: dict[Port, float | None] = {}
     for part in staged.parts:
-        if isinstance(part, Stage):
-            for node, view in zip(part.graph.entries, part.writes, strict=True):
-                bound = _integer_bound(node)
-                exact = bound is not None and bound <= _MOST_EXACT
-                found[view.source] = found.get(view.source, True) and exact
-        else:
-            found[part.result.source] = False
-    return frozenset(port for port, exact in found.items() if exact)
+        if not isinstance(part, Stage):
+            found[part.result.source] = None
+            continue
+        for node, view in zip(part.graph.entries, part.writes, strict=True):
+            own = [
+                port for port, read in zip(part.graph.arguments, part.reads, strict=True) if read.source == view.source
+            ]
+            known = {part.graph.placeholders[port]: before.get(view.source, 0.0) for port in own}
+            bound, other = _integer_bound(node, known), found.get(view.source, 0.0)
+            found[view.source] = None if bound is None or other is None else max(bound, other)
+    return {port: bound for port, bound in found.items() if bound is not None}
 
 
-def _integer_bound(node: Any) -> float | None:
-    """The largest absolute value of a node that only has integers; `None` if it may have other numbers."""
+def _integer_bound(node: Any, known: Mapping[fx.Node, float]) -> float | None:
+    """The largest absolute value of a node that only has integers; `None` if it may have other numbers.
+
+    Args:
+        known: largest absolute values of some arguments.
+    """
     if isinstance(node, bool | int | float):
         return abs(node) if float(node).is_integer() else None
     if not isinstance(node, fx.Node) or node.op != "call_function":
-        return None
+        return known.get(node)
     value = node.meta.get("val")
     if getattr(value, "dtype", None) == torch.bool:
         return 1
     target = node.target
     if target is _prims.convert_element_type.default or target is _prims.neg.default:
-        return _integer_bound(node.args[0])
+        return _integer_bound(node.args[0], known)
     if target in (_prims.add.default, _prims.sub.default, _prims.mul.default):
-        left, right = (_integer_bound(a) for a in node.args[:2])
+        left, right = (_integer_bound(a, known) for a in node.args[:2])
         if left is None or right is None:
             return None
         return left * right if target is _prims.mul.default else left + right
     if target is _prims.where.default:
-        left, right = (_integer_bound(a) for a in node.args[1:3])
+        left, right = (_integer_bound(a, known) for a in node.args[1:3])
         return None if left is None or right is None else max(left, right)
     return None

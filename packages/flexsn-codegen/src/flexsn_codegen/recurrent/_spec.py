@@ -1,4 +1,4 @@
-"""Specification of the kernel of a loop, independent of its language: parts, memory, matrices."""
+"""The specification of the kernel of a loop, independent of its language: parts, memory, matrices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from flexsn_codegen.recurrent._gather import Gather
 from flexsn_codegen.recurrent._loop import Loop, StageCall
 from flexsn_codegen.source._source import CoreSource
-from flexsn_graph import Role, View
+from flexsn_graph import Port, Role, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +17,15 @@ class ValueLayout:
     """The layout in memory of a value of each step.
 
     Attributes:
-        row: the distance of two rows, if columns and steps are adjacent in memory; `None` if the three distances are
-            arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
+        row: the distance between two rows if columns and steps are adjacent in memory. `None` if the three distances
+            are arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
     """
 
     row: int | None
 
 
 class Load(NamedTuple):
-    """A view of a value, for a stage to whose shape it broadcasts."""
+    """A view of a value, for a stage to whose shape the value broadcasts."""
 
     view: View
     shape: tuple[int, ...]
@@ -37,12 +37,14 @@ class LoopSpec:
 
     Attributes:
         cores: for each part of the loop, the source of a stage.
-        loads, stores: loads and stores as `memory_of` lists them, with their layouts.
+        loads, stores: loads and stores in the order of `memory_of`, with their layouts.
         matrix_strides: strides of the matrices, by number.
         backwards: True if the loop runs from the last step to the first.
         from_zero: True if carried values that products read are zero before the first step.
         ends: each row has a number of steps after which outputs are zeros, states stay and no gradient flows; the
             kernel receives these numbers, and a program computes steps up to the largest number of its rows.
+        counts: the input with each row's number of remaining steps, which decreases by 1 in each step; `None` if there
+            is none. A kernel may load it once.
         parts: the number of 16-bit numbers into which products split a float32 number: three represent all of it, two
             its first 16 bits, and one 8 bits.
     """
@@ -56,6 +58,7 @@ class LoopSpec:
     from_zero: bool
     ends: bool = False
     parts: int = 3
+    counts: Port | None = None
 
 
 def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
@@ -67,8 +70,8 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
             used = {port.index for port in part.stage.graph.used if port.role is Role.INPUT}
             seen = (read.view if isinstance(read, Gather) else read for read in part.reads)
             views = (v for i, v in enumerate(seen) if isinstance(v, View) and i in used)
-            found = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
-            loads += [load for load in found if load not in loads]
+            results = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
+            loads += [load for load in results if load not in loads]
             stores += [view for view in part.stored if view is not None]
         elif part.stored is not None:
             stores.append(part.stored)
@@ -76,10 +79,10 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
 
 
 def two_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
-    """The distances of rows and of columns of a value; all dimensions but the last one form the rows.
+    """The distances between rows and between columns of a value. All dimensions except for the last one form the rows.
 
     Raises:
-        ValueError: rows are not equally far apart.
+        ValueError: the distances between rows are not all equal.
     """
     if not shape:
         return 0, 0

@@ -1,14 +1,14 @@
 """The backward scan: from the last step to the first, with the gradients of states in registers.
 
 Recomputing (the default): for each chunk of `K` steps, from the last to the first, the kernel loads the state before
-the chunk and the chunk's inputs, computes the chunk's states again, then walks back through the step's VJP. The rest of
-`T` is a chunk whose last steps are masked: gradients pass them unchanged. Saving: the VJP takes the saved intermediates
-instead.
+the chunk and the chunk's inputs, recomputes the chunk's states, and then walks back through the step's VJP. The rest of
+`T` is a chunk whose last steps are masked: gradients pass through them unchanged. Saving: the VJP takes the saved
+intermediates instead.
 
 The gradient of an input with delays is written to the steps from which its values come. The last steps of this input,
 which no step reads, have zero gradients.
 
-If inputs count down, a program begins with the last of its elements that has not ended, as in the forward.
+If inputs count down, a program starts with the last of its elements that has not ended, as in the forward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
 
     Args:
         name: start of the kernel's name.
-        core: the step of the forward, which recomputes states if the VJP takes any; `None` if intermediates were saved.
+        core: the step of the forward, which recomputes states if the VJP takes any. `None` if intermediates were saved.
         vjp: `[inputs, states, lifted, *saved, *cotangents] -> [*gradients]`.
         spec: the tensors that are read and written, and their layouts.
     """
@@ -40,7 +40,7 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
 
 
 class BackwardTemplate:
-    """The lines of a backward kernel; subclasses for segments of time write some lines differently."""
+    """Writes the lines of a backward kernel. Subclasses for segments of time write some lines differently."""
 
     def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
         self._vjp = vjp
@@ -79,12 +79,12 @@ class BackwardTemplate:
         doc = f"Backward scan, {spec.chunk} steps a chunk. One program: {elements}, all T."
         return w.finish(name, self._cores, doc)
 
-    # The last chunk of the walk is the chunk before number `_behind`; `_count` chunks are walked.
+    # The last chunk of the walk is the chunk before number `_behind`. The walk covers `_count` chunks.
     _behind = "chunks"
     _count = "chunks"
 
     def _where_rest(self, condition: str) -> str:
-        """The condition under which the rest of T is walked; `condition` is about the length of the rest."""
+        """The condition under which the rest of T is walked. `condition` is a condition on the length of the rest."""
         return condition
 
     def _whole(self) -> None:
@@ -124,7 +124,7 @@ class BackwardTemplate:
             self._chunk("c", chunk, early=f"i + 1 < {self._count}")
 
     def _walk_once(self) -> None:
-        """Writes all steps if they are one chunk; gradients at the last step and zero states are constants."""
+        """Writes all steps if they are one chunk. Gradients at the last step and zero states are constants."""
         for param in self._moving():
             self._writer.point(param)
         self._chunk(None, self._spec.chunk)
@@ -159,7 +159,7 @@ class BackwardTemplate:
             self._chunk("c", chunk, early=f"i + 1 < {count}")
 
     def _skip(self, first: str, behind: str) -> None:
-        """Writes the steps after the end of all elements: states' gradients pass, and inputs' are zeros."""
+        """Writes the steps after the end of all elements. States' gradients pass through, and inputs' are zeros."""
         w = self._writer
         if self._grad_state_seqs:
             with w.loop("n", first, behind):
@@ -175,7 +175,7 @@ class BackwardTemplate:
                         w.store(param, "ended", w.row(param, "t"))
 
     def _shift_gradients(self, behind: str) -> None:
-        """Writes zeros to late inputs' last steps, which no step before `behind` reads; shifts the others."""
+        """Writes zeros to late inputs' last steps, which no step before `behind` reads, and shifts the other steps."""
         w = self._writer
         for i, late in self._late.items():
             if i not in self._grad_inputs:
@@ -217,9 +217,9 @@ class BackwardTemplate:
         self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
 
     def _declare_read(self) -> None:
-        """Declares operands of the steps other than inputs and captured tensors."""
+        """Declares the operands of the steps, except for inputs and captured tensors."""
         w, spec = self._writer, self._spec
-        # The states before a segment, if something in the segment is computed from them.
+        # The states before a segment, if anything in the segment is computed from them.
         self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
         self._states = {
             i: w.add(Role.STATE, i, layout)
@@ -236,7 +236,7 @@ class BackwardTemplate:
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
 
     def _declare_carried(self) -> None:
-        """Declares values that pass from step to step, as the last step receives them."""
+        """Declares values that pass from step to step, with the values that the last step receives."""
         w, spec = self._writer, self._spec
         grad_finals = w.add_present(Role.GRAD_FINAL_STATE, spec.grad_final_states)
         for i, dtype in enumerate(spec.state_dtypes):
@@ -257,7 +257,7 @@ class BackwardTemplate:
         ]
 
     def _load_early(self, exists: str) -> None:
-        """Loads those inputs of the chunk before this one that are loaded a chunk before their use."""
+        """Loads those inputs of the preceding chunk that are loaded one chunk before they are used."""
         w, layouts, chunk = self._writer, self._spec.inputs, self._spec.chunk
         for k in range(chunk):
             for i, param in self._inputs.items():
@@ -268,10 +268,10 @@ class BackwardTemplate:
         """Walks back through `steps` steps from the position of the pointers.
 
         Args:
-            number: number of the chunk; `None` if it is the only one.
-            partial: walks only the first `left` steps.
+            number: number of the chunk. `None` if it is the only one.
+            partial: True to walk only the first `left` steps.
             early: the condition under which a chunk precedes this one. Some of the preceding chunk's inputs are loaded
-                here, as this chunk's were loaded one chunk earlier; `None` if all inputs of this chunk are loaded now.
+                here, as this chunk's were loaded one chunk earlier. `None` if all inputs of this chunk are loaded now.
         """
         self._early = early is not None
         self._first = "0" if number is None else f"{number} * {self._spec.chunk}"
@@ -292,9 +292,9 @@ class BackwardTemplate:
         return f"{k} < left" if partial else None
 
     def _load_states(self, number: str | None) -> None:
-        """Loads the states before the chunk: a checkpoint, or the initial states.
+        """Loads the states before the chunk, which are a checkpoint or the initial states.
 
-        The code has no branch, which would delay the loads after it.
+        The code has no branch, because a branch would delay the loads after it.
         """
         w = self._writer
         for i in self._needed_states:
@@ -307,7 +307,7 @@ class BackwardTemplate:
                 w.load(f"state_{i}_0", param, w.at(param, -1), self._has_begun(source, -1))
                 continue
             param = self._checkpoints[i]
-            w.load(f"state_{i}_0", param, w.row(param, number, -1), f"{number} > 0")  # else 0
+            w.load(f"state_{i}_0", param, w.row(param, number, -1), f"{number} > 0")  # otherwise 0
             if i in self._states:
                 w.select(f"state_{i}_0", f"{number} > 0", f"state_{i}_0", f"initial_{i}")
 
@@ -326,11 +326,11 @@ class BackwardTemplate:
             w.load(f"grad_state_seq_{i}_{k}", param, w.at(param, k), exists)
 
     def _input_exists(self, i: int, k: int, exists: str | None) -> str | None:
-        """The condition under which an input has a value at step `k` of the chunk; always holds if `None`."""
+        """The condition under which an input has a value at step `k` of the chunk. `None` if it always has one."""
         return both(self._has_begun(i, k), exists)
 
     def _has_begun(self, i: int, k: int) -> str | None:
-        """The condition under which an input with delays has begun at step `k` of the chunk; always holds if `None`."""
+        """The condition under which an input with delays has started at step `k` of the chunk. `None` if always."""
         return f"{self._first} + {k} >= {self._late[i]}" if i in self._late else None
 
     def _recompute(self, k: int) -> None:
@@ -350,7 +350,7 @@ class BackwardTemplate:
         for i, param in self._grad_inputs.items():
             gradient = self._gradient(self._input_gradients[i])
             self._store_gradient(i, param, gradient, k, exists)
-        # Not by multiplying with zero: values beyond T may be infinite.
+        # Gradients are selected, not multiplied by zero, because values beyond T may be infinite.
         for i, position in enumerate(self._state_gradients):
             before = self._gradient(position, spec.state_dtypes[i])
             self._update(f"grad_state_{i}", before, exists)
@@ -370,7 +370,7 @@ class BackwardTemplate:
     def _update(
         self, name: str, value: str, exists: str | None, before: str | None = None, *, flag: bool = False
     ) -> None:
-        """Assigns `value` to `name`; where the step does not exist, assigns `before`, by default `name` itself."""
+        """Assigns `value` to `name`. Where the step does not exist, assigns `before`, which is `name` by default."""
         if exists is None:
             self._writer.assign(name, value, flag=flag)
         else:
@@ -380,7 +380,7 @@ class BackwardTemplate:
         return self._writer.zeros(dtype) if position is None else f"result_{position}"
 
     def _call(self, results: Sequence[str], core: CoreSource, k: int, instead: Mapping[Port, str] = _NOTHING) -> None:
-        """Computes a step or its VJP; `instead` replaces the names of some arguments by other texts."""
+        """Computes a step or its VJP. `instead` replaces the names of some arguments with other expressions."""
         arguments = [instead.get(port) or self._argument(port, k) for port in core.arguments]
         self._writer.call(results, core, [*arguments, *self._numbers[core.name]])
 
@@ -391,10 +391,10 @@ class BackwardTemplate:
 
 
 class SkewedBackward(BackwardTemplate):
-    """The backward of a step with one late input: each element walks later by the whole steps of its delay.
+    """The backward of a step with one late input. Each element's walk is delayed by the integer part of its delay.
 
-    Therefore a program reads this input and writes its gradient row by row. It reads other operands that have steps
-    from the row of each element. Scattered stores take several times as long as scattered loads.
+    Therefore, a program reads this input and writes its gradient row by row. For other operands that have steps, it
+    reads from the row of each element. Scattered stores take several times as long as scattered loads.
     """
 
     def _declare_inputs(self) -> None:
@@ -424,7 +424,7 @@ class SkewedBackward(BackwardTemplate):
     def _declare_carried(self) -> None:
         super()._declare_carried()
         w = self._writer
-        for flag in self._spec.flags:  # elements differ, so the flag is not a constant
+        for flag in self._spec.flags:  # the flag differs between elements, so it is not a constant
             compared = "==" if flag.given else "!="
             w.assign(f"came_state_{flag.state}", f"{w.zeros(torch.float32)} {compared} 0", flag=True)
 
@@ -433,8 +433,8 @@ class SkewedBackward(BackwardTemplate):
         w.integer("behind", f"(T + {chunk - 1}) // {chunk}")
         for param in self._moving():
             w.point(param, "behind", chunk)
-        # Chunks in which all elements have all steps need no conditions, but their code would take as long to compile
-        # again.
+        # Chunks in which all elements have all steps need no conditions, but separate code for them would double the
+        # compilation time.
         with w.loop("i", "0", f"behind + {self._rows}"):
             for param in self._moving():
                 w.move(param, -chunk)

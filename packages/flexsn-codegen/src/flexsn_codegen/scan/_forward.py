@@ -2,14 +2,14 @@
 
 For each chunk of `K` steps, a program issues the loads of all `K` inputs, then computes and stores step by step. A
 store may alias a later load, so the compiler would not move the loads up by itself. With several stages, the loads of
-later chunks are under way while one chunk is computed. The rest of `T` is computed step by step.
+later chunks are in flight while one chunk is computed. The rest of `T` is computed step by step.
 
-An input with delays is loaded earlier by their whole steps, from the addresses of its elements: each element of a
-program has its own row.
+For an input with delays, the kernel loads an earlier step, which is earlier by the integer part of the delay. The
+step differs between the elements of a program, so each element has its own row.
 
-Inputs that count down (lengths of sequences) are one number for each element, loaded once. In chunks in which all of
-them are above 0 they are constant, so that code which depends on them vanishes. A program ends with the last of its
-elements; later steps are zeros, which are stored and not computed.
+Inputs that count down (lengths of sequences) are one number for each element, loaded once. In chunks in which all
+numbers are above 0, they are treated as constants, so that code which depends on them is eliminated. A program ends
+with the last of its elements. Later outputs are zeros, which are stored and not computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSour
 
     Args:
         name: start of the kernel's name.
-        core: the step, `[inputs, states, lifted] -> [*outputs, *new_states, *saved]`; unused arguments may be absent.
+        core: the step, `[inputs, states, lifted] -> [*outputs, *new_states, *saved]`. Unused arguments may be missing.
         spec: the tensors that are read and written, and their layouts.
     """
     template = SkewedForward if late_alone(spec.inputs) is not None and spec.segment else ForwardTemplate
@@ -37,14 +37,14 @@ def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSour
 
 
 def counting(layouts: Sequence[InputLayout]) -> frozenset[Port]:
-    """Inputs that kernels load once, read or not: counts end programs, and delays shift other inputs."""
+    """Inputs that kernels load once, even if the step does not read them: counts that end programs, and delays."""
     return frozenset(
         Port(Role.INPUT, i) for i, layout in enumerate(layouts) if layout.counts_down or layout.once or layout.late
     )
 
 
 def late_alone(layouts: Sequence[InputLayout]) -> tuple[int, Late] | None:
-    """The only late input and its delays, if no input counts down; else `None`."""
+    """The only late input and its delays, if no input counts down. Otherwise `None`."""
     late = [(i, layout.late) for i, layout in enumerate(layouts) if layout.late is not None]
     if len(late) != 1 or any(layout.counts_down for layout in layouts):
         return None
@@ -52,12 +52,12 @@ def late_alone(layouts: Sequence[InputLayout]) -> tuple[int, Late] | None:
 
 
 def rows_before(delays: Late, segment: int) -> int:
-    """Rows of checkpoints that are added because elements begin segments by their delays: see `SkewedForward`."""
+    """Additional rows of checkpoints, because delays shift the starts of segments. See `SkewedForward`."""
     return -(-delays.most // segment)
 
 
 def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
-    """Loads the inputs that count down, with their values at the first step; returns their names, by number."""
+    """Loads the inputs that count down, with their values at the first step. Returns their names, by number."""
     names = {i: f"count_{i}" for i in inputs if layouts[i].counts_down}
     for i, name in names.items():
         w.load(name, inputs[i])
@@ -65,7 +65,7 @@ def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping
 
 
 def load_delays(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
-    """Shifts the late inputs; returns the names of their whole steps, by number."""
+    """Shifts the late inputs. Returns the names of the integer parts of their delays, by number."""
     names = {}
     for i, port in inputs.items():
         late = layouts[i].late
@@ -78,7 +78,7 @@ def load_delays(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping
 
 
 def both(*conditions: str | None) -> str | None:
-    """The conjunction of conditions; `None` always holds."""
+    """The conjunction of conditions. `None` is a condition that always holds."""
     present = [condition for condition in conditions if condition]
     if len(present) > 1:
         present = [f"({condition})" for condition in present]
@@ -86,11 +86,11 @@ def both(*conditions: str | None) -> str | None:
 
 
 def count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
-    """Names an input that counts down.
+    """Assigns a name to an input that counts down.
 
     Args:
-        first: its value at the first step.
-        step: number of the step, as a scalar; `None`: a step at which the value is above 0 for all elements.
+        first: value of the input at the first step.
+        step: number of the step, as a scalar. `None` for a step at which the value is above 0 for all elements.
     """
     if step is None:
         w.assign(name, f"{w.zeros(torch.int32)} + 1")
@@ -99,7 +99,7 @@ def count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
 
 
 class ForwardTemplate:
-    """The lines of a forward kernel; subclasses for segments of time write some lines differently."""
+    """Writes the lines of a forward kernel. Subclasses for segments of time write some lines differently."""
 
     def __init__(self, core: CoreSource, spec: ForwardSpec) -> None:
         self._core = core
@@ -165,7 +165,7 @@ class ForwardTemplate:
             self._rest(chunk, "behind")
 
     def _counted_chunks(self, chunk: int, first: str, behind: str) -> None:
-        """Writes chunks in which elements may have ended; the last chunk may be beyond T if steps end."""
+        """Writes chunks in which elements may have ended. The last chunk may be beyond T if steps end."""
         w, segment, ends = self._writer, self._spec.segment, self._spec.ends
         with w.loop("c", first, behind):
             w.integer("begun", f"c * {chunk}")
@@ -180,7 +180,7 @@ class ForwardTemplate:
             self._move(chunk)
 
     def _after_all_ends(self, first: str, behind: str) -> None:
-        """Writes the steps after the end of all elements: outputs are zeros, and states stay."""
+        """Writes the steps after the end of all elements. Outputs are zeros, and states stay the same."""
         w = self._writer
         with w.loop("t", first, behind):
             w.assign("ended", w.zeros(torch.float32))
@@ -250,7 +250,7 @@ class ForwardTemplate:
         ]
 
     def _load_early(self, shift: int, exists: str) -> None:
-        """Loads those inputs of the chunk `shift` steps from here that are loaded a chunk before their use."""
+        """Loads those inputs of the chunk `shift` steps ahead that are loaded one chunk before they are used."""
         w, layouts = self._writer, self._spec.inputs
         for k in range(self._spec.chunk):
             for i, param in self._inputs.items():
@@ -263,9 +263,9 @@ class ForwardTemplate:
         """Loads the inputs of `steps` steps.
 
         Args:
-            begun: number of the first step, as a scalar; `None` if all counts are above 0 in these steps.
-            exists: for each step, the condition under which it exists; by default, all steps exist.
-            early: inputs that are loaded a chunk before their use are loaded already.
+            begun: number of the first step, as a scalar. `None` if all counts are above 0 in these steps.
+            exists: for each step, the condition under which it exists. By default, all steps exist.
+            early: True if inputs that are loaded a chunk before their use have already been loaded.
         """
         w = self._writer
         for k in range(steps):
@@ -281,7 +281,7 @@ class ForwardTemplate:
                     w.load(f"input_{i}_{k}", param, w.at(param, k), both(begins, exists[k] if exists else None))
 
     def _write_checkpoints(self, row: str, begins: str | None) -> None:
-        """Writes the states before segment `j` to row `j - 1`, if `begins` holds: a segment begins here."""
+        """Writes the states before segment `j` to row `j - 1` if a segment starts here, which `begins` expresses."""
         w = self._writer
         for i, param in self._checkpoints.items():
             w.store(param, f"state_{i}", w.row(param, row), begins)
@@ -310,10 +310,11 @@ class ForwardTemplate:
 
 
 class SkewedForward(ForwardTemplate):
-    """The forward for a `SkewedBackward`: each element's segments begin later by the whole steps of its delay.
+    """The forward for a `SkewedBackward`. Each element's segments start later by the integer part of its delay.
 
-    Segment `j` of an element begins at step `j * segment + delay`; `j` may be negative. Row `j - 1 + rows_before(...)`
-    of the checkpoints has the states before this step. Each of the kernel's own segments contains one such step.
+    Segment `j` of an element starts at step `j * segment + delay`, where `j` may be negative. Row
+    `j - 1 + rows_before(...)` of the checkpoints has the states before this step. Each of the kernel's own segments
+    contains one such step.
     """
 
     def _declare_written(self) -> None:

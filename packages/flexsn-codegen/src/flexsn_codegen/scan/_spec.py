@@ -1,4 +1,4 @@
-"""Specifications of a scan kernel's operands. Each distinct specification is one kernel; sizes are its arguments."""
+"""Specifications of a scan kernel's operands. Each distinct specification has one kernel. Sizes are its arguments."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class ForwardSpec:
 
     Attributes:
         inputs: layout of each input sequence.
-        states: layout of each initial state; `None` if the state starts at zero and has no argument.
+        states: layout of each initial state. `None` if the state starts at zero and has no argument.
         state_dtypes: dtype of each state.
         lifted: layout of each lifted tensor.
         lifted_like: for each lifted tensor, the first one whose layout has the same numbers, so that a program computes
-            the positions of its elements once for both. Empty: unknown.
-        ends: where all inputs that count down are 0 or less, outputs are zeros and states stay as they are. Programs
-            then end with the last of their elements. The backward must have the same value.
+            the positions of its elements once for both. Empty if this is unknown.
+        ends: True if outputs are zeros and states stay the same where all inputs that count down are 0 or less. In this
+            case, programs end with the last of their elements. The backward must have the same value.
         follows: pairs of a state and a late input. The state is the input's value at the previous step, and 0 at first,
             so it has no checkpoints.
-        outputs, state_seqs, final_states: for each of them, whether it is written.
+        outputs, state_seqs, final_states: for each of them, True if it is written.
         saved: number of intermediates that follow the new states among the step's results and are written.
-        segment: steps per segment. `chunk` is a multiple of it, unless T is one chunk; the last segment may be shorter.
-            The states before each segment but the first are written. 0: no checkpoints.
+        segment: steps per segment. `chunk` is a multiple of it, unless T is one chunk. The last segment may be shorter.
+            The states before each segment except for the first one are written. 0 means no checkpoints.
         chunk: number of steps whose loads are issued together.
-        stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Several
-            stages pay if few warps run. 1: no chunks are copied.
-        rest: False if T is always a multiple of `chunk`: less code has to be compiled.
-        single: T is `chunk`, and no input counts down: the kernel has no loop over chunks.
-        strided: layouts of written tensors; a tensor without a layout here is dense.
-        bits: for each output, whether it is written (also) as bits: one for each element, set if it is not 0. Empty:
-            none.
+        stages: chunks in flight. While one chunk is computed, the next `stages - 1` chunks are copied to shared memory.
+            Several stages are faster if few warps run. 1 means that no chunks are copied.
+        rest: False if T is always a multiple of `chunk`, so that less code has to be compiled.
+        single: True if T is `chunk` and no input counts down. The kernel then has no loop over chunks.
+        strided: layouts of written tensors. A tensor without a layout here is dense.
+        bits: for each output, True if it is (also) written as bits, one for each element, set if the element is not 0.
+            Empty if no output is.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -64,28 +64,28 @@ class BackwardSpec:
     """A backward scan.
 
     Attributes:
-        inputs, states, state_dtypes, lifted, lifted_like, ends, follows: as in the forward.
+        inputs, states, state_dtypes, lifted, lifted_like, ends, follows: see `ForwardSpec`.
         num_outputs: number of outputs of the step.
-        grad_outputs, grad_state_seqs, grad_final_states: for each of them, whether its gradient comes in. Absent
+        grad_outputs, grad_state_seqs, grad_final_states: for each of them, True if its gradient is present. Absent
             gradients are zero.
         gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's results, or
-            `None`: it is zero.
-        grad_inputs, grad_states, grad_lifted: for each of them, whether its gradient is written.
-        lifted_dtypes: dtype of each lifted tensor; its gradient is summed in the dtype that registers hold it in.
-        saved: number of intermediates that the forward kept; the VJP takes them instead of the states. 0: if the
-            VJP takes states, they are recomputed from checkpoints.
+            `None` if it is zero.
+        grad_inputs, grad_states, grad_lifted: for each of them, True if its gradient is written.
+        lifted_dtypes: dtype of each lifted tensor. Its gradient is summed in the dtype in which registers hold it.
+        saved: number of intermediates that the forward kept. The VJP takes them instead of the states. If 0 and the VJP
+            takes states, the states are recomputed from checkpoints.
         chunk: the `segment` of the forward that wrote the checkpoints, or T.
-        stages: as in the forward.
-        summed_inputs, summed_lifted: for each of them, whether each program writes only one number (for each time
+        stages: see `ForwardSpec`.
+        summed_inputs, summed_lifted: for each of them, True if each program writes only one number (for each time
             step): the gradient's sum over the program's elements. This is for operands that have one number for the
-            whole step. Empty: none.
-        rest, single: as in the forward.
-        rows: each program walks the rows of the step, one after the other, and adds up over them the gradients of
-            lifted tensors that it writes, because these tensors are the same for all rows. The target must have `rows`.
-            The kernel takes the integers ``"ROWS"`` and ``"ROW"``, the number of elements of a row; the last row may
-            have fewer. No written gradient of an input can be summed then.
+            whole step. Empty if there are none.
+        rest, single: see `ForwardSpec`.
+        rows: True if each program walks the rows of the step one after the other, and sums the gradients of lifted
+            tensors over them before it writes these gradients. This requires lifted tensors that are the same for all
+            rows, and a target that has `rows`. The kernel takes the integers ``"ROWS"`` and ``"ROW"``, the number of
+            elements of a row. The last row may have fewer. Gradients of inputs cannot be summed in this case.
         flags: the flags that the VJP takes.
-        strided: layouts of tensors that the forward kept, of gradients that come in, and of written gradients; a tensor
+        strided: layouts of tensors that the forward kept, of incoming gradients, and of written gradients. A tensor
             without a layout here is dense.
     """
 

@@ -1,7 +1,7 @@
-"""Generated sources on disk, and the modules made of them.
+"""Generated sources on disk, and the modules that are made from them.
 
-Triton reads a kernel's source from its file, so each source is written to a per-user folder, under a name that contains
-its hash: equal sources are one file, and an existing file never changes.
+Triton reads a kernel's source from its file, so each source is written to a per-user folder. The file's name contains
+the hash of the source. Therefore, equal sources share one file, and an existing file never changes.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from flexsn_codegen.source._source import identifier
 
 _VARIABLE = "FLEXSN_CACHE_DIR"
 
-# The largest number of attempts to write a source that is deleted before it is read.
+# The largest number of attempts to write a source if it is deleted before it is read.
 _MOST_TRIES = 100
 
-# Definitions of each source; the most recently used source is the last. A function in use needs no module.
+# Definitions of each source. The most recently used source comes last. Functions in use do not need their module.
 _loaded: dict[Path, dict[str, Any]] = {}
 _MOST_LOADED = 1024
 _lock = threading.Lock()
 
 
 def _unlock_in_child() -> None:
-    """Replaces the lock in a forked child, which lacks the thread that holds it."""
+    """Replaces the lock in a forked child, which lacks the thread that holds the lock."""
     global _lock
     _lock = threading.Lock()
 
@@ -53,23 +53,23 @@ def compile_triton_code_str(
 ) -> Any:
     """Turns the source of a module into the kernel that it defines.
 
-    The source is kept in a per-user folder (`FLEXSN_CACHE_DIR`, else `~/.cache/flexsn`, else a folder for
-    this user in the temporary folder); each source is loaded once per process. Safe under threads and
-    processes.
+    The source is stored in a per-user folder (`FLEXSN_CACHE_DIR`, else `~/.cache/flexsn`, else a folder for
+    this user in the temporary folder). Each source is loaded once per process. The function may be called from several
+    threads and processes.
 
     Args:
         triton_code: source of a module that defines a `@triton.jit` function `kernel_name`.
         verbose: prints the path of the source, and whether it was written or reused.
-        name_space: globals for the module; updated afterwards with the module's definitions. If it is given, the
+        name_space: globals for the module, updated afterwards with the module's definitions. If it is passed, the
             module is loaded again on each call.
 
     Returns:
         The `triton.JITFunction` (under Triton's interpreter, its replacement).
 
     Raises:
-        KernelNameError: the source does not define `kernel_name`; a function in `name_space` does not count.
-        CacheFolderError: the folder belongs to others, is writable by others, or cannot be written.
-        TritonMissingError: triton is not installed.
+        KernelNameError: the source does not define `kernel_name`. A function in `name_space` does not count.
+        CacheFolderError: the folder belongs to others, is writable by others, or cannot be written to.
+        TritonMissingError: Triton is not installed.
     """
     _require_triton()
     path, written = _write(triton_code, kernel_name)
@@ -80,7 +80,7 @@ def compile_triton_code_str(
         for _ in range(_MOST_TRIES):
             if defined is not None:
                 break
-            # Without `kernel_name`: an older object of this name must not be returned as the kernel.
+            # Excludes `kernel_name`, because an older object of this name must not be returned as the kernel.
             given = {k: v for k, v in (name_space or {}).items() if k != kernel_name}
             try:
                 defined = _load(path, given)
@@ -102,11 +102,11 @@ def compile_triton_code_str(
 
 
 def cache_folder() -> Path:
-    """The folder for generated sources, made if necessary; private to this user.
+    """The folder for generated sources, which is private to this user. It is created if necessary.
 
     Raises:
-        CacheFolderError: the folder, or a folder that contains it, belongs to others or is writable by others; or no
-            folder can be made.
+        CacheFolderError: the folder, or a folder that contains it, belongs to others or is writable by others, or no
+            folder can be created.
     """
     explicit = os.environ.get(_VARIABLE)
     if explicit:
@@ -143,12 +143,12 @@ def _unusable(path: Path, error: OSError) -> CacheFolderError:
 
 
 def prune_cache(days: float) -> int:
-    """Deletes the sources that were last written or loaded more than `days` days ago; returns their number."""
+    """Deletes the sources that were last written or loaded more than `days` days ago. Returns their number."""
     limit = time.time() - days * 86400
     deleted = 0
     for path in cache_folder().iterdir():
         with contextlib.suppress(OSError):  # another process deletes it at the same time
-            # A temporary file belongs to a write in progress, unless it is a day old: then its process has ended.
+            # A temporary file belongs to a write in progress. If it is a day old, the process of the write has ended.
             latest = min(limit, time.time() - 86400) if path.suffix == ".tmp" else limit
             if path.is_file() and path.stat().st_mtime < latest:
                 path.unlink()
@@ -157,9 +157,9 @@ def prune_cache(days: float) -> int:
 
 
 def kept(name: str) -> Path | None:
-    """A file of this name in the cache folder, or, if that was full, in the temporary folder; `None` without one.
+    """A file of this name in the cache folder or, if that was full, in the temporary folder. `None` if there is none.
 
-    The name contains a hash of everything that the file was made from; `keep` has written its content.
+    The name contains a hash of everything from which the file was made. `keep` has written its content.
     """
     folders = [cache_folder()]
     if not os.environ.get(_VARIABLE) and _temporary_path().is_dir():
@@ -174,10 +174,10 @@ def kept(name: str) -> Path | None:
 
 
 def keep(name: str, content: bytes) -> tuple[Path, bool]:
-    """Writes a file to the cache folder, or, if that is full, to the temporary folder; does nothing if it exists.
+    """Writes a file to the cache folder or, if that is full, to the temporary folder. Does nothing if it exists.
 
     Returns:
-        The file, and whether it was written now.
+        The file, and True if it was written now.
     """
     path = cache_folder() / name
     if _holds(path, content):
@@ -187,7 +187,7 @@ def keep(name: str, content: bytes) -> tuple[Path, bool]:
     except OSError as error:
         if os.environ.get(_VARIABLE):
             raise _unusable(path, error) from error
-        # The disk of the home is full; the temporary folder may be on another disk.
+        # The disk of the home is full. The temporary folder may be on another disk.
         aside = _temporary_folder() / name
         if _holds(aside, content):
             return aside, False
@@ -205,11 +205,11 @@ def _private_folder(path: Path) -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise CacheFolderError(
             f"{path} is a link, belongs to another user or can be written by others, so the kernels in it "
-            "could be somebody else's. Remove it, make it private (chmod 700), or set FLEXSN_CACHE_DIR."
+            "could be those of another user. Remove it, make it private (chmod 700), or set FLEXSN_CACHE_DIR."
         )
     for parent in path.resolve().parents:
         # Users with write access to a parent can replace this folder. In a folder such as /tmp they cannot, because its
-        # sticky bit lets only owners move or delete files.
+        # sticky bit only lets owners move or delete files.
         status = parent.stat()
         if not status.st_mode & stat.S_ISVTX and _others_write(status):
             raise CacheFolderError(
@@ -223,14 +223,14 @@ def _private_folder(path: Path) -> Path:
 
 
 def _others_write(status: os.stat_result) -> bool:
-    """True if other users may write. A group of one user and the administrator's group do not count."""
+    """True if other users may write. The administrator's group and a group of one user do not count."""
     if status.st_mode & stat.S_IWOTH:
         return True
     return bool(status.st_mode & stat.S_IWGRP) and status.st_gid not in (0, _own_group())
 
 
 def _own_group() -> int | None:
-    """This user's group, if it has the user's name, because then it has no other member."""
+    """This user's group if it has the user's name, because such a group has no other members."""
     user = pwd.getpwuid(os.getuid()) if _has_name(os.getuid()) else None
     with contextlib.suppress(KeyError):
         if user is not None and grp.getgrgid(user.pw_gid).gr_name == user.pw_name:
@@ -241,7 +241,7 @@ def _own_group() -> int | None:
 def _has_name(number: int) -> bool:
     try:
         pwd.getpwuid(number)
-    except KeyError:  # for example in a container that was started with some user number
+    except KeyError:  # for example, in a container that was started with an arbitrary user number
         return False
     return True
 
@@ -254,23 +254,23 @@ def _write(code: str, kernel_name: str) -> tuple[Path, bool]:
 def _holds(path: Path, content: bytes) -> bool:
     """True if the file exists with this content."""
     try:
-        found = not path.is_symlink() and path.is_file() and path.read_bytes() == content
+        result = not path.is_symlink() and path.is_file() and path.read_bytes() == content
     except OSError:
         return False
-    if found:
+    if result:
         with contextlib.suppress(OSError):
             os.utime(path)  # marks the file as in use, so that it is not pruned
-    return found
+    return result
 
 
 def write_private(path: Path, text: str | bytes) -> None:
     """Writes a file that is private to this user, for example in `cache_folder()`.
 
-    It is written to a temporary file and then renamed: a process that reads or writes it at the same time sees all of
-    it or nothing, also if a disk was full.
+    The file is written under a temporary name and then renamed. A process that reads or writes it at the same time
+    finds all of it or nothing, even if a disk was full.
 
     Raises:
-        OSError: the file cannot be written; no part of it remains.
+        OSError: the file cannot be written. No part of it remains.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
@@ -280,7 +280,7 @@ def write_private(path: Path, text: str | bytes) -> None:
         try:
             os.replace(temporary, path)
         except IsADirectoryError:
-            path.rmdir()  # raises an error if the folder is not empty, and leaves it as it is
+            path.rmdir()  # raises an error and changes nothing if the folder is not empty
             os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -297,7 +297,7 @@ def _module_name(path: Path) -> str:
 
 
 def _load(path: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """Runs the source; returns its definitions, and those of `given` that it changed."""
+    """Runs the source. Returns its definitions, and the entries of `given` that it changed."""
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -305,7 +305,7 @@ def _load(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     module = importlib.util.module_from_spec(spec)
     own = {*vars(module), "__builtins__", "__annotations__"}
     vars(module).update(given)
-    # Triton and inspect look the module up by name.
+    # Triton and inspect look up the module by name.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

@@ -6,10 +6,10 @@ import functools
 
 import torch
 
-# Half values are float32 in registers and are rounded where eager mode rounds; memory has the narrow dtype.
+# Half values are float32 in registers, and are rounded where eager mode rounds. Memory has the narrow dtype.
 HALF_DTYPES = frozenset({torch.float16, torch.bfloat16})
 
-# Float8 values are float32 in registers, too; eager mode only converts them.
+# Float8 values are float32 in registers, too. Eager mode only converts them.
 FLOAT8_DTYPES = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 NARROW_DTYPES = HALF_DTYPES | FLOAT8_DTYPES
 
@@ -22,7 +22,7 @@ def register_dtype(dtype: torch.dtype) -> torch.dtype:
 def rounding(dtype: torch.dtype) -> str:
     """The name, without ``round_``, of the function that rounds to a narrow dtype.
 
-    For values beyond the largest float8_e4m3fn number, 448, newer versions of torch return 448, and older versions NaN.
+    For values beyond 448, the largest float8_e4m3fn number, newer versions of torch return 448, and older ones NaN.
     """
     name = str(dtype).removeprefix("torch.")
     return f"{name}_saturating" if dtype == torch.float8_e4m3fn and _saturates() else name

@@ -12,9 +12,9 @@ from flexsn_codegen._torch_private_ops import OpOverload
 
 _prims = torch.ops.prims
 LITERAL_OPS = frozenset({torch.ops.aten.scalar_tensor.default, _prims.scalar_tensor.default})
-# Exponents that are written out as products and roots, as in eager mode, which rounds differently from a power.
+# Powers with these exponents are written out as products and roots, as in eager mode, which rounds them differently.
 WRITTEN_OUT = frozenset({2.0, 3.0, -1.0, -2.0, 0.5, -0.5})
-# Larger whole exponents up to this one are computed as products in float64, which are rounded once.
+# Powers with larger integer exponents up to this one are float64 products, which are rounded once.
 _LARGEST_PRODUCT = 16
 _FORMATS = {torch.float32: "<f", torch.float64: "<d"}
 
@@ -23,13 +23,13 @@ _FORMATS = {torch.float32: "<f", torch.float64: "<d"}
 class Number:
     """A number that is an argument of a kernel.
 
-    A kernel's own arguments are whole numbers that hold the number's bits: a floating-point argument may be too narrow
-    (Triton's is float32).
+    A kernel's own arguments are integers that contain the number's bits, because a floating-point argument may be too
+    narrow (Triton's is float32).
 
     Attributes:
-        name: its name in the source.
-        dtype: its dtype in registers.
-        value: its present value, before it is rounded to `dtype`.
+        name: the number's name in the source.
+        dtype: the number's dtype in registers.
+        value: the number's current value, before it is rounded to `dtype`.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Number:
 
     @property
     def integers(self) -> dict[str, int]:
-        """The arguments, each a signed integer of 32 bits. For a narrower integer they hold the value, not the bits."""
+        """The arguments, each a signed 32-bit integer. For a narrower integer, they contain the value, not the bits."""
         return dict(zip(self.arguments, self.integers_of(self.value), strict=True))
 
     def integers_of(self, value: bool | int | float) -> list[int]:
-        """The integers of another value, in the order of `arguments`."""
+        """The integers for another value, in the order of `arguments`."""
         bits = self._bits(value)
         return [_signed(bits), _signed(bits >> 32)] if self.dtype.itemsize == 8 else [_signed(bits)]
 
@@ -73,8 +73,8 @@ def may_be_argument(op: OpOverload, position: int, value: bool | int | float, dt
     """True if a number that an op takes may be an argument of a kernel.
 
     Args:
-        position: its position among the op's tensors and numbers.
-        dtype: the dtype that the op computes in.
+        position: position of the number among the op's tensors and numbers.
+        dtype: the dtype in which the op computes.
     """
     if op.namespace != "prims":
         return False  # the op may be written differently for some numbers, such as the degree of a polynomial
@@ -89,5 +89,5 @@ def is_product(exponent: float, dtype: torch.dtype) -> bool:
 
 
 def reciprocal(divisor: float) -> float:
-    """The reciprocal in float64, independent of the dtype, to be rounded once, as eager CUDA does."""
+    """The reciprocal in float64, for all dtypes. It is then rounded once, as eager CUDA does."""
     return 1.0 / divisor if divisor else math.copysign(math.inf, divisor)

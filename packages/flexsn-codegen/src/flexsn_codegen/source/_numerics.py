@@ -1,4 +1,4 @@
-"""Exactness of a kernel: the places where half values are rounded, and whether functions may be approximate."""
+"""The exactness of a kernel: where half values are rounded, and whether functions may be approximate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Numerics:
     Attributes:
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
             ``"float32"`` keeps them in float32 inside the core, and rounds only the core's results.
-        fast_math: uses approximate division and functions (`FAST` in `_functions.py`) and fused multiply-add;
-            denormals may count as zero. Results are equal on every run, but differ from eager mode's bits.
+        fast_math: uses approximate division and functions (`FAST` in `_functions.py`) and fused multiply-add.
+            Denormals may be treated as zero. Results are the same on every run, but differ from eager mode's bits.
     """
 
     precision: Precision = "eager"
@@ -36,11 +36,11 @@ class Numerics:
 
 
 def compile_options(backend: str, *, fast_math: bool = False) -> dict[str, bool]:
-    """The options of Triton's compiler that make a kernel compute exactly as its source says.
+    """The options with which Triton's compiler makes a kernel compute exactly as its source says.
 
     Args:
-        backend: Triton's name, ``"cuda"`` or ``"hip"``.
-        fast_math: allows fused multiply-add and, on NVIDIA GPUs, denormals that count as zero. If false, neither.
+        backend: Triton's name of the backend, ``"cuda"`` or ``"hip"``.
+        fast_math: True to allow fused multiply-add and, on NVIDIA GPUs, to treat denormals as zero.
 
     Returns:
         Keyword arguments of a kernel's launch, or `options` of `triton.compile`.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from flexsn_codegen.targets import Target
 
 # The layout of an operand over a step of `NCL` elements. `DENSE`: element `off` is at offset `off`.
-# A number `n`: element `off` is at the sum of `n` terms, `Σ_i (off // inner_i % size_i) * stride_i`, whose numbers are
-# arguments of the kernel; with 0 terms, the operand is one value for the whole step.
+# A number `n`: element `off` is at the sum of `n` terms, `Σ_i (off // inner_i % size_i) * stride_i`. The numbers in the
+# terms are arguments of the kernel. With 0 terms, the operand is one value for the whole step.
 # `RUN`: element `off` is at `off * stride`.
 StepLayout = int
 DENSE: StepLayout = -1
@@ -28,7 +28,7 @@ RUN: StepLayout = -2
 
 
 class Like(NamedTuple):
-    """The layout of an operand with the same offsets as an earlier operand; the kernel computes them once.
+    """The layout of an operand with the same offsets as an earlier operand. The kernel computes them once.
 
     Attributes:
         operand: the number of the earlier operand.
@@ -41,9 +41,9 @@ class Late(NamedTuple):
     """Delays of an input: a number for each element of the step.
 
     Attributes:
-        by: number of the input that holds the delays, in floating point, as one step. The value at step `t` is that of
-            step `t - floor(delay)`, and 0 before the first step.
-        most: the largest number of steps; larger delays count as this number, and negative ones as 0.
+        by: number of the input that contains the delays, in floating point, as one step. The value at step `t` is the
+            value of step `t - floor(delay)`, and 0 before the first step.
+        most: the largest number of steps. Larger delays are treated as this number, and negative ones as 0.
     """
 
     by: int
@@ -52,17 +52,17 @@ class Late(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """Layout of a sequence.
+    """The layout of a sequence.
 
     Attributes:
         step: layout within a step.
         strided_time: True if the stride of time is an argument, False if it is `NCL`.
-        counts_down: memory holds one step, int32, and the value at step `t` is less than that by `t`. Only its sign
-            matters: kernels may replace any value above 0 by 1.
-        early: with chunks in flight, the input is loaded into registers a chunk before its use. The GPU cannot copy
-            single bytes ahead, so a program would have to wait for their load.
-        late: its delays; `None` if the value at step `t` is that of step `t`.
-        once: memory holds one step, which `late` of other inputs refers to.
+        counts_down: memory contains one step, int32. The value at step `t` is that number minus `t`. Only its sign
+            matters: kernels may replace any value above 0 with 1.
+        early: True if the input is loaded into registers one chunk before its use while chunks are in flight. The GPU
+            cannot copy single bytes ahead, so without this a program would have to wait for their load.
+        late: delays of the input, or `None` if the value at step `t` is that of step `t`.
+        once: True if memory contains one step, to which the `late` of other inputs refers.
     """
 
     step: StepLayout = DENSE
@@ -83,13 +83,13 @@ class CoreSource:
 
     Attributes:
         name: the function's name.
-        source: its text, without the imports.
-        arguments: its arguments, in order.
-        results: its results, in order.
+        source: the text of the function, without imports.
+        arguments: the arguments, in order.
+        results: the results, in order.
         target: the target of the source.
-        numbers: its numbers, which follow the arguments. The name and the source do not depend on their values.
-        once: its last arguments, which are equal in each step; `None` if there are none.
-        stages: for a function that reduces rows, its parts. Their functions are in `source`; `name` is none of them.
+        numbers: numbers that follow the arguments. The name and the source do not depend on their values.
+        once: the last arguments, which are equal in each step, or `None` if there are none.
+        stages: the stages of a function that reduces rows. Their functions are in `source`. `name` is not one of them.
     """
 
     name: str
@@ -103,22 +103,24 @@ class CoreSource:
 
     @property
     def integers(self) -> dict[str, int]:
-        """By name, the integer arguments of the kernel that hold the function's numbers."""
+        """The integer arguments of the kernel that represent the function's numbers, by name."""
         return {name: integer for number in self.numbers for name, integer in number.integers.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RowStage:
-    """A part of a function on rows: its results are reduced, or written.
+    """A stage of a function on rows. Its results are reduced or written.
 
     Attributes:
-        core: the function of one element. Of role `LIFTED` it takes what earlier stages reduced, counted over all.
-        reductions: of each of its results, by which op and as which dtype; none: they are written.
-        written: which results of the whole function its results are.
-        whole: they have an element for each of a row; else there is one for the row.
-        dtypes: of its results.
-        again: numbers of results that are written twice, as the last of `written`.
-        kept: its last results, which later stages read at each element of the row, and their dtypes.
+        core: the function of one element. Its arguments of role `LIFTED` are results of earlier reductions, numbered
+            over all stages.
+        reductions: for each result, the op that reduces it and the dtype of the reduction. Empty if the results are
+            written.
+        written: the results of the whole function that its results are.
+        whole: True if the results have one element for each element of a row, False if they have one for the row.
+        dtypes: dtypes of the results.
+        again: numbers of results that are written twice, as the last entries of `written`.
+        kept: the last results, which later stages read at each element of the row, and their dtypes.
     """
 
     core: CoreSource
@@ -131,13 +133,13 @@ class RowStage:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """For each of `written`, the number of the core's result."""
+        """For each entry of `written`, the number of the core's result."""
         return (*range(len(self.core.results)), *self.again)
 
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Arguments of a step that are equal in each step and are computed before the loop over time.
+    """Arguments of a step that are equal in each step and computed before the loop over time.
 
     Attributes:
         core: the function that computes them from lifted tensors and the step's numbers.
@@ -150,15 +152,16 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """A kernel's source and how it is called.
+    """A kernel's source, and the arguments with which the kernel is called.
 
     Attributes:
-        name, source: name and text of the kernel's function, in a module of its own.
-        params: its tensor arguments, which come first.
-        sizes: its integer arguments, which come next: ``"T"``, ``"NCL"``, then per strided operand
+        name, source: name and text of the kernel's function. The text is a separate module.
+        params: tensor arguments, which come first.
+        sizes: integer arguments, which come next: ``"T"``, ``"NCL"``, then per strided operand
             ``"<operand>_time"`` and ``"<operand>_inner<i>"``, ``"<operand>_size<i>"``,
-            ``"<operand>_stride<i>"``; ``"ROWS"`` and ``"ROW"`` if it walks rows; and those of the step's numbers
-            (`CoreSource.integers`). In Triton, the last argument is the constexpr `BLOCK`, elements per program.
+            ``"<operand>_stride<i>"``, then ``"ROWS"`` and ``"ROW"`` if the kernel walks rows, then those of the step's
+            numbers (`CoreSource.integers`). In Triton, the last argument is the constexpr `BLOCK`, elements per
+            program.
         target: the target of the source.
     """
 
@@ -176,7 +179,7 @@ def identifier(text: str, limit: int | None = _MAX_NAME, reserved: Collection[st
     """`text` as an identifier of limited length, because it also becomes a file name.
 
     Args:
-        reserved: names with another meaning.
+        reserved: names that already have another meaning.
     """
     name = re.sub(r"\W", "_", text, flags=re.ASCII)[:limit] or "_"
     return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in reserved else name
@@ -194,11 +197,11 @@ def framed(
     """The source of a kernel.
 
     Args:
-        name: the beginning of the kernel's name; a digest of `content` is the rest.
-        params, sizes: as in `KernelSource`.
+        name: start of the kernel's name. A digest of `content` follows.
+        params, sizes: see `KernelSource`.
         cores: the functions that the kernel calls, in order.
-        content: everything that distinguishes the kernel from others.
-        kernel: function that maps the whole name to the text of the kernel's function.
+        content: everything that distinguishes the kernel from other kernels.
+        kernel: a function that maps the whole name to the text of the kernel's function.
     """
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     full = f"{identifier(name, reserved=target.reserved)}_{digest}"

@@ -12,8 +12,8 @@ from flexsn_codegen.source._source import DENSE, RUN, Like, StepLayout
 def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout, ...], list[int]]:
     """The layout of each operand, and the numbers in these layouts, operand by operand.
 
-    A layout is `DENSE`, or the number of terms of the offset `Σ_i off // inner_i % size_i * stride_i`, whose numbers
-    are `inner_i, size_i, stride_i`.
+    A layout is `DENSE`, or the number of terms of the offset `Σ_i off // inner_i % size_i * stride_i`. The numbers in a
+    term are `inner_i, size_i, stride_i`.
 
     Args:
         sizes: sizes of the dimensions, outermost first, without dimensions of one element.
@@ -31,10 +31,10 @@ def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tu
 
 
 def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout | Like, ...], list[int]]:
-    """As `by_terms`, with two other layouts.
+    """Like `by_terms`, with two additional layouts.
 
     An operand with evenly spaced elements has the layout `RUN`, and its stride is the number. An operand with the same
-    offsets as an earlier one is `Like` that operand.
+    offsets as an earlier operand is `Like` that operand.
     """
     layouts: list[StepLayout | Like] = []
     numbers: list[int] = []
@@ -42,7 +42,7 @@ def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tup
     first: dict[tuple[tuple[int, int, int], ...], int] = {}
     for i, own in enumerate(strides):
         terms = terms_of(sizes, own)
-        # A compiler's symbols are not compared, because this would bind the graph to their values.
+        # A compiler's symbols are not compared, because a comparison would bind the graph to their values.
         is_known = all(type(number) is int for term in terms for number in term)
         known = first.setdefault(tuple(terms), i) if is_known else i
         if known != i and terms and layouts[known] != DENSE:
@@ -52,9 +52,9 @@ def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tup
             layouts.append(RUN)
             numbers.append(terms[0][2])
         else:
-            (layout,), found = by_terms(sizes, [own])
+            (layout,), result = by_terms(sizes, [own])
             layouts.append(layout)
-            numbers += found
+            numbers += result
     return tuple(layouts), numbers
 
 

@@ -1,7 +1,7 @@
-"""Interface of a target: names of dtypes, numbers, a rule for each op, functions, loads and stores, and loops.
+"""The interface of a target: names of dtypes, numbers, a rule for each op, functions, loads and stores, and loops.
 
-The templates of kernels (`flexsn_codegen.scan`, `_pointwise`) are written once, against a `KernelWriter`. They pass
-scalar expressions of whole numbers to it in Python's syntax, with ``+ - * // % > < ==`` and ``&`` between comparisons.
+The templates of kernels (`flexsn_codegen.scan`, `_pointwise`) are written once, for any `KernelWriter`. They pass
+scalar integer expressions to it in Python's syntax, with ``+ - * // % > < ==`` and ``&`` between comparisons.
 No operand is negative, so `//` and `%` are equal in all languages.
 """
 
@@ -44,7 +44,7 @@ class Approximate(Enum):
     """Operations that may be computed approximately."""
 
     NOTHING = auto()
-    DIVISION = auto()  # to 2 ulp
+    DIVISION = auto()  # with an error of up to 2 ulp
     EVERYTHING = auto()
 
 
@@ -55,14 +55,14 @@ class OpCall:
     Attributes:
         op: the op.
         operands: the source text of each tensor or number argument, in order.
-        constants: for each operand that is a number, its value; `None` for tensors and for arguments of the kernel.
+        constants: for each operand that is a number, its value. `None` for tensors and for arguments of the kernel.
         dtype: dtype of the tensor operands, or of the result if there are none.
         result: dtype of the result.
         target: the target of the source.
-        index: the number of the required result, if the op has several.
-        keywords: by name, the arguments that are neither tensors nor numbers, and keyword arguments.
-        computed: for each position of an operand that is a number and an argument of the kernel: returns the source
-            text of a function of this number.
+        index: the number of the required result if the op has several.
+        keywords: the arguments that are neither tensors nor numbers, and keyword arguments, by name.
+        computed: callables for operands that are numbers and arguments of the kernel, by position. Each returns the
+            source text of a function of its number.
     """
 
     op: Op
@@ -96,7 +96,7 @@ class OpCall:
         return self.constants[position] is not None or position in self.computed
 
     def number_of(self, position: int, function: Callable[[float], float]) -> str:
-        """Text of `function`, in float64, of an operand that is a number: a literal, or an argument of the kernel."""
+        """Source text of `function` of an operand that is a number. Computed in float64 as a literal or an argument."""
         constant = self.constants[position]
         return self.computed[position](function) if constant is None else self.number(function(constant))
 
@@ -109,7 +109,7 @@ Rule = Callable[[OpCall], str]
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Assigns `text` to `name`. `citation` is the user's line that it comes from, or empty."""
+    """Assigns `text` to `name`. `citation` is the user's line that is the origin of the statement, or empty."""
 
     name: str
     text: str
@@ -117,10 +117,10 @@ class Statement:
 
 
 class Summed(Enum):
-    """Kinds of sums that results of a kernel on rows and columns may be."""
+    """Kinds of sums that the results of a kernel on rows and columns may be."""
 
     NOT = auto()
-    OVER_ROWS = auto()  # over the rows of a program: one sum for each column
+    OVER_ROWS = auto()  # over the rows of a program, one sum for each column
     OVER_COLUMNS = auto()  # over the whole row
 
 
@@ -130,8 +130,8 @@ class RowLaunch:
 
     Attributes:
         columns: columns of a program, padded to a power of two on a GPU.
-        programs: number of programs among rows; each has its own sums over rows.
-        beside: number of programs among columns.
+        programs: number of programs along the rows. Each program has its own sums over rows.
+        beside: number of programs along the columns.
         steps: number of steps of a program that sums over rows: blocks of rows on a GPU, rows in C++.
         block, warps: elements of a block, and warps of a program on a GPU.
     """
@@ -147,22 +147,22 @@ class RowLaunch:
 class Target(ABC):
     """A language in which kernels are written.
 
-    Half values are float32 in registers and are rounded where eager mode rounds; memory has the narrow dtype.
+    Half values are float32 in registers, and are rounded where eager mode rounds. Memory has the narrow dtype.
 
     Attributes:
         name: name of the language, for messages.
         reserved: names with a meaning in generated sources.
-        header: the beginning of every module of generated source.
+        header: the first lines of every module of generated source.
         once: True if values that are equal in each step have to be computed before the loop over time, because a
             compiler would not move them there.
-        rows: True if programs can walk rows of a step.
+        rows: True if programs can walk the rows of a step.
         segments: True if programs can walk segments of time in parallel.
-        reduces_rows: True if it has kernels on rows and columns (`row_kernel`).
-        weaves: True if it has kernels that write interleaved results (`woven_kernel`).
-        keeps_rows: True if these keep values of a row from one stage to a later one.
-        columns_in_runs: True if these need columns that are evenly spaced in each operand.
-        most_columns: of a row that they sum best.
-        rules: how each op is written.
+        reduces_rows: True if there are kernels on rows and columns (`row_kernel`).
+        weaves: True if there are kernels that write interleaved results (`woven_kernel`).
+        keeps_rows: True if kernels on rows keep values of a row from one stage to a later one.
+        columns_in_runs: True if kernels on rows need columns that are evenly spaced in each operand.
+        most_columns: the largest number of columns for which kernels on rows are the best way to sum rows.
+        rules: the source of each op.
     """
 
     name: str
@@ -186,15 +186,15 @@ class Target(ABC):
 
     @abstractmethod
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
-        """A typed number, of the dtype of values of `dtype` in registers."""
+        """A typed number, with the dtype that values of `dtype` have in registers."""
 
     @abstractmethod
     def rounded(self, text: str, dtype: torch.dtype) -> str:
-        """`text`, rounded to `dtype` if this is narrower than the dtype in registers."""
+        """`text`, rounded to `dtype` if this dtype is narrower than the dtype in registers."""
 
     @abstractmethod
     def filled(self, number: str, like: str) -> str:
-        """A value with a number in each element, shaped as `like`."""
+        """A value with the same number in each element and the shape of `like`."""
 
     @abstractmethod
     def function(
@@ -204,11 +204,11 @@ class Target(ABC):
 
     @abstractmethod
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
-        """A writer, which collects the lines of one kernel."""
+        """A writer that collects the lines of one kernel."""
 
     @abstractmethod
     def compile(self, source: KernelSource) -> Any:
-        """Makes the object that launches the kernel of this source."""
+        """Creates the object that launches the kernel of this source."""
 
     def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
         """Layouts of a pointwise kernel's operands, and the integers in them.
@@ -222,15 +222,15 @@ class Target(ABC):
         return by_terms(sizes, strides)
 
     def plain_walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
-        """As `walk`, in layouts that files of stand-alone source support."""
+        """Like `walk`, with layouts that standalone files support."""
         return self.walk(sizes, strides)
 
     def pointwise(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
         """The kernel `(*used inputs, *results, N, *numbers of the layouts, *numbers)` of a function of one element.
 
         Args:
-            name: beginning of the kernel's name.
-            layouts: from `walk`, for the operands in this order.
+            name: start of the kernel's name.
+            layouts: layouts of the operands in this order, returned by `walk`.
             may_overlap: True if written memory may also be read.
         """
         w = self.writer(sizes=["N"])
@@ -246,10 +246,10 @@ class Target(ABC):
         return w.finish(name, [core], "One program: BLOCK elements.")
 
     def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
-        """As `pointwise`, for a function with interleaved results: `N` counts the elements of all `count` results.
+        """Like `pointwise`, for a function with interleaved results. `N` counts the elements of all `count` results.
 
         Args:
-            layouts: from `walk`, for the inputs, and for the first of every `count` results.
+            layouts: layouts of the inputs and of the first of every `count` results, returned by `walk`.
             count: number of results that are adjacent in memory, element by element.
         """
         raise NotImplementedError
@@ -277,27 +277,28 @@ class Target(ABC):
         sums: Sequence[Summed],
         after: Sequence[int | None],
     ) -> tuple[tuple[Any, ...], list[int]]:
-        """As `walk`, for a kernel on rows and columns; a size may be one.
+        """Like `walk`, for a kernel on rows and columns. A size may be one.
 
         Args:
-            split: number of dimensions that form the rows; the others form the columns.
-            launch: from `row_launch`.
-            sums: for each operand. Memory of `OVER_ROWS` is dense, one sum for each program and column.
-            after: for each operand, the number of an earlier operand with which it is interleaved: each element of the
-                earlier one is just before its own; `None` if there is no such operand.
+            split: number of dimensions that form the rows. The other dimensions form the columns.
+            launch: result of `row_launch`.
+            sums: for each operand, the kind of sum. Memory of `OVER_ROWS` is dense, with one sum for each program and
+                column.
+            after: for each operand, the number of an earlier operand with which it is interleaved, or `None`. Each
+                element of the earlier operand is just before the corresponding element of this operand.
         """
         raise NotImplementedError
 
     def row_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
-        """As `pointwise`, for a function with stages: `N` is the number of rows.
+        """Like `pointwise`, for a function with stages. `N` is the number of rows.
 
         Args:
-            layouts: from `walk_rows`.
+            layouts: layouts returned by `walk_rows`.
         """
         raise NotImplementedError
 
     def approximated(self, text: str, approximate: Approximate) -> str:
-        """The text of an op, with some functions replaced by approximate ones; by default, with none replaced."""
+        """The text of an op, with some functions replaced by approximate ones. By default, none are replaced."""
         return text
 
     def expression(self, call: OpCall, *, rounded: bool = True, approximate: Approximate = Approximate.NOTHING) -> str:
@@ -309,7 +310,8 @@ class Target(ABC):
         rule, facts = self.rules.get(call.op), facts_of(call.op)
         if rule is None or facts is None:
             raise UnsupportedOpError(
-                f"{call.op} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
+                f"{call.op} has no rule. Write it in terms of other ops, or add a rule with "
+                "flexsn_codegen.register_op.",
                 str(call.op),
             )
         text = self.approximated(rule(call), approximate)
@@ -319,17 +321,17 @@ class Target(ABC):
 class KernelWriter(ABC):
     """Collects the arguments and lines of one kernel.
 
-    A value is a name for all elements of a step that one run of the kernel's lines computes together. A place is text
-    for the address of one step of an operand. For some operands, the elements of a step are summed, and each run writes
-    one number.
+    A value is a name for all elements of a step that one run of the kernel's lines computes together. A place is the
+    source text of an address, at which a step of an operand starts. For some operands, the elements of a step are
+    summed, and each run writes one number.
 
     Args:
         target: the target of the kernel.
         strided: layouts of operands that are declared without a layout and are not dense.
-        sizes: the first integer arguments; the last of them is the number of elements of a step.
+        sizes: the first integer arguments. The last of them is the number of elements of a step.
 
     Attributes:
-        branches: True if a branch is the best way to skip steps that do not exist; otherwise they are masked.
+        branches: True if a branch is the best way to skip steps that do not exist. Otherwise, they are masked.
     """
 
     branches = False
@@ -349,7 +351,7 @@ class KernelWriter(ABC):
     # -- lines -------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """Adds a line of the target's own text."""
+        """Adds a line of text in the target's language."""
         self._lines.append("    " * self._indent + text)
 
     @contextmanager
@@ -407,7 +409,7 @@ class KernelWriter(ABC):
         return ports
 
     def add_inputs(self, layouts: Sequence[InputLayout], used: Collection[Port]) -> dict[int, Port]:
-        """Declares those inputs, by number, that are among the arguments `used`."""
+        """Declares the inputs, by number, that are among the arguments `used`."""
         return {
             i: self.add(Role.INPUT, i, layout.step, strided_time=layout.strided_time)
             for i, layout in enumerate(layouts)
@@ -417,10 +419,10 @@ class KernelWriter(ABC):
     def add_lifted(
         self, layouts: Sequence[StepLayout], used: Collection[Port], like: Sequence[int] = ()
     ) -> dict[int, Port]:
-        """Declares those lifted tensors, by number, that are among the arguments `used`.
+        """Declares the lifted tensors, by number, that are among the arguments `used`.
 
         Args:
-            like: as for `ForwardSpec.lifted_like`.
+            like: see `ForwardSpec.lifted_like`.
         """
         declared: dict[int, Port] = {}
         first: dict[int, Port] = {}
@@ -435,7 +437,7 @@ class KernelWriter(ABC):
         """Declares the present tensors of one role, by number.
 
         Args:
-            summed: for each tensor, True if each run writes one number of it; empty if this is true of none.
+            summed: for each tensor, True if each run writes one number per step. Empty if it is False for all tensors.
         """
         ports = {i: self.add(role, i) for i, there in enumerate(present) if there}
         self._sums |= {port for i, port in ports.items() if summed and summed[i]}
@@ -458,24 +460,24 @@ class KernelWriter(ABC):
         return f"({self._elements} + {WORD - 1}) // {WORD} * {WORD // 8}"
 
     def add_numbers(self, core: CoreSource) -> list[str]:
-        """Declares the numbers that a step takes; returns their names, which are its last arguments."""
+        """Declares the numbers that a step takes. Returns their names, which are the last arguments of the step."""
         for number in core.numbers:
             self._sizes += number.arguments
             self.number(number)
         return [number.name for number in core.numbers]
 
     def add_once(self, core: CoreSource, numbers: Sequence[str]) -> list[str]:
-        """Computes values that are equal in each step, from loaded lifted tensors; returns their names.
+        """Computes values that are equal in each step from lifted tensors, which it loads. Returns their names.
 
         They are the step's last arguments.
 
         Args:
-            numbers: from `add_numbers`.
+            numbers: result of `add_numbers`.
         """
         if core.once is None:
             return []
         names = [f"{core.once.core.name}_{i}" for i in range(len(core.once.dtypes))]
-        if core.once.core in self._once:  # another step has computed the values
+        if core.once.core in self._once:  # another step has already computed the values
             return names
         self._once.append(core.once.core)
         for name, dtype in zip(names, core.once.dtypes, strict=True):
@@ -489,13 +491,13 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
-        """Notes the positions of an operand's elements.
+        """Records the positions of an operand's elements.
 
         Args:
-            terms: `(inner, size, stride)` of each term of the offset in a step, `("", "", stride)` of a run; `None` if
-                the operand is dense.
-            strided_time: True if the distance of two steps is the argument ``"<operand>_time"``, False if it is the
-                number of elements of a step.
+            terms: `(inner, size, stride)` of each term of the offset in a step, or `("", "", stride)` of a run. `None`
+                if the operand is dense.
+            strided_time: True if the distance between two steps is the argument ``"<operand>_time"``, False if it is
+                the number of elements of a step.
         """
 
     # -- places, loads and stores --------------------------------------------------------------------------
@@ -514,7 +516,7 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def row(self, port: Port, number: str, shift: int = 0) -> str:
-        """The place of row `number + shift`, from the operand's beginning."""
+        """The place of row `number + shift`, counted from the operand's first row."""
 
     @abstractmethod
     def move(self, port: Port, steps: int) -> None:
@@ -525,21 +527,21 @@ class KernelWriter(ABC):
         """Loads one step.
 
         Args:
-            place: by default the operand's beginning.
-            exists: a scalar condition; if it does not hold, zeros are loaded. By default, it holds.
+            place: by default, the start of the operand.
+            exists: a scalar condition. If it does not hold, zeros are loaded. By default, it holds.
         """
 
     @abstractmethod
     def store(self, port: Port, value: str, place: str | None = None, exists: str | None = None) -> None:
-        """Stores one step, or its sum; `place` and `exists` as for `load`."""
+        """Stores one step, or its sum. See `load` for `place` and `exists`."""
 
     def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
-        """Stores a bit for each element of one step: whether it is not 0. Elements beyond the last one count as 0.
+        """Stores a bit for each element of one step, set if the element is not 0. Elements beyond the last count as 0.
 
         Raises:
             UnsupportedOpError: the language does not support it.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} write no bits.", "bits")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot write bits.", "bits")
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -549,11 +551,11 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def assign(self, name: str, text: str, *, flag: bool = False) -> None:
-        """Assigns a value to a name; with `flag`, a condition that is equal for all elements."""
+        """Assigns a value to a name. If `flag` is True, the value is a condition that is equal for all elements."""
 
     @abstractmethod
     def select(self, name: str, condition: str, text: str, other: str, *, flag: bool = False) -> None:
-        """Assigns `text` if a scalar condition holds, else `other`; both are values, or flags."""
+        """Assigns `text` if a scalar condition holds, otherwise `other`. Both are values, or both are flags."""
 
     @abstractmethod
     def accumulate(self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None) -> None:
@@ -565,13 +567,13 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def flag(self, value: bool) -> str:
-        """The text of a known flag, of a type that it can keep through a loop."""
+        """The text of a known flag, with a type that it can keep throughout a loop."""
 
     # -- control -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def integer(self, name: str, expression: str) -> None:
-        """Assigns a scalar whole number to a name."""
+        """Assigns a scalar integer to a name."""
 
     @abstractmethod
     def loop(self, variable: str, start: str, end: str, stages: int = 1) -> AbstractContextManager[None]:
@@ -583,18 +585,18 @@ class KernelWriter(ABC):
         Raises:
             UnsupportedOpError: the language does not support it.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} walk no rows.", "rows")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot walk rows.", "rows")
 
     def segment(self, first: int = 0) -> None:
         """Assigns the number of the program's segment of time, counted from `first`, to `segment`.
 
         The kernel takes the integers ``"SEGMENTS"`` and ``"BESIDE"``. The latter is the number of segments that run
-        side by side; each segment has programs of its own.
+        in parallel. Each segment has separate programs.
 
         Raises:
             UnsupportedOpError: the language does not support it.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} walk no segments.", "segments")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot walk segments.", "segments")
 
     def add_segments(self) -> None:
         """Declares the integer ``"SEGMENTS"`` of a kernel that walks all segments one after the other."""
@@ -605,49 +607,49 @@ class KernelWriter(ABC):
         self._sizes.append(name)
 
     def differ(self, name: str, value: str, other: str, dtype: torch.dtype) -> None:
-        """Assigns an int32 value: 1 if two values of a dtype differ in any bit, else 0."""
-        raise UnsupportedOpError(f"kernels in {self.target.name} compare no bits.", "segments")
+        """Assigns an int32 value: 1 if two values of a dtype differ in any bit, otherwise 0."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot compare bits.", "segments")
 
     def not_finite(self, name: str, value: str) -> None:
-        """Assigns an int32 value: 1 if a floating-point value is infinite or NaN, else 0."""
-        raise UnsupportedOpError(f"kernels in {self.target.name} compare no bits.", "segments")
+        """Assigns an int32 value: 1 if a floating-point value is infinite or NaN, otherwise 0."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot compare bits.", "segments")
 
     def bounds(self, least: str, largest: str, values: Sequence[str]) -> None:
-        """Assigns two scalar whole numbers: the least and the largest of some int32 values at all elements.
+        """Assigns two scalar integers: the smallest and the largest of some int32 values over all elements.
 
         Both are between 0 and `T`.
 
         Raises:
             UnsupportedOpError: the language does not support it.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "lengths")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot reduce values.", "lengths")
 
     def less(self, name: str, value: str, number: str) -> None:
-        """Assigns an int32 value that is less than `value` by a scalar whole number."""
-        raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
+        """Assigns an int32 value: `value` minus a scalar integer."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot count steps.", "lengths")
 
     def whole_steps(self, name: str, value: str, most: int) -> None:
-        """Assigns an int64 number for each element: `value`, rounded down, at least 0 and at most `most`."""
-        raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
+        """Assigns an int64 number for each element: `value`, rounded down and clamped to [0, `most`]."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot load earlier steps.", "delays")
 
     def shift(self, port: Port, steps: str) -> None:
-        """Makes later places of a declared operand `steps` steps earlier; `steps` is a number for each element.
+        """Moves the later places of a declared operand back by `steps` steps. `steps` is a number for each element.
 
         Loads and stores need a condition, because rows before the first one do not exist.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot load earlier steps.", "delays")
 
     def choose(self, name: str, number: str, text: str, other: str) -> None:
-        """Assigns `text` to `name` at elements where an int32 value is above 0, else `other`.
+        """Assigns `text` to `name` at elements where an int32 value is above 0, and `other` elsewhere.
 
         Raises:
             UnsupportedOpError: the language does not support it.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot count steps.", "lengths")
 
     def any(self, name: str, value: str) -> None:
-        """Assigns a scalar whole number that is above 0 if an int32 value is above 0 at any element."""
-        raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "segments")
+        """Assigns a scalar integer that is above 0 if an int32 value is above 0 at any element."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot reduce values.", "segments")
 
     @abstractmethod
     def when(self, condition: str) -> AbstractContextManager[None]:
@@ -656,7 +658,7 @@ class KernelWriter(ABC):
     # -- the whole -----------------------------------------------------------------------------------------
 
     def finish(self, name: str, cores: Sequence[CoreSource], doc: str) -> KernelSource:
-        """The kernel, with a name that depends on its contents."""
+        """The kernel. Its name depends on its contents."""
         arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
         body = self._text()
         text = f"({', '.join(arguments)})\n{body}\n{[core.name for core in cores]}"

@@ -10,17 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A kernel with all of its arguments but the tensors.
+    """A kernel with all of its arguments except for the tensors.
 
     Attributes:
-        address: on a GPU a `CUfunction`; on the CPU a function that takes a pointer to the arguments, the last of which
-            is the number of threads.
-        numbers: the arguments after the tensors, each as the integer with its bits.
+        address: a `CUfunction` on a GPU. On the CPU, a function that takes a pointer to the arguments, the last of
+            which is the number of threads.
+        numbers: the arguments after the tensors, each as the integer that contains its bits.
         programs, threads, shared: the launch parameters on a GPU.
         kept: an object that has to exist as long as the address is called.
-        watched: returns True if a hook watches launches that a launch by address would bypass.
+        watched: returns True if there is a hook for launches that a launch by address would bypass.
         beside: number of rows of `programs` in a launch on a GPU.
-        together: True if programs wait for each other: `cuLaunchCooperativeKernel`.
+        together: True if programs wait for each other, which requires `cuLaunchCooperativeKernel`.
     """
 
     address: int
@@ -35,7 +35,7 @@ class Entry:
 
 
 def unwatched() -> bool:
-    """The value of `watched` if no launch can be watched."""
+    """The value of `watched` if launches cannot be observed."""
     return False
 
 
@@ -44,5 +44,5 @@ class _Watching(threading.local):
 
 
 watching = _Watching()
-"""The observer of this thread's launches of pointwise kernels and of kernels written by hand: it receives the launching
-function, its arguments, tensors first, and its `Entry`."""
+"""The observer of this thread's launches of pointwise kernels and of handwritten kernels. It receives the launching
+function, its arguments, starting with the tensors, and its `Entry`."""

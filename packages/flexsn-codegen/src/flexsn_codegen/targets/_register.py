@@ -1,4 +1,4 @@
-"""Adding ops: an op has one row of facts, and a rule for each target."""
+"""Registration of ops. An op has one row of facts, and one rule for each target."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def register_op(
     """Adds or replaces the rule of an op, so that the op is not decomposed.
 
     Args:
-        overload: e.g. ``torch.ops.mylib.spike.default``. It must work element by element.
-        exact: whether a float16 or bfloat16 result needs no rounding, because it is an operand's value.
-        facts: other facts about the op, independent of the target; by default, the known facts.
-        target: the target that the rule is for.
+        overload: for example ``torch.ops.mylib.spike.default``. It must work element by element.
+        exact: True if a float16 or bfloat16 result needs no rounding, because it is an operand's value.
+        facts: other facts about the op, for all targets. By default, the known facts.
+        target: the target to which the rule applies.
 
     Returns:
-        A decorator for the rule, a function from `OpCall` to an expression in the target's language. Half operands and
-        results are float32 in this expression.
+        A decorator for the rule, which is a function from `OpCall` to an expression in the target's language. Half
+        operands and results are float32 in this expression.
 
     Example:
         >>> @register_op(torch.ops.aten.celu.default)

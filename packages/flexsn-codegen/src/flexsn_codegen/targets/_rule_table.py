@@ -1,4 +1,4 @@
-"""The rules of a target's ops as a table, which grows a row at a time."""
+"""The rules of a target's ops as a table to which rows are added."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _prims = torch.ops.prims
 
 
 class RuleTable(dict[Op, Rule]):
-    """Rules by op. Each target has these: neighbours of numbers, mantissas, exponents.
+    """Rules by op. The rules for neighbours of numbers, mantissas and exponents are common to all targets.
 
     Args:
-        functions: the text before the name of a function that sources call.
-        name_of: the name of a dtype in sources.
+        functions: the prefix of the names of functions that sources call.
+        name_of: maps a dtype to its name in sources.
     """
 
     def __init__(self, functions: str, name_of: Callable[[torch.dtype], str]) -> None:
@@ -36,7 +36,7 @@ class RuleTable(dict[Op, Rule]):
         return decorate
 
     def row(self, name: str, floats: str | None, ints: str | None = None, bools: str | None = None) -> None:
-        """Adds a prim with a template for each kind of dtype; `None` refuses this kind. `{t}` is the operands' type."""
+        """Adds a prim with a template for each kind of dtype. `None` rejects this kind. `{t}` is the operands' type."""
 
         def rule(call: OpCall) -> str:
             template = bools if call.is_bool else floats if call.is_float else ints

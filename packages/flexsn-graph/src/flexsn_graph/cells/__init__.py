@@ -1,14 +1,15 @@
-"""Functions that cut a dimension: halves, thirds, channels, pairs. Each piece becomes an argument, called a *cell*.
+"""Functions that cut a dimension into halves, thirds, channels or pairs. Each piece is an argument, called a *cell*.
 
-`x1, x2 = x.chunk(2, -1)` and `torch.cat((-x2, x1), -1)` read and write other elements of the same row. In a kernel,
-they do not: the kernel counts the elements of one half, and each half of `x` is an operand with strides. So a
+`x1, x2 = x.chunk(2, -1)` and `torch.cat((-x2, x1), -1)` read and write other elements of the same row. A kernel does
+not need to: it counts the elements of one half, and each half of `x` is an operand with strides. For this purpose, a
 dimension of `n` elements is a product of factors, outermost first. *Axes* are factors that the kernel counts. *Cells*
-are factors that are written out, one operand or value each. Halves are `(2 cells, axis of n/2)`; even and odd elements
-are `(axis of n/2, 2 cells)`; the channels of an image are `(3 cells)`.
+are factors that are written out, with one operand or value each. Halves are `(2 cells, axis of n/2)`, even and odd
+elements are `(axis of n/2, 2 cells)`, and the channels of an image are `(3 cells)`.
 
-The ops of the function determine the factors of each dimension. They are found by trial: each dimension begins as one
-axis. An op that cuts it raises `Refined`, and the pass begins again with the factors of this exception. Two axes that
-an op combines are one axis. No value may have the same axis twice: one count cannot address two elements.
+The ops of the function determine the factors of each dimension. The factors are found by trial: each dimension starts
+as one axis. An op that cuts the axis raises `Refined`, and the pass starts again with the factors of this exception.
+Two axes that an op combines become one axis. No value may have the same axis twice, because one count cannot address
+two elements.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _MAX_ATTEMPTS = 256
 
 _aten = torch.ops.aten
 
-# Ops that cut or join, and are not decomposed.
+# Ops that cut or join tensors. They are not decomposed.
 CUTTING_OPS = frozenset(
     {
         _aten.bucketize.Tensor,
@@ -64,11 +65,11 @@ def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) 
     """Turns a lowered graph with views and cuts into graphs on the elements of a step.
 
     Args:
-        sums_allowed: True if the graph computes gradients. Its sums over elements are taken after the kernel.
-        rows: True if the kernel itself reduces one dimension: the last one of the value that is reduced.
+        sums_allowed: True if the graph computes gradients. Its sums over elements are computed after the kernel.
+        rows: True if the kernel itself reduces one dimension. This is the last dimension of the reduced value.
 
     Raises:
-        NonPointwiseError: the graph mixes elements in a way other than cutting and joining.
+        NonPointwiseError: the graph mixes elements in other ways than by cutting and joining tensors.
     """
     refined: dict[Key, tuple[Spec, ...]] = {}
     blamed: dict[Key, fx.Node] = {}

@@ -1,4 +1,4 @@
-"""Pieces of arguments and results of a function that cuts, and the steps on their elements."""
+"""Pieces of the arguments and results of a function that cuts, and the steps on their elements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A factor of a dimension that the kernel counts. In a finished graph, `number` indexes the step's axes."""
+    """A factor of a dimension that the kernel counts. In a finished graph, `number` is its index in the step's axes."""
 
     number: int
 
@@ -30,13 +30,13 @@ Dimension: TypeAlias = tuple[Axis | Cells, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a tensor that a kernel reads or writes, as the factors of each dimension, outermost first."""
+    """The part of a tensor that a kernel reads or writes: the factors of each dimension, outermost first."""
 
     tensor: int
     dimensions: tuple[Dimension, ...]
 
     def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """The elements of `tensor` that belong to this part, as a view of `shape`, the shape of a step."""
+        """The elements of `tensor` in this part, as a view. `shape`, the shape of a step, is the shape of the view."""
         strides, offset = [0] * len(shape), tensor.storage_offset()
         for dimension, stride in zip(self.dimensions, tensor.stride(), strict=True):
             for factor in reversed(dimension):
@@ -54,10 +54,10 @@ class CellResult:
     """A result of a function that cuts.
 
     Attributes:
-        step: index of the step that computes it; -1 for a constant.
-        dimensions: its shape, as factors.
-        constant: the number that all its elements equal, or `None`.
-        summed: axes of the step over which it is summed, after the kernel has written the terms.
+        step: index of the step that computes the result, or -1 for a constant.
+        dimensions: shape of the result, as factors.
+        constant: the number that equals all elements of the result, or `None`.
+        summed: axes of the step that are summed after the kernel has written the terms.
     """
 
     step: int
@@ -77,13 +77,13 @@ class CellModule:
     """A graph on the elements of a step, `[*parts of the arguments] -> [*parts of some results]`.
 
     Attributes:
-        module: the graph, of pointwise ops and constants.
-        inputs: for each placeholder, the part of an argument that it stands for.
-        outputs: for each entry of the output, the part of a result that it stands for.
+        module: the graph, which consists of pointwise ops and constants.
+        inputs: for each placeholder, the part of an argument that it represents.
+        outputs: for each entry of the output, the part of a result that it represents.
         sizes: sizes of the step's axes.
-        where: for each axis of the step, an `(argument, dimension)` that consists of this axis alone. `None`: no such
-            dimension exists, so the graph holds for one size of the axis.
-        rows: True if `ROW_OPS` in the graph reduce the step's last axis.
+        where: for each axis of the step, an `(argument, dimension)` that consists of this axis alone. `None` if no such
+            dimension exists, so that the graph is valid for one size of the axis only.
+        rows: True if the `ROW_OPS` in the graph reduce the step's last axis.
     """
 
     module: fx.GraphModule
@@ -96,11 +96,11 @@ class CellModule:
 
 @dataclass(frozen=True, slots=True)
 class CutModule:
-    """A function that cuts: one step for each set of results with the same elements, usually one step.
+    """A function that cuts. It has one step for each set of results with the same elements, and usually one in total.
 
     Attributes:
         steps: the graphs that compute the results.
-        results: the origin and shape of each result of the function.
+        results: the origin and the shape of each result of the function.
         free: for each dimension of each argument, an index of its size among all free sizes, or `None` if the size is
             fixed. Dimensions with equal indices have equal sizes.
     """

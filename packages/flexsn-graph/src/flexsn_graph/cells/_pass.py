@@ -35,14 +35,14 @@ from flexsn_graph.ir._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, ROW_MAX, ROW_MI
 from flexsn_graph.tracing._refusals import refuse_without_rule
 
 MAX_CELLS = 64
-# A reduction of rows up to this length is written out as operations on cells.
+# Reductions of rows up to this length are written out as operations on cells.
 _SHORT_ROW = 8
 
 _prims = torch.ops.prims
 
 
 class Pass:
-    makes_numbers = False  # if True, a range of numbers becomes cells
+    makes_numbers = False  # if True, a range of numbers is made of cells
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Pass:
         self._parents: dict[Key, Key] = {}
         self._made = 0
         self._inputs: list[Value] = []
-        self._made_for: list[range] = []  # for each input, the numbers with which the keys of its axes begin
+        self._made_for: list[range] = []  # for each input, the first numbers of the keys of its axes
         # Checked at the end of the pass, when all equal axes are united.
         self._distinct: list[tuple[fx.Node, list[OpenAxis]]] = []
         self._zeros: dict[torch.dtype, fx.Node] = {}
@@ -88,9 +88,9 @@ class Pass:
             elif node.op == "get_attr":
                 self._values[node] = self._constant(node)
             elif node.op == "call_function":
-                found = self._call(node)
-                self._values[node] = found
-                for one in found if isinstance(found, tuple) else (found,):
+                result = self._call(node)
+                self._values[node] = result
+                for one in result if isinstance(result, tuple) else (result,):
                     self._distinct.append((node, [*one.axes, *one.summed]))
         (output,) = (n for n in nodes if n.op == "output")
         return output, arguments
@@ -105,10 +105,10 @@ class Pass:
         known = self._refined.get(axis.key)
         if known is None:
             return (axis,)
-        found: list[Factor] = []
+        results: list[Factor] = []
         for i, (is_axis, size) in enumerate(known):
-            found += self._factors(OpenAxis((*axis.key, i), size)) if is_axis else (size,)
-        return tuple(found)
+            results += self._factors(OpenAxis((*axis.key, i), size)) if is_axis else (size,)
+        return tuple(results)
 
     def _root(self, axis: OpenAxis) -> Key:
         key = axis.key
@@ -125,7 +125,7 @@ class Pass:
         for node, axes in self._distinct:
             roots = [self._root(a) for a in axes]
             if len(set(roots)) != len(roots):
-                raise self.refusal(node, f"{called_op(node)} mixes elements of different places")
+                raise self.refusal(node, f"{called_op(node)} mixes elements of different positions")
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -148,13 +148,13 @@ class Pass:
     def _constant(self, node: fx.Node) -> Value:
         tensor = getattr(self._module, str(node.target))
         if isinstance(tensor, FakeTensor) or not isinstance(tensor, Tensor) or tensor.numel() > MAX_CELLS:
-            raise self.refusal(node, "the function makes a constant that is no small tensor")
+            raise self.refusal(node, "the function creates a constant that is not a small tensor")
         dims: tuple[Dim, ...] = tuple((size,) if size > 1 else () for size in tensor.shape)
         nodes = tuple(self._number(v, tensor) for v in tensor.flatten().tolist())
         return Value(dims, torch.arange(len(nodes)).view(counts_of(dims)), nodes)
 
     def numbers(self, node: fx.Node, values: Sequence[bool | int | float]) -> Value:
-        """A small table of numbers, as cells."""
+        """A small table of numbers as a value made of cells."""
         self._limit(node, [len(values)])
         dims: tuple[Dim, ...] = ((len(values),) if len(values) > 1 else (),)
         nodes = tuple(self._number(value, node.meta["val"]) for value in values)
@@ -179,7 +179,8 @@ class Pass:
         if math.prod(counts) > self._most_cells:
             raise self.refusal(
                 node,
-                f"{called_op(node)} cuts a tensor into {math.prod(counts)} pieces, and {self._most_cells} are possible",
+                f"{called_op(node)} cuts a tensor into {math.prod(counts)} pieces, but at most {self._most_cells} are "
+                "possible",
             )
 
     # -- ops -----------------------------------------------------------------------------------------------
@@ -220,16 +221,16 @@ class Pass:
 
     def _pointwise(self, node: fx.Node) -> Value | tuple[Value, ...]:
         args = [self.value(a) if isinstance(a, fx.Node) else a for a in node.args]
-        found = self._apply(node, node.target, args, node.meta["val"], node.kwargs)
-        one = found[0] if isinstance(found, tuple) else found
+        result = self._apply(node, node.target, args, node.meta["val"], node.kwargs)
+        one = result[0] if isinstance(result, tuple) else result
         if tuple(size_of(d) for d in one.dims) != shape_of(node):
             raise self.refusal(node, f"{called_op(node)} mixes elements")
-        return found
+        return result
 
     def _apply(
         self, node: fx.Node, target: Any, args: Sequence[Any], like: Any, kwargs: Mapping[str, Any] | None = None
     ) -> Value | tuple[Value, ...]:
-        """Applies an op element by element to values and numbers. `like` is the fake result, which has the dtype."""
+        """Applies an op element by element to values and numbers. `like` is the fake result with the right dtype."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         dims, aligned = self._aligned(node, list(operands.values()))
         counts = counts_of(dims)
@@ -270,16 +271,16 @@ class Pass:
         return tuple(parts)
 
     def one(self, node: fx.Node, op: str, *args: Any, dtype: torch.dtype) -> Value:
-        """Applies a prim that has one result, of `dtype`."""
+        """Applies a prim that has a single result. The result has the dtype `dtype`."""
         like = torch.empty((), dtype=dtype, device="meta")
         if op == "convert_element_type":
             args = (*args, dtype)
-        found = self._apply(node, getattr(_prims, op).default, args, like)
-        assert isinstance(found, Value)
-        return found
+        result = self._apply(node, getattr(_prims, op).default, args, like)
+        assert isinstance(result, Value)
+        return result
 
     def _summed(self, node: fx.Node, target: Any, args: Sequence[Any], like: Any) -> frozenset[OpenAxis]:
-        """The axes that the result is summed over. Rejects ops that are not linear in a sum, as `_positions` does."""
+        """The axes that remain to be summed in the result. Rejects ops that are not linear in a sum."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         sums = {i: o.summed for i, o in operands.items() if o.summed}
         if not sums:
@@ -301,7 +302,7 @@ class Pass:
     # -- dimensions ----------------------------------------------------------------------------------------
 
     def _aligned(self, node: fx.Node, values: Sequence[Value]) -> tuple[tuple[Dim, ...], list[Tensor]]:
-        """The dimensions that the values broadcast to, and the cells of each value, of size 1 where it is broadcast."""
+        """The common dimensions of the values, and the cells of each value. Broadcast cells have size 1."""
         rank = max((len(v.dims) for v in values), default=0)
         padded = [((),) * (rank - len(v.dims)) + v.dims for v in values]
         dims = []
@@ -320,34 +321,34 @@ class Pass:
         return tuple(dims), cells
 
     def _common(self, node: fx.Node, one: Dim, other: Dim) -> Dim:
-        """Common factors of two factorizations of a dimension. Unites equal axes; raises `Refined` to split an axis."""
-        left, right, found = list(one), list(other), []
+        """The common factors of two factorizations of a dimension. Unites equal axes. Raises `Refined` to split one."""
+        left, right, result = list(one), list(other), []
         while left and right:
             a, b = left[0], right[0]
-            size, wanted = (f.size if isinstance(f, OpenAxis) else f for f in (a, b))
-            if size == wanted:
+            size, requested = (f.size if isinstance(f, OpenAxis) else f for f in (a, b))
+            if size == requested:
                 if isinstance(a, OpenAxis) and isinstance(b, OpenAxis):
                     self._unite(a, b)
                 elif isinstance(a, OpenAxis):
                     raise Refined(node, a, (False, size))
                 elif isinstance(b, OpenAxis):
                     raise Refined(node, b, (False, size))
-                found.append(a)
+                result.append(a)
                 del left[0], right[0]
                 continue
-            larger, small, sequence = (a, wanted, left) if size > wanted else (b, size, right)
-            large = max(size, wanted)
+            larger, small, sequence = (a, requested, left) if size > requested else (b, size, right)
+            large = max(size, requested)
             if large % small:
                 raise self.refusal(node, f"{called_op(node)} combines pieces of different sizes")
             if isinstance(larger, OpenAxis):
                 raise Refined(node, larger, (True, small), (True, large // small))
             sequence[:1] = [small, large // small]
-        return tuple(found)
+        return tuple(result)
 
     def _regroup(self, node: fx.Node, value: Value, shape: Sequence[int]) -> Value:
-        """`view`: groups the factors, in the same order, into other dimensions."""
+        """`view`: groups the factors into other dimensions and retains their order."""
         if math.prod(shape) != math.prod(size_of(d) for d in value.dims):
-            raise self.refusal(node, f"{called_op(node)} picks some of the elements")
+            raise self.refusal(node, f"{called_op(node)} selects only some of the elements")
         factors = list(value.factors)
         dims: list[Dim] = []
         for size in shape:
@@ -389,13 +390,13 @@ class Pass:
         return replace(value, dims=dims, cells=value.cells.reshape(sizes).expand(counts_of(dims)), wide=None)
 
     def _leading(self, node: fx.Node, dim: Dim, unit: int) -> tuple[int, Dim]:
-        """Splits a dimension into `(cells, rest)`; the rest has `unit` elements."""
+        """Splits a dimension into `(cells, rest)`, so that the rest has `unit` elements."""
         count, rest = 1, list(dim)
         while size_of(rest) > unit:
             factor = rest[0]
             if isinstance(factor, OpenAxis):
                 inside = size_of(rest[1:])
-                # The size of the axis within one piece.
+                # The size of the part of the axis that lies within one piece.
                 kept = unit // inside if unit % inside == 0 else 1
                 kept = kept if factor.size % kept == 0 else 1
                 raise Refined(node, factor, (False, factor.size // kept), (True, kept))
@@ -413,28 +414,28 @@ class Pass:
         return count, tuple(rest)
 
     def _trailing(self, node: fx.Node, dim: Dim, step: int) -> tuple[Dim, int]:
-        """Splits a dimension into `(rest, step)`: its last factor, of `step` elements, consists of cells."""
-        found, rest = 1, list(dim)
-        while found < step:
+        """Splits a dimension into `(rest, step)`. Its last factor has `step` elements and consists of cells."""
+        result, rest = 1, list(dim)
+        while result < step:
             factor = rest[-1]
-            missing = step // found
+            missing = step // result
             size = factor.size if isinstance(factor, OpenAxis) else factor
-            if step % found or (size % missing and missing % size):
-                raise self.refusal(node, f"{called_op(node)} takes each {step}th element of {size_of(dim)}")
+            if step % result or (size % missing and missing % size):
+                raise self.refusal(node, f"{called_op(node)} takes every {step}th element of {size_of(dim)}")
             taken = min(size, missing)
             if isinstance(factor, OpenAxis):
                 raise Refined(node, factor, (True, size // taken), (False, taken))
             rest[-1:] = [size // taken] if size > taken else []
-            found *= taken
+            result *= taken
         return tuple(rest), step
 
     def _with_dim(self, value: Value, dim: int, factors: Dim) -> Value:
-        """The value with other factors for one dimension, which group the same cells."""
+        """The value with other factors for one dimension. They group the same cells."""
         dims = (*value.dims[:dim], factors, *value.dims[dim + 1 :])
         return replace(value, dims=dims, cells=value.cells.reshape(counts_of(dims)), wide=None)
 
     def _cell_axis(self, value: Value, dim: int) -> int:
-        """The first dimension of `value.cells` that belongs to a dimension of the value."""
+        """The first dimension of `value.cells` that belongs to the dimension `dim` of the value."""
         return len(counts_of(value.dims[:dim]))
 
     def slice(self, node: fx.Node, value: Value, dim: int, start: int, end: int, step: int = 1) -> Value:
@@ -467,11 +468,11 @@ class Pass:
         dim %= len(values[0].dims)
         sums = {frozenset(self._root(a) for a in v.summed) for v in values if not v.zero}
         if len(sums) > 1:
-            raise self.refusal(node, f"{called_op(node)} joins sums with what is none")
+            raise self.refusal(node, f"{called_op(node)} joins sums with values that are not sums")
         unit = math.gcd(*(size_of(v.dims[dim]) for v in values))
         split = [self._leading(node, v.dims[dim], unit) for v in values]
         alike = [self._with_dim(v, dim, (n, *rest)) for v, (n, rest) in zip(values, split, strict=True)]
-        # The dimensions have to agree, apart from the leading cells.
+        # The dimensions have to agree, except for the leading cells.
         without = [replace(v, dims=(*v.dims[:dim], v.dims[dim][1:], *v.dims[dim + 1 :])) for v in alike]
         dims = without[0].dims
         for other in without[1:]:
@@ -493,20 +494,20 @@ class Pass:
         return Value(joined, cells.reshape(counts_of(joined)), tuple(nodes), first.summed, zero)
 
     def _zeros_like(self, value: Value, dim: int, size: int, like: Tensor) -> Value:
-        """Zeros in the shape of `value`, except for `size` elements in the dimension that `cat` joins."""
+        """Zeros in the shape of `value`, with `size` elements in the dimension that `cat` joins."""
         dims = (*value.dims[:dim], self._new_dim(size), *value.dims[dim + 1 :])
         counts = counts_of(dims)
         return Value(dims, torch.zeros(counts, dtype=torch.int64), (self._zero(like),), value.summed, zero=True)
 
     def put(self, node: fx.Node, value: Value, dim: int, start: int, end: int, step: int, size: int) -> Value:
-        """`slice_backward`: the value at the places of a slice of a dimension of `size`, and zeros at the others."""
+        """`slice_backward`: the value at the positions of a slice, and zeros elsewhere, in a dimension of `size`."""
         like = node.meta["val"]
         dim %= len(value.dims)
         start, end = (max(0, min(size, p + size if p < 0 else p)) for p in (start, end))
         count = size_of(value.dims[dim])
         if step > 1:
             if count * step != size:
-                raise self.refusal(node, f"{called_op(node)} takes each {step}th element of {size}")
+                raise self.refusal(node, f"{called_op(node)} takes every {step}th element of {size}")
             after = self.unsqueeze(value, dim + 1)
             pieces = [self._zeros_like(after, dim + 1, 1, like)] * step
             pieces[start] = after
@@ -523,10 +524,10 @@ class Pass:
         return replace(value, dims=(*value.dims[:dim], (), *value.dims[dim:]))
 
     def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Op = _prims.add.default) -> Value:
-        """Adds up cells in the graph. Sums over axes follow after the kernel, except for a sum over the row.
+        """Adds up cells in the graph. Sums over axes are computed after the kernel, except for a sum along the row.
 
         Args:
-            op: combines two cells; an addition by default.
+            op: the op that combines two cells. An addition by default.
         """
         cells, left, gone = value.cells, [], set(value.summed)
         at = 0
@@ -553,11 +554,11 @@ class Pass:
         new_cells = torch.arange(len(made)).view(grouped.shape[:-1])
         if value.zero:
             gone = set()
-        found = Value(tuple(left), new_cells, tuple(made), frozenset(gone), value.zero)
-        return self._sum_of_rows(node, found, value, dims) if gone - value.summed else found
+        result = Value(tuple(left), new_cells, tuple(made), frozenset(gone), value.zero)
+        return self._sum_of_rows(node, result, value, dims) if gone - value.summed else result
 
     def _sum_of_rows(self, node: fx.Node, found: Value, value: Value, dims: Sequence[int]) -> Value:
-        """A sum that the kernel computes along the row. Sums over other axes follow after the kernel."""
+        """A sum along the row, which the kernel computes. Sums over other axes are computed after the kernel."""
         if not self._sums_allowed:
             (axis,) = self._reduced_axes(node, value, dims)
         else:
@@ -572,9 +573,9 @@ class Pass:
         return replace(found, nodes=nodes, summed=found.summed - {axis})
 
     def _may_be_row(self, axes: Collection[OpenAxis]) -> bool:
-        """True if each of these axes can be the row: it has the row's size, and no value has both it and the row.
+        """True if each of these axes can be the row: it has the row's size, and no value has this axis and the row.
 
-        An axis of a gradient that is an argument is an example.
+        For example, an argument that is a gradient has such an axis.
         """
         if self._row is None:
             return True
@@ -587,19 +588,19 @@ class Pass:
         return True
 
     def _reduced_axes(self, node: fx.Node, value: Value, dims: Sequence[int]) -> list[OpenAxis]:
-        """The axis of the row that is reduced, in a list. The list is empty if the row consists of cells.
+        """A list with the axis of the row that is reduced. The list is empty if the row consists of cells.
 
-        Refuses other reductions. Raises `Refined` to turn a short row into cells.
+        Rejects other reductions. Raises `Refined` to turn a short row into cells.
         """
         rank, reduced = len(value.dims), self._reduced(value, dims)
         if reduced != [rank - 1]:
             which = f"dimension{'s' if len(reduced) > 1 else ''} {', '.join(map(str, reduced))} of {rank}"
             raise self.refusal(
-                node, f"{called_op(node)} reduces {which}, and a kernel reduces the last dimension alone"
+                node, f"{called_op(node)} reduces {which}, but a kernel can only reduce the last dimension"
             )
         axes = [f for f in value.dims[-1] if isinstance(f, OpenAxis)]
         if any(axis.size == 0 for axis in axes):
-            raise self.refusal(node, f"{called_op(node)} reduces rows without elements, which no kernel does")
+            raise self.refusal(node, f"{called_op(node)} reduces rows without elements, which kernels cannot do")
         for axis in axes:
             if axis.size <= _SHORT_ROW:
                 raise Refined(node, axis, (False, axis.size))
@@ -608,7 +609,8 @@ class Pass:
         for axis in axes:
             if self._row is not None and self._row.size != axis.size:
                 raise self.refusal(
-                    node, f"{called_op(node)} reduces rows of {axis.size} elements, and others have {self._row.size}"
+                    node,
+                    f"{called_op(node)} reduces rows of {axis.size} elements, but other rows have {self._row.size}",
                 )
             if self._row is not None:
                 self._unite(self._row, axis)
@@ -617,12 +619,12 @@ class Pass:
 
     @staticmethod
     def _reduced(value: Value, dims: Sequence[int]) -> list[int]:
-        """The dimensions `dims` in order, without dimensions of one element."""
+        """The dimensions `dims` in ascending order, without dimensions that have one element."""
         rank = len(value.dims)
         return sorted({d % rank for d in dims if size_of(value.dims[d % rank]) != 1})
 
     def _of_row(self, node: fx.Node, op: Op, value: fx.Node, size: int) -> fx.Node:
-        """Reduces one value over a row."""
+        """Reduces one value along a row."""
         if value.op == "call_function" and value.target is _prims.scalar_tensor.default:
             number: Any = value.args[0]
             return self._number(number * size if op is ROW_SUM else number, value.meta["val"])
@@ -642,14 +644,14 @@ class Pass:
             raise self.refusal(node, f"{called_op(node)} reduces {like.dtype}: a kernel reduces floating-point numbers")
         axes = self._reduced_axes(node, value, dims)
         op, of_two = (ROW_MAX, "maximum") if largest else (ROW_MIN, "minimum")
-        found = value
+        result = value
         for axis in axes:
-            found = replace(found, nodes=tuple(self._of_row(node, op, one, axis.size) for one in found.nodes))
-        cells = found.cells.reshape(-1, math.prod(counts_of([value.dims[-1]])))
+            result = replace(result, nodes=tuple(self._of_row(node, op, one, axis.size) for one in result.nodes))
+        cells = result.cells.reshape(-1, math.prod(counts_of([value.dims[-1]])))
         dims_left = tuple(value.dims[:-1])
         total: Value | None = None
         for column in cells.unbind(1):
-            one = Value(dims_left, column.reshape(counts_of(dims_left)), found.nodes)
+            one = Value(dims_left, column.reshape(counts_of(dims_left)), result.nodes)
             total = one if total is None else self.one(node, of_two, total, one, dtype=like.dtype)
         assert total is not None
         return total
@@ -681,7 +683,7 @@ class Pass:
         results: dict[int, CellResult],
     ) -> CellModule:
         """The module that computes the results in `group`, which have equal axes."""
-        # The axes have the order of the result with the fewest summed axes, which usually has none.
+        # The axes are in the order of the result with the fewest summed axes. Usually, this result has none.
         first = min((values[i] for i in group), key=lambda v: len(v.summed))
         axes = [*sorted(first.summed, key=self._root), *first.axes]
         if self._row is not None:
@@ -712,9 +714,9 @@ class Pass:
         return CellModule(fx.GraphModule({}, graph), inputs, tuple(outputs), sizes, tuple(where), rows)
 
     def _fixed(self, value: Value, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
-        """Dimensions of a result.
+        """The dimensions of a result.
 
-        Axes that the step lacks, as in a constant, become cells, and any cell may be chosen.
+        Axes that are not part of the step, as in a constant, become cells. All of these cells are equal.
         """
         return tuple(
             tuple(
@@ -727,7 +729,7 @@ class Pass:
         )
 
     def _resolved(self, described: Any, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
-        found = []
+        results = []
         for dim in described:
             factors: list[Axis | Cells] = []
             for factor in dim:
@@ -737,22 +739,22 @@ class Pass:
                     factors.append(Cells(factor.size, 0) if number is None else Axis(number))
                 else:
                     factors.append(Cells(*factor))
-            found.append(tuple(factors))
-        return tuple(found)
+            results.append(tuple(factors))
+        return tuple(results)
 
     def _whole(self) -> dict[Key, list[tuple[int, int]]]:
         """For each axis, the dimensions of arguments that consist of this axis alone."""
-        found: dict[Key, list[tuple[int, int]]] = {}
+        results: dict[Key, list[tuple[int, int]]] = {}
         for index, value in enumerate(self._inputs):
             for d, dim in enumerate(value.dims):
                 if len(dim) == 1 and isinstance(dim[0], OpenAxis):
-                    found.setdefault(self._root(dim[0]), []).append((index, d))
-        return found
+                    results.setdefault(self._root(dim[0]), []).append((index, d))
+        return results
 
     def _free(self) -> tuple[tuple[int | None, ...], ...]:
         """For each dimension of each argument, the number of its axis if its size is free, otherwise `None`.
 
-        The size is free if the dimension is one whole axis, and this axis is not a factor of a dimension that is cut.
+        The size is free if the dimension is one whole axis, and if no dimension that is cut has this axis as a factor.
         """
         dims = [dim for value in self._inputs for dim in value.dims if len(dim) > 1]
         cut = {self._root(f) for dim in dims for f in dim if isinstance(f, OpenAxis)}
@@ -764,7 +766,7 @@ class Pass:
 
     def refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
         return NonPointwiseError(
-            f"{what}. A kernel may cut tensors into up to {MAX_CELLS} pieces of one size, work on these element by "
+            f"{what}. A kernel may cut tensors into up to {MAX_CELLS} pieces of one size, work on them element by "
             "element, and join them again.",
             called_op(node),
             location_of(node),

@@ -1,4 +1,4 @@
-"""Tensors of a step as pieces, each with one value for each element of the step."""
+"""Tensors of a step as pieces, each with one value per element of the step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from flexsn_graph.cells._parts import Axis
 
-# Outermost first; a number counts cells.
+# The outermost factor comes first. A number is a count of cells.
 Factors: TypeAlias = tuple[Axis | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The factors by which a tensor splits into pieces `[*step]`.
+    """The factors by which a tensor is split into pieces of the shape `[*step]`.
 
     A piece has size 1 along each axis of the step on which the tensor does not depend.
 
@@ -58,7 +58,7 @@ class Pieces:
 
     @property
     def _order(self) -> list[int]:
-        """Indices of the factors: first the axes, by number, then the cells."""
+        """Indices of the factors: first the axes in the order of their numbers, then the cells."""
         factors = self._factors
         axes = [i for i, factor in enumerate(factors) if isinstance(factor, Axis)]
         axes.sort(key=lambda i: factors[i].number)  # type: ignore[union-attr]
@@ -89,9 +89,9 @@ class Pieces:
         return list(tensor.unbind(-1))
 
     def join(self, pieces: Sequence[Tensor], lead: int = 0) -> Tensor:
-        """The tensor that consists of these pieces.
+        """Joins pieces into a tensor.
 
-        They have size 1 along each axis of the step that the tensor lacks.
+        Pieces have size 1 along each axis of the step that the tensor lacks.
         """
         counts = self._counts
         tensor = torch.stack(list(pieces), -1) if counts else pieces[0]
@@ -113,14 +113,14 @@ class Pieces:
         return tensor
 
     def shape(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
-        """The shape of a piece, from the sizes of the tensor, which may be symbols."""
-        found: list[Any] = [1] * self.rank
+        """The shape of a piece. `sizes` are the sizes of the tensor, which may be symbolic."""
+        result: list[Any] = [1] * self.rank
         for factors, size in zip(self.dimensions, sizes, strict=True):
             cells = math.prod(f for f in factors if not isinstance(f, Axis))
             for factor in factors:
                 if isinstance(factor, Axis):
-                    found[factor.number] = size if cells == 1 else size // cells
-        return tuple(found)
+                    result[factor.number] = size if cells == 1 else size // cells
+        return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ class StepPieces:
     """The pieces of a step's arguments and results.
 
     Attributes:
-        inputs, states, outputs: one `Pieces` each.
-        lifted: one `Pieces` for each lifted tensor. Its axes are numbered in the tensor's own order.
+        inputs, states, outputs: the `Pieces` of each tensor.
+        lifted: the `Pieces` of each lifted tensor. Its axes are numbered in the order of its dimensions.
     """
 
     inputs: tuple[Pieces, ...]
@@ -145,7 +145,7 @@ class StepPieces:
         return inputs, states, outputs
 
     def core(self, core: Callable[..., Any], *values: Tensor) -> tuple[Tensor, ...]:
-        """Calls a step function with the tensors that these pieces form, and returns the pieces of its results."""
+        """Joins the pieces into tensors, calls a step function with them, and returns the pieces of its results."""
         results = core(*joined((*self.inputs, *self.states), values))
         every = tuple(results) if isinstance(results, tuple | list) else (results,)
         return tuple(split((*self.outputs, *self.states), every))
@@ -157,9 +157,9 @@ def split(pieces: Sequence[Pieces], tensors: Sequence[Tensor], lead: int = 0) ->
 
 
 def joined(pieces: Sequence[Pieces], values: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
-    """The tensors that these pieces form, in order."""
-    found, at = [], 0
+    """Joins pieces into tensors, in order."""
+    result, at = [], 0
     for one in pieces:
-        found.append(one.join(values[at : at + one.count], lead))
+        result.append(one.join(values[at : at + one.count], lead))
         at += one.count
-    return found
+    return result

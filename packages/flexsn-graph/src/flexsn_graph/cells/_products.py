@@ -26,8 +26,8 @@ def _product(work: Pass, node: fx.Node, *args: fx.Node, beta: Any = 1, alpha: An
     wide = torch.float32 if dtype in _HALF_DTYPES else dtype
     left, right = (_converted(work, node, work.value(args[i]), wide) for i in facts.factors)
     assert facts.contracted is not None
-    dim = facts.contracted[0]  # the last one of the left factor
-    if len(right.dims) > dim:  # a matrix, not a vector
+    dim = facts.contracted[0]  # the last dimension of the left factor
+    if len(right.dims) > dim:  # the right factor is a matrix, not a vector
         left = work.unsqueeze(left, len(left.dims))
         right = work.unsqueeze(right, dim - 1)
     product = work.sum(node, work.one(node, "mul", left, right, dtype=wide), [dim])

@@ -1,4 +1,4 @@
-"""Registry of the rules by which ops act on dimensions."""
+"""The registry of rules that define how ops act on dimensions."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def _select(work: Pass, node: fx.Node, x: fx.Node, dim: int, index: int) -> Valu
     value = work.value(x)
     dim %= len(value.dims)
     index %= max(1, size_of(value.dims[dim]))
-    found = work.slice(node, value, dim, index, index + 1)
-    return replace(found, dims=(*found.dims[:dim], *found.dims[dim + 1 :]))
+    result = work.slice(node, value, dim, index, index + 1)
+    return replace(result, dims=(*result.dims[:dim], *result.dims[dim + 1 :]))
 
 
 @rule(_aten.unbind.int)
@@ -53,11 +53,11 @@ def _split(work: Pass, node: fx.Node, x: fx.Node, size: int, dim: int = 0) -> tu
 
 @rule(_aten.split_with_sizes.default)
 def _split_with_sizes(work: Pass, node: fx.Node, x: fx.Node, sizes: Sequence[int], dim: int = 0) -> Any:
-    value, at, found = work.value(x), 0, []
+    value, at, result = work.value(x), 0, []
     for size in sizes:
-        found.append(work.slice(node, value, dim, at, at + size))
+        result.append(work.slice(node, value, dim, at, at + size))
         at += size
-    return tuple(found)
+    return tuple(result)
 
 
 @rule(_aten.cat.default)
@@ -101,7 +101,7 @@ def _slice_scatter(
     first = start or 0
     last = min(size, _END if end is None else end)
     if step != 1:
-        raise work.refusal(node, f"{called_op(node)} writes to each {step}th element")
+        raise work.refusal(node, f"{called_op(node)} writes to every {step}th element")
     parts = [work.value(source)]
     if first:
         parts.insert(0, work.slice(node, value, dim, 0, first))

@@ -1,9 +1,10 @@
-"""Splits tensors that have more dimensions than others in a step into pieces with one value per element.
+"""Splits the tensors of a step into pieces with one value per element.
 
-A state `[B, N, K]` and another state `[B, N]` become K + 1 states `[B, N]`: a dimension that some results lack consists
-of cells. A dimension that the step reduces or multiplies consists of cells, too, unless it is too large to be written
-out. `pieces_of` finds the pieces of a step's arguments and results. The step on pieces is pointwise, and `in_elements`
-returns its graph, without the ops that cut and join pieces.
+Some tensors of a step have more dimensions than others. For example, a state `[B, N, K]` and another state `[B, N]`
+become K + 1 states `[B, N]`: a dimension that some results lack consists of cells. A dimension that the step reduces
+or multiplies also consists of cells, unless it is too large to be written out. `pieces_of` returns the pieces of a
+step's arguments and results. The step on pieces is pointwise, and `in_elements` returns its graph without the ops that
+cut and join pieces.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from flexsn_graph.ir._ops import Op
 _prims = torch.ops.prims
 
 _MAX_ATTEMPTS = 256
-# The largest dimension that a step may reduce or multiply, since its elements are written out.
+# The largest dimension that a step may reduce or multiply. All of its elements are written out.
 MAX_REDUCED = 16
 # The largest number of cells of one value. Products of small matrices have one cell for each of their elements.
 _MOST_CELLS = 256
@@ -39,10 +40,10 @@ class Elements:
     """A step on elements.
 
     Attributes:
-        module: `[*arguments, *pieces of lifted tensors, *cotangents] -> [*results]`, of pointwise ops and constants.
-            Instead of the gradient of a lifted tensor, it returns the gradients of all its pieces.
+        module: `[*arguments, *pieces of lifted tensors, *cotangents] -> [*results]`, with pointwise ops and constants.
+            Instead of the gradient of a lifted tensor, it returns the gradients of all pieces of the tensor.
         lifted: the pieces of each lifted tensor.
-        layouts: for the index of each piece that the step reads, the layout with which the step reads it.
+        layouts: the layouts with which the step reads pieces of lifted tensors, by the index of the piece.
         refined: factors of the dimensions of lifted tensors, for the other graphs of the step.
     """
 
@@ -73,8 +74,8 @@ class _StepPass(Pass):
                 if size_of(dim) > MAX_REDUCED:
                     raise self.refusal(
                         node,
-                        f"{called_op(node)} combines {size_of(dim)} elements of a dimension, and {MAX_REDUCED} are "
-                        "possible",
+                        f"{called_op(node)} combines {size_of(dim)} elements of a dimension, but at most {MAX_REDUCED} "
+                        "are possible",
                     )
                 raise Refined(node, factor, (False, factor.size))
 
@@ -93,7 +94,7 @@ class _StepPass(Pass):
 
     def numbered(self, dims: Sequence[Dim], numbers: Mapping[Key, int], node: fx.Node) -> tuple[Factors, ...]:
         """The dimensions, with each axis replaced by its number."""
-        found = []
+        results = []
         for dim in dims:
             factors: list[Axis | int] = []
             for factor in dim:
@@ -103,18 +104,19 @@ class _StepPass(Pass):
                     factors.append(Axis(numbers[self._root(factor)]))
                 else:
                     self.written_out(node, (factor,))
-            found.append(tuple(factors))
-        return tuple(found)
+            results.append(tuple(factors))
+        return tuple(results)
 
     def _in_own_order(self, value: Value, node: fx.Node) -> Pieces:
-        """The pieces of a lifted tensor. Its axes keep their order."""
+        """The pieces of a lifted tensor. Its axes retain their order."""
         own = {self._root(axis): number for number, axis in enumerate(value.axes)}
         return Pieces(self.numbered(value.dims, own, node), len(own))
 
     def refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
         return NonPointwiseError(
-            f"{what}. A step may reduce, multiply, cut and join dimensions of up to {MAX_REDUCED} elements that each "
-            "neuron has, as branches [B, N, K] beside a soma [B, N], and work on all others element by element.",
+            f"{what}. A step may reduce, multiply, cut and join dimensions of up to {MAX_REDUCED} elements per "
+            "neuron, such as branches [B, N, K] next to a soma [B, N]. It works on all other dimensions element by "
+            "element.",
             called_op(node),
             location_of(node),
         )
@@ -195,7 +197,7 @@ class _Cut(_StepPass):
             raise self.refusal(
                 node,
                 f"outputs and states of the step have different shapes: one has a dimension of {axis.size} elements "
-                f"that others lack, and {MAX_REDUCED} are possible",
+                f"that others lack, but such a dimension may have at most {MAX_REDUCED}",
             )
         raise Refined(node, axis, (False, axis.size))
 
@@ -207,14 +209,14 @@ def in_elements(
     gradient_of: Sequence[int | None],
     known: Mapping[Key, tuple[Spec, ...]] | None = None,
 ) -> Elements:
-    """Turns a step on pieces, `[*step]` each, into a step on elements.
+    """Turns a step on pieces into a step on elements. Each piece has the shape `[*step]`.
 
     Args:
         module: the lowered step with views, cuts and products.
         step_shape: shape of one step.
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
         gradient_of: for each result, the placeholder whose gradient it is, or `None`.
-        known: for a VJP, `refined` of the forward.
+        known: for a VJP, the `refined` of the forward graph.
 
     Raises:
         NonPointwiseError: the step combines elements.
@@ -242,7 +244,7 @@ class _OnElements(_StepPass):
         super().__init__(module, refined, blamed, gradients=any(place is not None for place in gradient_of))
         self._shape = tuple(step_shape)
         self._lifted, self._gradient_of = lifted, gradient_of
-        # Their keys are the smallest, so each of them is the root of all axes that it is united with.
+        # Their keys are the smallest, so each of them is the root of all axes with which it is united.
         self._own = [OpenAxis((axis - len(self._shape),), size) for axis, size in enumerate(self._shape)]
 
     def _placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:
@@ -302,7 +304,7 @@ class _OnElements(_StepPass):
 
     def _check_gradient(self, node: fx.Node, value: Value, varying: set[Key]) -> None:
         if not value.zero and {self._root(axis) for axis in (*value.axes, *value.summed)} != varying:
-            # Later, gradients are summed over the step, which would count each element of this one several times.
+            # Gradients are summed over the step later. The sum would count each element of this gradient several times.
             raise self.refusal(
                 node, f"{called_op(node)} gives a gradient that is not a sum over the elements that share its tensor"
             )
@@ -328,7 +330,7 @@ class _OnElements(_StepPass):
 
 
 def _strides(axes: Sequence[OpenAxis], numbers: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The stride of a contiguous tensor along each axis of the step; 0 along axes that the tensor lacks.
+    """The stride of a contiguous tensor along each axis of the step. It is 0 along axes that the tensor lacks.
 
     Args:
         axes: the axes of the tensor.

@@ -1,4 +1,4 @@
-"""Small tables, which are indexed or searched."""
+"""Small tables that are indexed or searched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Nod
     """The dimension that is indexed, and the index."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if len(given) != 1 or given[0][1].meta["val"].dtype not in (torch.int64, torch.int32):
-        raise work.refusal(node, f"{called_op(node)} picks elements otherwise than by numbers, along one dimension")
+        raise work.refusal(node, f"{called_op(node)} does not pick elements by integers along one dimension")
     dim, index = given[0]
     value = work.value(index)
     if not value.dims:
@@ -34,7 +34,7 @@ def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Nod
 
 
 def _places(work: Pass, node: fx.Node, index: Value, count: int) -> Value:
-    """The indices, with negative ones replaced by their distance from the beginning."""
+    """The indices, with each negative index replaced by its distance from the beginning."""
     like = index.nodes[0].meta["val"].dtype
     negative = work.one(node, "lt", index, 0, dtype=torch.bool)
     return work.one(node, "where", negative, work.one(node, "add", index, count, dtype=like), index, dtype=like)
@@ -56,13 +56,13 @@ def _index(work: Pass, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | No
     index = _places(work, node, index, count)
     new = len(index.dims) - len(table.dims) + 1
     dtype = node.meta["val"].dtype
-    found: Any = math.nan if dtype.is_floating_point else 0  # for an index out of range, which eager mode refuses
+    result: Any = math.nan if dtype.is_floating_point else 0  # for an index out of range, which eager mode refuses
     for i in range(count):
         entry = work.slice(node, table, dim, i, i + 1)
         entry = replace(entry, dims=(*entry.dims[:dim], *((),) * new, *entry.dims[dim + 1 :]))
         here = work.one(node, "eq", index, i, dtype=torch.bool)
-        found = work.one(node, "where", here, entry, found, dtype=dtype)
-    return found  # type: ignore[no-any-return]
+        result = work.one(node, "where", here, entry, result, dtype=dtype)
+    return result  # type: ignore[no-any-return]
 
 
 @rule(_aten.index_put.default)
@@ -74,11 +74,11 @@ def _index_put(
     values: fx.Node,
     accumulate: bool = False,
 ) -> Value:
-    """The gradient of `table[index]`: for each entry, the sum of the gradients at its places."""
+    """The gradient of `table[index]`: for each entry, the sum of the gradients at the positions that read the entry."""
     table, given = work.value(x), work.value(values)
     dim, index = _looked_up_at(work, node, len(table.dims), indices)
     if not accumulate or not table.zero:
-        raise work.refusal(node, f"{called_op(node)} writes to elements that are picked by numbers")
+        raise work.refusal(node, f"{called_op(node)} writes to elements at integer indices")
     count = size_of(table.dims[dim])
     index = _places(work, node, index, count)
     new = len(index.dims) - len(table.dims) + 1

@@ -1,4 +1,4 @@
-"""Values during a pass: dimensions as products of axes and cells."""
+"""Values during a pass. Their dimensions are products of axes and cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, fx
 _prims = torch.ops.prims
 
 
-# Identifies an axis: the number of the axis that was made first, then the index of each factor within the one before.
+# Identifies an axis: the number of the original axis, then the index of each factor within the factor before it.
 Key: TypeAlias = tuple[int, ...]
 
 
@@ -30,7 +30,7 @@ Dim: TypeAlias = tuple[Factor, ...]
 
 
 class Refined(Exception):
-    """An axis turned out to be a product of factors."""
+    """Raised when an op splits an axis into factors."""
 
     def __init__(self, node: fx.Node, axis: OpenAxis, *factors: Spec) -> None:
         self.node = node
@@ -42,10 +42,10 @@ class Refined(Exception):
 class Value:
     """Attributes:
     dims: the factors of each dimension, without factors of one element.
-    cells: a table of the sizes of all cells, in order; its entries are indices of `nodes`.
+    cells: a table with one dimension per group of cells, in order. Its entries are indices of `nodes`.
     nodes: nodes of the new graph.
-    summed: the axes over which it is summed afterwards.
-    zero: True if it is 0 for all arguments.
+    summed: the axes over which the value is summed afterwards.
+    zero: True if the value is 0 for all arguments.
     wide: for a converted sum, the value before the conversion.
     """
 
@@ -78,7 +78,7 @@ def num_values(args: Sequence[Any]) -> int:
 
 
 def number_of(value: Value) -> bool | int | float | None:
-    """The number that all cells of a value equal; `None` if there is no such number."""
+    """The number that all cells of a value equal, or `None` if there is no such number."""
     (node, *others) = {value.nodes[i] for i in value.cells.flatten().tolist()}
     if others or node.op != "call_function" or node.target is not _prims.scalar_tensor.default:
         return None
@@ -87,7 +87,7 @@ def number_of(value: Value) -> bool | int | float | None:
 
 
 def with_chosen(dims: Sequence[Dim], flat: int, counts: Sequence[int]) -> Any:
-    """The dimensions, with each count of cells as `(count, chosen cell)`."""
+    """The dimensions, with each count of cells replaced by `(count, chosen cell)`."""
     chosen = []
     for count in reversed(counts):
         chosen.append(flat % count)

@@ -21,7 +21,7 @@ def generate_inference_graph(fn: Callable[..., Any], example_inputs: tuple[Tenso
     """Traces `fn` to the closed op set, without gradients.
 
     Args:
-        fn: a pointwise function of tensors, returning a tensor or a list or tuple of tensors.
+        fn: a pointwise function of tensors that returns a tensor, or a list or tuple of tensors.
         example_inputs: tensors of any shape and dtype, or fake tensors. They are neither changed nor kept.
 
     Returns:
@@ -30,7 +30,7 @@ def generate_inference_graph(fn: Callable[..., Any], example_inputs: tuple[Tenso
 
     Raises:
         TraceError: `fn` returns neither a tensor nor a list or tuple of tensors.
-        UnsupportedCoreError: `fn` does something that a kernel cannot do; the message names the op and the line.
+        UnsupportedCoreError: `fn` does something that a kernel cannot do. The message names the op and the line.
     """
     with undisturbed():
         tracer = Tracer(unwrap_compiled(fn), example_inputs, as_tensors)
@@ -43,23 +43,23 @@ def generate_forward_and_backward_graph(
     example_inputs: tuple[Tensor, ...],
     requires_grad: Sequence[bool] | None = None,
 ) -> tuple[fx.Graph, fx.Graph]:
-    """Traces `fn` and its gradient, and splits them where the fewest bytes have to be saved (min-cut).
+    """Traces `fn` and its gradient, and splits them so that the fewest bytes have to be saved (min-cut).
 
     Args:
-        fn, example_inputs: as in `generate_inference_graph`.
-        requires_grad: for each example, True if its gradient is required. `None`: the gradients of all floating-point
-            examples are. Integer and bool inputs never have a gradient.
+        fn, example_inputs: see `generate_inference_graph`.
+        requires_grad: for each example, True if its gradient is required. `None` if the gradients of all
+            floating-point examples are required. Integer and bool inputs never have a gradient.
 
     Returns:
         `forward`: `[*examples, *captured] -> [*results, *intermediates]`, with the `meta` of
-        `generate_inference_graph`;
-        `backward`: `[*intermediates, *gradients of the differentiable results] -> [*gradients]`, one for
-        each of `[*examples, *captured]`, or `None` where no gradient exists. The gradient of an argument that
-        broadcasts has the shape of the results: sum it afterwards.
+        `generate_inference_graph`.
+        `backward`: `[*intermediates, *gradients of the differentiable results] -> [*gradients]`, with one gradient
+        for each of `[*examples, *captured]`, or `None` if there is no gradient. The gradient of an argument that
+        broadcasts has the shape of the results. Sum it afterwards.
 
     Raises:
         RequiresGradError: `requires_grad` has the wrong length, or no result is differentiable.
-        TraceError, UnsupportedCoreError: as in `generate_inference_graph`.
+        TraceError, UnsupportedCoreError: see `generate_inference_graph`.
     """
     if requires_grad is not None and len(requires_grad) != len(example_inputs):
         raise RequiresGradError(
@@ -110,7 +110,7 @@ def _primal_names(tracer: Tracer) -> list[str]:
 
 
 def _with_absent(graph: fx.Graph, positions: Sequence[int | None]) -> fx.Graph:
-    """Puts `None` for each primal without a gradient."""
+    """Adds `None` to the results for each primal without a gradient."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     present: Any = output.args[0]
     output.args = (tuple(None if p is None else present[p] for p in positions),)

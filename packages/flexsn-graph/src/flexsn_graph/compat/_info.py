@@ -13,12 +13,12 @@ class FlexSNInfo(NamedTuple):
     """Names and counts of a forward graph `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`.
 
     Attributes:
-        num_inputs, num_outputs, num_states: as announced.
+        num_inputs, num_outputs, num_states: the arguments of `extract_info`.
         fwd_core_args: names of the graph's arguments, in order.
-        fwd_core_returns: names of the graph's results, duplicates included.
-        fwd_core_recipients: the name that receives each result; `"_"` for a duplicate.
+        fwd_core_returns: names of the graph's results, including duplicates.
+        fwd_core_recipients: the name that receives each result, or `"_"` for a duplicate.
         fwd_kernel_returns: the results without duplicates.
-        num_fwd_kernel_returns: number of these.
+        num_fwd_kernel_returns: number of the results without duplicates.
         c2k_return_mapping: for intermediate `i`, its position in `fwd_kernel_returns`.
     """
 
@@ -37,11 +37,11 @@ def extract_info(fwd_graph: fx.Graph, num_inputs: int = 1, num_states: int = 0, 
     """Describes a forward graph for the kernel templates.
 
     Args:
-        fwd_graph: `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`; lifted tensors may
+        fwd_graph: `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`. Lifted tensors may
             follow the states.
 
     Raises:
-        GraphArityError: the graph has fewer arguments or results than the numbers say.
+        GraphArityError: the graph has fewer arguments or results than these numbers require.
 
     Example:
         >>> import torch

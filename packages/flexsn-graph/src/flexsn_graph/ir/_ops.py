@@ -1,4 +1,4 @@
-"""Facts about the ops of a lowered function: a row for each op that works element by element, and sets of other ops.
+"""Facts about the ops of a lowered function: one row for each op that works element by element, and sets of other ops.
 
 The sets hold views, constants and sums. Each target defines the code of these ops: see `flexsn_codegen.register_op`.
 `_decompositions` expresses all other ops in terms of these.
@@ -21,8 +21,8 @@ Op = OpOverload
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 
-# Each element of the result is an element of the argument, at an address that strides define. Two ops are missing:
-# `view.dtype` works element by element, and `as_strided` depends on how the memory is laid out.
+# Each element of the result is an element of the argument, at an address that strides define. Two views are not in this
+# set: `view.dtype` works element by element, and `as_strided` depends on the layout of the memory.
 VIEW_OPS: frozenset[Op] = frozenset(
     {
         _aten.alias.default,
@@ -64,7 +64,8 @@ RESHAPE_OPS: frozenset[Op] = frozenset(
 
 ALIAS_OPS = VIEW_OPS | RESHAPE_OPS
 
-# By op that ignores the values of its tensor argument and fills its result: the position of the value, or `None` for 0.
+# Ops that ignore the values of their tensor argument and fill the result, with the position of the fill value. `None`
+# means 0.
 FILL_OPS: dict[Op, int | None] = {
     _aten._efficientzerotensor.default: None,
     _aten.full.default: 1,
@@ -91,8 +92,8 @@ EMPTY_OPS: frozenset[Op] = frozenset(
 
 SUM_OP: Op = _prims.sum.default
 
-# `terms` turns the gradient of an argument without dimensions, a sum over the elements, into the terms of that sum, and
-# `uniform` does the reverse. Each is the adjoint of the other. See `_pointwise`.
+# The gradient of an argument without dimensions is a sum over the elements. `terms` turns it into the terms of the sum,
+# and `uniform` does the reverse. Each is the adjoint of the other. See `_pointwise`.
 library = torch.library.Library("flexsn_graph", "DEF")
 library.define("terms(Tensor sum, SymInt[] shape) -> Tensor")
 library.define("uniform(Tensor terms) -> Tensor")
@@ -128,10 +129,10 @@ class OpFacts:
     """Facts about an op that works element by element, for all targets.
 
     Attributes:
-        linear: sets of arguments, by position. The op is linear in the arguments of one set together while the others
-            are fixed, if its result is floating-point.
+        linear: sets of positions of arguments. If the result is floating-point and all other arguments are fixed, the
+            op is jointly linear in the arguments of each set.
         continuous: positions of the arguments in which the op has no jumps, if its result is floating-point.
-        exact: True if the result needs no rounding to a half dtype, since it is a value of an operand or has another
+        exact: True if the result needs no rounding to a half dtype, because it is a value of an operand or has another
             dtype.
     """
 
@@ -149,7 +150,7 @@ def register_facts(op: Op, facts: OpFacts) -> None:
 
 
 def facts_of(op: object) -> OpFacts | None:
-    """Returns the facts about an op; `None` if it mixes elements or has no row."""
+    """Returns the facts about an op. `None` if the op mixes elements or has no row."""
     return _FACTS.get(op)  # type: ignore[call-overload, no-any-return]
 
 
@@ -166,14 +167,14 @@ def kept_ops() -> Iterator[Op]:
 def is_pointwise(op: object) -> bool:
     """True if `op` maps elements to elements, one by one.
 
-    Assumed of ops outside of torch's own namespaces. Their shapes are compared, and their kernel rules define their
-    meaning.
+    This is assumed for ops outside of torch's own namespaces. Their shapes are checked, and their kernel rules define
+    their meaning.
     """
     return op in _FACTS or (isinstance(op, Op) and op.namespace not in {"aten", "prims"})
 
 
 def lacks_a_rule(op: object) -> bool:
-    """True if `op` works element by element, but has no row with a rule for kernels."""
+    """True if `op` works element by element, but has no row of facts."""
     return isinstance(op, Op) and op not in _FACTS and (torch.Tag.pointwise in op.tags or op in _WITHOUT_RULE)
 
 
@@ -208,9 +209,9 @@ _rows(
     shift_right_arithmetic signbit sinh spherical_bessel_j0 sqrt tan zeta
     """
 )
-# Returns the bits unchanged, as another dtype of equal width.
+# This op returns the bits unchanged, as another dtype of equal width.
 register_facts(_aten.view.dtype, OpFacts(exact=True))
-# Ops that torch does not decompose. Kernels receive integer arguments unconverted.
+# Ops that torch does not decompose. Their integer arguments are not converted.
 _rows(
     """
     angle polygamma special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1

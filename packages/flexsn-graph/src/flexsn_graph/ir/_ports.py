@@ -10,9 +10,10 @@ from typing import NamedTuple
 class Role(StrEnum):
     """Role of an argument or a result.
 
-    Shapes are those of kernels: `[T, …]` has time first, `[rows, …]` has checkpoints first. A graph is one step, with
-    `STATE` or `GRAD_STATE` on both sides. A step receives the state before it and returns the state after it. A VJP
-    receives the gradient of the state after the step and returns the gradient of the state before it.
+    Shapes are those of kernels: time is the first dimension of `[T, …]`, and checkpoints are the first dimension of
+    `[rows, …]`. A graph is one step, with `STATE` or `GRAD_STATE` as arguments and as results. A step receives the
+    state before the step and returns the state after it. A VJP receives the gradient of the state after the step and
+    returns the gradient of the state before it.
     """
 
     INPUT = "input"  # [T, *step], read
@@ -28,17 +29,17 @@ class Role(StrEnum):
     GRAD_STATE_SEQ = "grad_state_seq"  # [T, *step], read
     GRAD_FINAL_STATE = "grad_final_state"  # [*step], read
     CAME_STATE = "came_state"  # flag of a VJP: True if the gradient of a new state is present
-    GRAD_INPUT = "grad_input"  # [T, *step], written; [T, programs] if each program sums over its elements
+    GRAD_INPUT = "grad_input"  # [T, *step], written, or [T, programs] if each program sums over its elements
     GRAD_STATE = "grad_state"  # [*step], written: the gradient of the initial state
-    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time, but not over the step; or [programs]
+    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time, but not over the step. Or [programs]
     # In a step with products (`StagedStep`), values of one step, of any shape:
     OPERAND = "operand"  # a pointwise function of the step's values, written as the operand of a product
     PRODUCT = "product"  # a product with a matrix
     LATER = "later"  # in a VJP: a product of a later step
     AHEAD = "ahead"  # a part of a stage that is computed earlier than the rest, for example while waiting for a product
     MATRIX = "matrix"  # computed from captured tensors alone, before the loop
-    RING = "ring"  # [2, *step], passed from one step to the next; even steps use one row, odd steps the other
-    COUNTER = "counter"  # number of programs that have arrived at a common point; also marks that one gave up
+    RING = "ring"  # [2, *step], passed from one step to the next. Even steps use one row, and odd steps the other
+    COUNTER = "counter"  # number of programs that have arrived at a common point, or a mark that one gave up
     # In scans in segments of time, `[segments, *step]`:
     SEGMENT_START = "segment_start"  # the guessed state at the beginning of a segment
     SEGMENT_END = "segment_end"  # the state at the end of a segment
@@ -46,22 +47,22 @@ class Role(StrEnum):
     SEGMENT_CARRIED = "segment_carried"  # the cotangent at a segment's end, from the segment after it
     SEGMENT_REPAIRS = "segment_repairs"  # [programs], written: number of recomputed pairs of an element and a segment
 
-    __hash__ = str.__hash__  # in C, because ports are keys everywhere; that of `Enum` is written in Python
+    __hash__ = str.__hash__  # in C and thus fast, because ports are often keys. `Enum` has one in Python
 
 
-class Port(NamedTuple):  # a tuple's hash and comparison are in C, which keys need
-    """One argument or result: `index` counts within its role."""
+class Port(NamedTuple):  # the hash and comparison of a tuple are in C and thus fast, as keys require
+    """One argument or result. `index` is its number within its role."""
 
     role: Role
     index: int  # type: ignore[assignment]  # replaces a tuple's method
 
     @property
     def name(self) -> str:
-        """Name in graphs and generated sources, for readers. No code parses it."""
+        """Name in graphs and generated sources, for human readers. No code parses it."""
         return f"{self.role.value}_{self.index}"
 
 
 @cache
 def ports(role: Role, count: int) -> tuple[Port, ...]:
-    """All ports of one role, if it has `count` ports."""
+    """The `count` ports of one role."""
     return tuple(Port(role, i) for i in range(count))

@@ -22,7 +22,8 @@ class ProductFacts:
     Attributes:
         factors: positions of the two factors among its arguments.
         added: position of the addend, or `None`.
-        contracted: for each factor, the dimension that is summed over; `None` for a convolution, of any rank.
+        contracted: for each factor, the dimension over which the product sums. `None` for a convolution, which may
+            have any rank.
         batched: True if the first dimension of both factors counts matrices.
     """
 
@@ -33,7 +34,7 @@ class ProductFacts:
 
 
 CONVOLUTION: Op = _aten.convolution.default
-# Each op has an overload that writes to memory passed as `out`.
+# Each op has an overload that writes to memory that is passed as `out`.
 PRODUCTS: dict[Op, ProductFacts] = {
     _aten.mm.default: ProductFacts((0, 1), None, (1, 0)),
     _aten.addmm.default: ProductFacts((1, 2), 0, (1, 0)),
@@ -44,18 +45,18 @@ PRODUCTS: dict[Op, ProductFacts] = {
     CONVOLUTION: ProductFacts((0, 1), 2, None),
 }
 
-# Reductions of rows of a step, `(value, dims, *numbers)`. Each op has an overload that writes to memory passed as
-# `out`.
+# Reductions of rows of a step, with arguments `(value, dims, *numbers)`. Each op has an overload that writes to memory
+# that is passed as `out`.
 REDUCTIONS: frozenset[Op] = frozenset(
     {SUM_OP, _prims.amax.default, _prims.amin.default, _prims.var.default},
 )
 
-# Joins values: the gradient of splitting a value.
+# Joins values. It is the gradient of splitting a value.
 CAT_OP: Op = _aten.cat.default
-# Gradients of a part of a value, which are zero elsewhere.
+# The gradient of a part of a value. It is zero elsewhere.
 SLICE_BACKWARD_OP: Op = _aten.slice_backward.default
 SELECT_BACKWARD_OP: Op = _aten.select_backward.default
-# The copy of a value for a view that no strides express.
+# Copies a value for a view that strides cannot express.
 COPY_OP: Op = _prims.clone.default
 ASSEMBLIES = frozenset({CAT_OP, SLICE_BACKWARD_OP, SELECT_BACKWARD_OP, COPY_OP})
 
@@ -77,14 +78,16 @@ def convolution_weight(
     """The gradient of a convolution's weight.
 
     Args:
-        gradient: gradient of the result.
-        value: the argument that was convolved.
+        gradient: gradient of the convolution's result.
+        value: the argument that is convolved.
         weight_shape, stride, padding, dilation, transposed, output_padding, groups: parameters of the convolution.
     """
     weight = gradient.new_empty(1).expand(tuple(weight_shape))
     numbers = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
-    found: Tensor = _aten.convolution_backward.default(gradient, value, weight, None, *numbers, [False, True, False])[1]
-    return found
+    result: Tensor = _aten.convolution_backward.default(gradient, value, weight, None, *numbers, [False, True, False])[
+        1
+    ]
+    return result
 
 
 def reduced_dims(node: fx.Node) -> tuple[int, ...]:

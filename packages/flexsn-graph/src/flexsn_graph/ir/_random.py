@@ -1,4 +1,4 @@
-"""Random numbers as functions: Philox of a key and a counter, with equal bits in PyTorch and in kernels.
+"""Random numbers as functions: Philox of a key and a counter, with the same bits in PyTorch and in kernels.
 
 A number is determined by a key (64 bits), a stream (the index of a draw within a step), a time step, a row and a
 column. Nothing is stored, and the order of computation does not matter. Two stages keep the work of each step short:
@@ -7,7 +7,7 @@ column. Nothing is stored, and the order of computation does not matter. Two sta
   under the key. Kernels compute them once, before the loop over time.
 - Each pair of time steps has two words: Philox 2x32-7 of the counter `(step // 2, stream)`, combined by XOR with the
   element's second and third word, under the element's first word. An even step uses the first of the two uniform
-  numbers, or the cosine of the normal ones; an odd step uses the second one, or the sine.
+  numbers, or the cosine of the normal ones. An odd step uses the second one, or the sine.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. (Their 2x32 passes all
 tests from 7 rounds on, and so does their 4x32.)
@@ -27,7 +27,7 @@ _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox_4x32(counter: _Four, key: tuple[Tensor, Tensor]) -> _Four:
-    """The four words of a counter after 10 rounds; all are int64 from 0 to `2**32 - 1`."""
+    """The four words of a counter after 10 rounds, as int64 from 0 to `2**32 - 1`."""
     a, b, c, d = counter
     low, high = key
     for i in range(10):
@@ -40,7 +40,7 @@ def philox_4x32(counter: _Four, key: tuple[Tensor, Tensor]) -> _Four:
 
 
 def philox_2x32(a: Tensor, b: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The two words of a counter after 7 rounds; all are int64 from 0 to `2**32 - 1`."""
+    """The two words of a counter after 7 rounds, as int64 from 0 to `2**32 - 1`."""
     for i in range(7):
         product = a * 0xD256D193
         a, b = ((product >> 32) ^ b ^ (key + i * 0x9E3779B9)) & _MASK, product & _MASK
@@ -85,13 +85,13 @@ def uniform(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, strea
 def normal(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream: int) -> Tensor:
     """Numbers of mean 0 and variance 1, float32, from a cosine or a sine. The arguments are those of `words_of_steps`.
 
-    Each operation is rounded separately and in the same order in each language, so that the bits are equal.
+    Each operation is rounded separately, and the order is the same in each language, so that the bits are equal.
 
     Source: Box and Muller, "A note on the generation of random normal deviates", 1958.
     """
     a, b = words_of_steps(first, second, third, step, stream)
     radius = _radius((a >> 1) | 1)
-    # cos(2 pi x) is sin(2 pi (1 / 4 - |x|)), for x from -1/2 to 1/2; sin(2 pi x) is cos(2 pi (x - 1 / 4)).
+    # cos(2 pi x) is sin(2 pi (1 / 4 - |x|)), for x from -1/2 to 1/2. sin(2 pi x) is cos(2 pi (x - 1 / 4)).
     turn = _int32((b - ((step.long() & 1) << 30)) & _MASK).float() * 2.0**-32
     angle = 0.25 - turn.abs()
     square = angle * angle
@@ -100,7 +100,7 @@ def normal(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream
 
 
 SINE = (-70.9934310913086, 81.34076690673828, -41.33714294433594, 6.283164024353027)
-"""Coefficients of sin(2 pi x) / x, from x**6 on, for x from 0 to 1/4; the error is below 6e-7 of the sine."""
+"""Coefficients of sin(2 pi x) / x, from x**6 on, for x from 0 to 1/4. The relative error of the sine is below 6e-7."""
 
 LOGARITHM = (
     0.2858414053916931,
@@ -110,13 +110,13 @@ LOGARITHM = (
     0.9998043775558472,
     -2.000009059906006,
 )
-"""Coefficients of -2 log(1 + x) / x, from x**5 on, for 1 + x from sqrt(1/2) to sqrt(2); the error is below 7e-6."""
+"""Coefficients of -2 log(1 + x) / x, from x**5 on, for 1 + x from sqrt(1/2) to sqrt(2). The error is below 7e-6."""
 
 
 def _radius(word: Tensor) -> Tensor:
     """`sqrt(-2 log(word / 2**31))`, with an error below 7e-6.
 
-    A square root would be a branch on a GPU, so it has none.
+    It does not use a square root, which would be a branch on a GPU.
     """
     x = word.float()
     bits = x.view(torch.int32)
@@ -128,7 +128,7 @@ def _radius(word: Tensor) -> Tensor:
     square = value * x + (31 - exponent).float() * 1.3862943649291992
     half = square * 0.5
     inverse = (0x5F3759DF - (square.view(torch.int32) >> 1)).view(torch.float32)
-    for sum_of_both in (1.5, 1.500002384185791):  # Newton's method; its error is negative, so half of it is added
+    for sum_of_both in (1.5, 1.500002384185791):  # Newton's method. Its error is negative, so half of it is added
         inverse = inverse * (sum_of_both - half * inverse * inverse)
     return square * inverse
 

@@ -1,4 +1,4 @@
-"""The tracer's result: a graph, the roles of its arguments and results, and its layouts of captured tensors."""
+"""The tracer's result: a graph with the roles of its arguments and results, and the layouts of captured tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 from flexsn_graph.ir._layout import LiftedLayout
 from flexsn_graph.ir._ports import Port, Role
 
-# By role of an argument: the role of its gradient as a result.
+# Maps the role of an argument to the role of its gradient.
 GRADIENTS = {Role.INPUT: Role.GRAD_INPUT, Role.STATE: Role.GRAD_STATE, Role.LIFTED: Role.GRAD_LIFTED}
 
 
@@ -19,18 +19,18 @@ class StepGraph:
     """One step as a normalised graph: the forward, or its vector-Jacobian product (VJP).
 
     Forward: `[*INPUT, *STATE, *LIFTED] -> [*OUTPUT, *STATE]`, followed by `*SAVED` if a VJP needs intermediates.
-    VJP: `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`. It
-    has the cotangents that are present, and returns the gradients that are required and not zero for all values. The
-    gradient of an argument that broadcasts to the step has the step's shape: sum it afterwards.
+    VJP: `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`. Its
+    arguments include only the cotangents that are present. Its results include only gradients that are required and not
+    zero for all values. If an argument broadcasts to the step, its gradient has the step's shape and is summed later.
 
     Attributes:
         graph: pointwise ops that have facts (`facts_of`), on homogeneous dtypes, with Python numbers as constants.
             Each node has `meta["val"]`, a fake tensor, and, where known, a stack trace that ends in the user's line
             (`location_of`). The output is a tuple of nodes.
-        arguments: ports of its placeholders, used or not, in order.
-        results: ports of its output's entries, in order.
-        layouts: for the index of each lifted tensor, its layout, which a step's forward graph and VJPs share. A tensor
-            that the graph never reads has none.
+        arguments: ports of all placeholders in order, including unused ones.
+        results: ports of the output's entries in order.
+        layouts: layouts of the lifted tensors by index. A step's forward graph and VJPs share them. A tensor that the
+            graph never reads has no layout.
     """
 
     graph: fx.Graph
@@ -40,13 +40,13 @@ class StepGraph:
 
     @property
     def placeholders(self) -> dict[Port, fx.Node]:
-        """The nodes of the arguments."""
+        """The placeholder node of each argument."""
         nodes = (node for node in self.graph.nodes if node.op == "placeholder")
         return dict(zip(self.arguments, nodes, strict=True))
 
     @property
     def used(self) -> frozenset[Port]:
-        """The arguments that the graph computes with."""
+        """The arguments that the graph uses."""
         return frozenset(port for port, node in self.placeholders.items() if node.users)
 
     @property

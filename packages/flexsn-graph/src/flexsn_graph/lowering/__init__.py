@@ -1,3 +1,3 @@
-"""Lowers recorded ATen graphs to the closed set of ops that kernels are generated from."""
+"""Lowers recorded ATen graphs to the closed set of ops for which kernels can be generated."""
 
 from __future__ import annotations

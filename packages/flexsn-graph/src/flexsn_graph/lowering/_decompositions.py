@@ -1,4 +1,4 @@
-"""Ops in terms of others, as eager mode computes them. Extends and corrects torch's table of decompositions."""
+"""Ops in terms of other ops, with the results of eager mode. Extends and corrects torch's table of decompositions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HALF_DTYPES = {torch.float16, torch.bfloat16}
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     copied = source.to(target.dtype).expand(target.shape)
-    # A broadcast value is copied into memory of its own, and can be viewed in any shape there.
+    # A broadcast value is copied into new memory, which can be viewed in any shape.
     return copied if source.shape == target.shape else copied.clone(memory_format=torch.contiguous_format)
 
 
@@ -39,9 +39,9 @@ def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor,
 
 
 def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
-    """Rounds numbers and tensors without dimensions to the half dtype of the other arguments first, as eager mode does.
+    """First rounds numbers and tensors without dimensions to the half dtype of the other arguments, as eager mode does.
 
-    Then the bfloat16 value 0.30078125 is not above 0.3. Torch's table compares in float32.
+    As a result, the bfloat16 value 0.30078125 is not above 0.3. Torch's table compares in float32 instead.
     """
     dtype = torch.result_type(*values)
     if dtype in _HALF_DTYPES:
@@ -56,16 +56,16 @@ def _as_half(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 1) -> Any:
-    """Rounds numbers to the half dtype of the other arguments first if eager mode adds on the CPU, but not on a GPU."""
+    """First rounds numbers to the half dtype of the other arguments. Eager addition does so on the CPU only."""
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
         x, y, alpha = (_as_half(value, dtype) for value in (x, y, alpha))
-    # With an `alpha` of 1, torch's table would multiply by it.
+    # Given an `alpha` of 1, torch's table would multiply by it.
     return decomposition(x, y) if alpha == 1 else decomposition(x, y, alpha=alpha)
 
 
 def _product_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any) -> Any:
-    """Rounds a first argument without dimensions to the half dtype if eager mode multiplies or divides on the CPU."""
+    """First rounds a first argument without dimensions to the half dtype. Eager mode does so on the CPU only."""
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y) and isinstance(x, Tensor):
         x = x.to(dtype)
@@ -77,7 +77,7 @@ def _is_on_cpu(*values: Any) -> bool:
 
 
 def _pow_by_number(x: Tensor, exponent: float) -> Any:
-    """Writes out two powers as eager mode does, with half values rounded in between (not float16 on the CPU)."""
+    """Writes out two powers as eager mode does: half values are rounded after each product (not float16 on the CPU)."""
     if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
         if exponent == 3.0:
             return x * x * x
@@ -87,13 +87,13 @@ def _pow_by_number(x: Tensor, exponent: float) -> Any:
 
 
 def _signbit(x: Tensor) -> Tensor:
-    """Widening drops the sign of a float16 NaN on a GPU. Eager mode reads the sign afterwards, the compiler before."""
+    """Widening drops the sign of a float16 NaN on a GPU. Eager mode reads the sign after widening."""
     negative: Tensor = decomposition_table[_aten.signbit.default](x)
     return negative & (x == x) if x.dtype == torch.float16 and x.device.type != "cpu" else negative
 
 
 def _rounding_the_logarithm(decomposition: Callable[..., Any], logarithm: Callable[..., Any], x: Any, y: Any) -> Any:
-    """`xlogy` and `xlog1py`: half values round the logarithm, then the product.
+    """`xlogy` and `xlog1py` of half values: rounds the logarithm, then the product.
 
     Torch's table rounds only the product.
     """
@@ -107,7 +107,7 @@ def _rounding_the_logarithm(decomposition: Callable[..., Any], logarithm: Callab
 def _fake_quantize(x: Tensor, scale: Any, zero_point: Any, low: int, high: int) -> tuple[Tensor, Tensor]:
     """Multiplies by the rounded reciprocal of the scale, as eager mode does.
 
-    Also returns the mask of unclamped values.
+    The second result is the mask of unclamped values.
     """
     wide = _widened(x)
     inverse = 1.0 / scale if isinstance(scale, Tensor) else rounded(1.0 / rounded(scale, torch.float32), torch.float32)
@@ -132,7 +132,7 @@ def _fake_quantize_per_channel(
 
 
 def _glu(x: Tensor, dim: int = -1) -> Tensor:
-    """Rounds half values once, at the end. Torch's table rounds them after each op."""
+    """Rounds half values once, at the end. Torch's table rounds them after each op instead."""
     value, gate = (_widened(half) for half in x.chunk(2, dim))
     return (value * torch.sigmoid(gate)).to(x.dtype)
 
@@ -146,7 +146,7 @@ def _glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
 
 
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
-    """Rounds half values once, at the end. Torch's table rounds them after each op."""
+    """Rounds half values once, at the end. Torch's table rounds them after each op instead."""
     wide = _widened(x)
     if not wide.is_floating_point():
         wide = wide.to(torch.get_default_dtype())
@@ -156,7 +156,7 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 
 def _logit_backward(grad: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
-    """As torch's table, but also correct at -0 and NaN."""
+    """Like torch's table, but also correct at -0 and NaN."""
     wide, slope = _widened(x), _widened(grad)
     inside = slope / (wide * (1.0 - wide))
     if eps is not None:
@@ -174,7 +174,7 @@ def _bce_with_logits(
     pos_weight: Tensor | None = None,
     reduction: int = 1,
 ) -> Tensor:
-    """As torch's table, but also correct for infinite `x`, where the table gives NaN."""
+    """Like torch's table, but also correct for infinite `x`, where the table gives NaN."""
     log_sigmoid = torch.nn.functional.logsigmoid(x)
     if pos_weight is not None:
         log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
@@ -185,7 +185,7 @@ def _bce_with_logits(
 
 
 def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
-    """As torch's table, but also correct where the arguments are NaN or equal."""
+    """Like torch's table, but also correct where the arguments are NaN or equal."""
     slope, distance = _widened(grad), _widened(x) - _widened(target)
     if reduction == 1:
         slope = slope / x.numel()
@@ -194,7 +194,7 @@ def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int,
 
 
 def _soft_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Computes in the order of eager mode, which gives NaN where `exp` overflows. Torch's table does not."""
+    """Computes in the order of eager mode, which gives NaN where `exp` overflows. Torch's table does not give NaN."""
     z = torch.exp(-target * x)
     scale = -1.0 / x.numel() if reduction == 1 else -1.0
     return target * z * scale / (z + 1.0) * grad
@@ -205,11 +205,22 @@ def _shrink_backward(grad: Tensor, x: Tensor, width: float) -> Tensor:
 
 
 def _polynomial(polynomial: Callable[..., Any], x: Any, degree: Any) -> Any:
-    """Accepts a number for one of the two tensors. The number does not promote the dtype."""
+    """Accepts a number instead of one of the two tensors. The number does not promote the dtype."""
     other = x if isinstance(x, Tensor) else degree
     dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
     tensors = (a if isinstance(a, Tensor) else torch.scalar_tensor(a, dtype=dtype) for a in (x, degree))
     return polynomial(*tensors)
+
+
+def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    """Takes one comparison for each limit: NaN is not beyond a limit. Torch's table looks for NaN in a second one."""
+    limits = [limit for limit in (low, high) if limit is not None]
+    if not x.is_floating_point() or not all(type(limit) in (int, float) and limit == limit for limit in limits):
+        clamped: Tensor = decomposition_table[_aten.clamp.default](x, low, high)
+        return clamped
+    if low is not None:
+        x = torch.where(x < low, low, x)
+    return x if high is None else torch.where(x > high, high, x)
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -241,7 +252,7 @@ _OF_NUMBERS: Table = {
     for overload in ("n_scalar", "x_scalar")
 }
 
-# Ops that torch's tables leave, because its own backends have kernels for them.
+# Ops that torch's tables do not decompose, because torch's own backends have kernels for them.
 LEFT: Table = {
     _aten.copy.default: _copy,
     _aten.index_put.default: _index_put,
@@ -272,6 +283,7 @@ TO_PRIMS: Table = {
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantize_per_channel,
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+    _aten.clamp.default: _clamp,
     _aten.glu.default: _glu,
     _aten.glu_backward.default: _glu_backward,
     _aten.hardshrink_backward.default: _shrink_backward,
@@ -286,9 +298,9 @@ TO_PRIMS: Table = {
 
 
 def prims_of_inductor() -> Table:
-    """Prims that Inductor adds, and in which it writes the gradient of a softmax. Empty until Inductor is imported.
+    """Prims that Inductor adds, and with which it expresses the gradient of a softmax.
 
-    Kernels round each operation separately, as eager mode does.
+    Empty until Inductor is imported. Kernels round each operation separately, as eager mode does.
     """
     fma = getattr(torch.ops.prims, "fma", None)
     return {} if fma is None else {fma.default: lambda x, y, z: x * y + z}

@@ -22,8 +22,8 @@ _prims = torch.ops.prims
 
 
 def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS) -> fx.GraphModule:
-    """Traces `module` again without mutation, decomposed by `table`. Views and ops with facts stay."""
-    applied = {**table, **prims_of_inductor()}  # copies a thousand ops without hashing them
+    """Traces `module` again without mutation, and decomposes it by `table`. Views and ops with facts are unchanged."""
+    applied = {**table, **prims_of_inductor()}  # copies a thousand ops without hashing them again
     for op in kept_ops():
         applied.pop(op, None)
     lowered = trace_again(module, mode, applied)
@@ -50,15 +50,15 @@ def _reduce_one_element(node: fx.Node) -> None:
 def split_joint(
     joint: fx.GraphModule, num_primals: int, num_results: int, mode: FakeTensorMode
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Splits `[*primals, *cotangents] -> [*results, *gradients]` where the fewest bytes are saved.
+    """Splits `[*primals, *cotangents] -> [*results, *gradients]` so that the fewest bytes are saved.
 
-    Works on core ATen ops: on prims, the minimal cut saves about half as much again.
+    Works on core ATen ops. On prims, the minimal cut would store about 50 % more bytes.
     """
     partition = min_cut_partitioner()
     functional = lower(joint, mode, {**core_aten_decompositions(), **LEFT})
     arguments = [n.meta["val"] for n in functional.graph.nodes if n.op == "placeholder"]
     for i, node in enumerate(n for n in functional.graph.nodes if n.op == "placeholder"):
-        # The partitioner reads the roles from these names.
+        # The partitioner derives the roles from these names.
         role = f"primals_{i}" if i < num_primals else f"tangents_{i - num_primals}"
         node._rename(role)
         node.target = node.name

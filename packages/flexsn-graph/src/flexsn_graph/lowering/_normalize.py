@@ -1,8 +1,8 @@
 """Turns a lowered graph into the closed set of ops that kernels are generated from.
 
-The result has pointwise ops on homogeneous dtypes (prims) and Python scalars for all constants. It has no aliases, no
-sums, no duplicates and no unused nodes, and its names depend on the graph alone. `check_positions` has proved that
-aliases and sums can be left out.
+The result consists of pointwise ops on homogeneous dtypes (prims), with Python scalars for all constants. It has no
+aliases, sums, duplicates or unused nodes, and its names depend on the graph alone. `check_positions` has already
+proved that aliases and sums can be left out.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def normalize(module: fx.GraphModule, names: Sequence[str]) -> fx.Graph:
         names: new names of the placeholders.
 
     Returns:
-        A graph with a tuple as its output; each entry is a node, or `None` where the recorded entry is. Every node
-        has `meta["val"]` (a fake tensor) and, where known, a stack trace that ends in the user's line.
+        A graph with a tuple as its output. Each entry is a node, or `None` where the recorded entry is `None`. Every
+        node has `meta["val"]` (a fake tensor) and, where known, a stack trace that ends in the user's line.
 
     Raises:
-        CaptureError: the core makes a constant that is not a single number.
+        CaptureError: the core creates a constant that is not a single number.
         NonPointwiseError: the core reads memory that it has not written.
     """
     return _Normalizer(module, names).run()
@@ -46,7 +46,7 @@ class _Normalizer:
         self._module = module
         self._names = names
         self._graph = fx.Graph()
-        # By old node: its replacement, a new node or a constant.
+        # Maps an old node to its replacement, which is a new node or a constant.
         self._new: dict[fx.Node, Any] = {}
         self._seen: dict[tuple[Any, ...], fx.Node] = {}
 
@@ -147,14 +147,14 @@ class _Normalizer:
 
 
 def _is_certain(sides: Sequence[Any]) -> bool:
-    """True if these are the two conditions that a number equals itself, and that it does not: one of them holds."""
+    """True if one condition says that a number equals itself, and the other that it does not: one of them is true."""
     of_each = {one.target: one.args for one in sides if isinstance(one, fx.Node)}
     equal, unequal = of_each.get(_prims.eq.default), of_each.get(_prims.ne.default)
     return equal is not None and equal == unequal and equal[0] is equal[1]
 
 
 def _unconverted(node: Any) -> Any:
-    """A sum before its last conversion, whose dtype may be too narrow for the terms."""
+    """A sum before its last conversion. The dtype after the conversion may be too narrow for the terms."""
     source = node
     while source.target in ALIAS_OPS or source.target is _prims.convert_element_type.default:
         source = source.args[0]
@@ -162,7 +162,7 @@ def _unconverted(node: Any) -> Any:
 
 
 def _fold(node: fx.Node, args: Any, kwargs: Any) -> bool | int | float | None:
-    """The value of an op on constants alone, rounded to its dtype; `None` if an argument is not a constant."""
+    """The value of an op on constants alone, rounded to the op's dtype. `None` if an argument is not a constant."""
     target: Any = node.target
     value = node.meta.get("val")
     if target in EMPTY_OPS or not isinstance(value, Tensor):
@@ -177,10 +177,10 @@ def _fold(node: fx.Node, args: Any, kwargs: Any) -> bool | int | float | None:
 
 
 def _wrap_constants(node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Wraps constants that are out of their dtype's range as eager mode converts them: 300 becomes 44 in uint8."""
+    """Wraps constants outside of their dtype's range as conversions in eager mode do: 300 becomes 44 in uint8."""
     target: Any = node.target
     tensors = [a for a in args if isinstance(a, fx.Node)]
-    # Other ops convert their arguments themselves.
+    # Other ops convert their arguments by themselves.
     if facts_of(target) is None or target.namespace != "prims" or not tensors:
         return args
     of_result = node.target is _prims.where.default
@@ -211,8 +211,8 @@ def _is_number(value: object) -> bool:
 
 
 def call_key(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """A key that is equal for calls with equal values. Takes the node's function, but these arguments."""
-    # Includes the dtype: `where(c, 1, 0)` has another value in int32 than in int64.
+    """A key of a call of the function of `node`. Calls with equal keys have equal values."""
+    # The dtype is part of the key: `where(c, 1, 0)` has another value in int32 than in int64.
     return node.target, _hashable(args), _hashable(kwargs), getattr(node.meta["val"], "dtype", None)
 
 

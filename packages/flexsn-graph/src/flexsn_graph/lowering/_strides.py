@@ -1,4 +1,4 @@
-"""Arithmetic of positions: strided tensors without data, whose strides are positions in the step."""
+"""Arithmetic of positions, on strided tensors without data. Their strides describe positions in the step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_graph.ir._layout import LiftedLayout
 
 
 class StepAxes:
-    """The shape of one step as a strided tensor, and positions relative to it.
+    """The shape of one step as a strided tensor. Positions are relative to it.
 
     Attributes:
         shape: shape of the step.
@@ -24,7 +24,7 @@ class StepAxes:
         self._strides = contiguous(self.shape).stride()
 
     def place(self, shape: Sequence[int]) -> Tensor:
-        """The positions of an argument or result of `shape` in the step, aligned at the last dimension."""
+        """The positions in the step of an argument or result of shape `shape`, aligned at the last dimension."""
         sizes = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
         extra = len(sizes) - len(self.shape)
         strides = [0] * extra + [
@@ -34,12 +34,12 @@ class StepAxes:
         return torch.empty_strided(shape, strides[len(sizes) - len(shape) :], device="meta")
 
     def reaches(self, shape: tuple[int, ...]) -> bool:
-        """True if an argument of `shape` broadcasts to the step. Leading sizes of 1 do not matter."""
+        """True if an argument of shape `shape` broadcasts to the step. Leading sizes of 1 do not matter."""
         extra = max(0, len(shape) - len(self.shape))
         return numel(shape[:extra]) == 1 and broadcast_shapes([shape[extra:], self.shape]) == self.shape
 
     def axes_of(self, step: Tensor, dim: int) -> Iterator[int]:
-        """The axes of the step along which a value at positions `step` varies in its dimension `dim`."""
+        """The axes of the step along which the dimension `dim` of a value at the positions `step` varies."""
         size, stride = step.shape[dim], step.stride(dim)
         for axis in self.varying if size > 1 and stride > 0 else ():
             one = self._strides[axis]
@@ -47,16 +47,16 @@ class StepAxes:
                 yield axis
 
     def layout(self, step: Tensor, seen: Tensor) -> LiftedLayout | None:
-        """The layout of a tensor whose elements `seen` are at positions `step`; `None` if no strides express it."""
+        """The layout of a tensor whose elements `seen` are at the positions `step`. `None` if no strides express it."""
         dims = [d for d, size in enumerate(seen.shape) if size > 1 and (seen.stride(d) or step.stride(d))]
         dims.sort(key=step.stride, reverse=True)
         axes = sorted({a for d in dims for a in self.axes_of(step, d)})
         sizes = [self.shape[a] for a in axes]
         try:
-            found, strides = (_pick(t, dims).view(sizes).stride() for t in (step, seen))
+            result, strides = (_pick(t, dims).view(sizes).stride() for t in (step, seen))
         except RuntimeError:
             return None
-        if found != tuple(self._strides[a] for a in axes):
+        if result != tuple(self._strides[a] for a in axes):
             return None
         by_axis = dict(zip(axes, strides, strict=True))
         all_strides = tuple(by_axis.get(a, 0) for a in range(len(self.shape)))
@@ -64,27 +64,27 @@ class StepAxes:
 
 
 def contiguous(shape: Sequence[int]) -> Tensor:
-    """A tensor without data whose elements have distinct positions, in order."""
+    """A tensor without data whose elements have distinct positions in ascending order."""
     return torch.empty(tuple(shape), device="meta")
 
 
 def without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
-    """The first slice of the tensor in each of these dimensions, which are removed."""
+    """The first slice of the tensor in each of these dimensions. The dimensions are removed."""
     for d in sorted(dims, reverse=True):
         tensor = tensor.select(d, 0)
     return tensor
 
 
 def compatible(step: Tensor, place: Tensor) -> bool:
-    """True if a value at `step` can stand at `place`. Along dimensions where the two differ, the value is constant."""
+    """True if a value at positions `step` may be at positions `place`: it is constant wherever the two differ."""
     return all(
-        size <= 1 or stride in (0, wanted)
-        for size, stride, wanted in zip(step.shape, step.stride(), place.stride(), strict=True)
+        size <= 1 or stride in (0, requested)
+        for size, stride, requested in zip(step.shape, step.stride(), place.stride(), strict=True)
     )
 
 
 def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
-    """The shape that `shapes` broadcast to, or `None`."""
+    """The shape to which `shapes` broadcast, or `None` if they do not broadcast."""
     try:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:

@@ -1,3 +1,3 @@
-"""Properties of step graphs, and graphs with fewer arguments."""
+"""Properties of step graphs, and passes that remove arguments from them."""
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Values of a step that may be rounded a little differently without a jump in a result.
+"""Finds the values of a step for which a small rounding error cannot cause a jump in a result.
 
-Gradients are compared with eager mode up to rounding. But a value that is compared with a threshold decides about a
-spike, and has to equal the forward's value. So a division may be a fast one only if its result reaches no comparison.
+Gradients agree with eager mode up to rounding. A value that is compared with a threshold, however, decides about a
+spike and has to equal the forward's value. Therefore, a division may be a fast one only if its result reaches no
+comparison.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from flexsn_graph.ir._ops import facts_of
 
 
 def continuous_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
-    """The nodes whose value reaches the results through continuous ops on floating-point values alone."""
-    found: set[fx.Node] = set()
+    """The nodes whose values reach the results only through continuous ops on floating-point values."""
+    results: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if all(user.op == "output" or (user in found and _keeps(user, node)) for user in node.users):
-            found.add(node)
-    return frozenset(found)
+        if all(user.op == "output" or (user in results and _keeps(user, node)) for user in node.users):
+            results.add(node)
+    return frozenset(results)
 
 
 def _keeps(user: fx.Node, node: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Detects steps that change nothing any more once some of their inputs are 0 or less."""
+"""Detects steps that no longer change anything once some of their inputs are 0 or less."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SAME_VALUE = (_prims.convert_element_type.default,)
 
 
 def ends_early(step: StepGraph, counts: Collection[int]) -> bool:
-    """True if outputs are zeros and states stay unchanged wherever these inputs are 0 or less.
+    """True if all outputs are zero and all states stay unchanged wherever these inputs are 0 or less.
 
-    Derived from the operations: comparisons of the inputs with 0, selections by them, and sums with zeros.
+    This is derived from comparisons of the inputs with 0, selections by these comparisons, and sums with zeros.
 
     Args:
         step: a forward graph.
@@ -39,16 +39,16 @@ def ends_early(step: StepGraph, counts: Collection[int]) -> bool:
         return False
     placeholders = step.placeholders
     gone = {placeholders[Port(Role.INPUT, i)] for i in counts}
-    values: dict[fx.Node, Any] = {}  # by node: an equal node, or a number
+    values: dict[fx.Node, Any] = {}  # maps a node to an equal node or a number
 
     def value(of: Any) -> Any:
         return values.get(of, of) if isinstance(of, fx.Node) else of
 
     for node in step.graph.nodes:
         if node.op == "call_function":
-            found = simplified(node, gone, value)
-            if found is not None:
-                values[node] = found
+            result = simplified(node, gone, value)
+            if result is not None:
+                values[node] = result
     return all(_stays(port, value(entry), placeholders) for port, entry in zip(step.results, step.entries, strict=True))
 
 
@@ -57,11 +57,11 @@ def _stays(port: Port, value: Any, placeholders: dict[Port, fx.Node]) -> bool:
         return is_number(value, 0)
     if port.role is Role.STATE:
         return value is placeholders.get(port)
-    return True  # saved for a backward, which does not call this
+    return True  # a value saved for a backward, which does not use `ends_early`
 
 
 def simplified(node: fx.Node, gone: Collection[fx.Node], value: Any) -> Any:
-    """A node or a number that the result of `node` equals; `None` if it is unknown."""
+    """The node or the number that equals the result of `node`. `None` if it is unknown."""
     arguments = [value(argument) for argument in node.args]
     if node.target in _ABOVE_ZERO and node.args[0] in gone and is_number(arguments[1], 0):
         return False

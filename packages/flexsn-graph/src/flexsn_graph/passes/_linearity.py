@@ -18,12 +18,12 @@ _prims = torch.ops.prims
 def is_linear(step: StepGraph, roles: Collection[Role]) -> bool:
     """True if all results are linear in the arguments of these roles together, up to rounding.
 
-    A backward formula is linear in its cotangents, unless a user's own formula does something else with them, such as
-    clipping.
+    A backward formula is linear in its cotangents, unless a user's own formula applies a nonlinear operation to them,
+    such as clipping.
 
     Args:
         step: a forward graph or a VJP.
-        roles: roles of the arguments. All others count as fixed.
+        roles: roles of the arguments. All other arguments are fixed.
     """
     nodes = step.placeholders
     dependent = {node for port, node in nodes.items() if port.role in roles}
@@ -39,9 +39,9 @@ def linear_part(step: StepGraph) -> StepGraph | None:
     """The new states of a step as a linear function of its states, without the addends.
 
     Returns:
-        `[inputs, states, lifted] -> [*new_states]`, with the new states that depend on states; `None` if these are not
-        affine functions of the states. This is derived from the step's own operations, because its gradient may belong
-        to another function.
+        `[inputs, states, lifted] -> [*new_states]`, with the new states that depend on states. `None` if these are not
+        affine functions of the states. This is derived from the step's own operations, because the gradient of a step
+        may be that of another function.
     """
     nodes = step.placeholders
     dependent = {node for port, node in nodes.items() if port.role is Role.STATE}
@@ -59,22 +59,22 @@ def linear_part(step: StepGraph) -> StepGraph | None:
             else:
                 new[node] = _without_addend(graph, node, new, dependent)
                 dependent.add(node)
-    found = {port: new[entry] for port, entry in kept.items() if entry in dependent}
-    graph.output(tuple(found.values()))
+    results = {port: new[entry] for port, entry in kept.items() if entry in dependent}
+    graph.output(tuple(results.values()))
     graph.eliminate_dead_code()
-    return StepGraph(graph, step.arguments, tuple(found), step.layouts)
+    return StepGraph(graph, step.arguments, tuple(results), step.layouts)
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes and all nodes that they are computed from."""
-    found: set[fx.Node] = set()
+    """The nodes themselves, and all nodes on which they depend."""
+    results: set[fx.Node] = set()
     sought = list(nodes)
     while sought:
         node = sought.pop()
-        if node not in found:
-            found.add(node)
+        if node not in results:
+            results.add(node)
             sought += node.all_input_nodes
-    return found
+    return results
 
 
 def _without_addend(

@@ -1,8 +1,9 @@
-"""Presence of gradients at each step, and VJPs in which an absent gradient is not a zero.
+"""Tracks which gradients are present at each step, for VJPs in which an absent gradient is not the same as zero.
 
-A final state that no loss depends on has no gradient, and autograd then does not call the formulas with it. A kernel
-has a zero for it, and zero times an infinite derivative is NaN. Where this can happen, a VJP takes a flag for each new
-state, which is True if its gradient is present. The VJP replaces values that depend on absent gradients alone by zero.
+A final state on which no loss depends has no gradient, so autograd does not call the formulas that would use it. A
+kernel uses a zero instead, and zero times an infinite derivative is NaN. Where this can happen, a VJP takes a flag for
+each new state, which is True if the gradient of the state is present. The VJP replaces values that depend on absent
+gradients alone by zero.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _prims = torch.ops.prims
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """The presence of the gradient of a new state, an argument of the VJP: `Port(Role.CAME_STATE, state)`.
+    """The presence of the gradient of a new state. It is the argument `Port(Role.CAME_STATE, state)` of the VJP.
 
     Attributes:
         given: True if the gradient is present at the last step.
@@ -45,10 +46,10 @@ class Presence:
         vjp: the VJP of the step.
         num_inputs, num_states: numbers of inputs and of states.
         given: for each state, True if it has a gradient from outside of the scan.
-        every_step: True if gradients from outside exist at every step, otherwise at the last one alone.
+        every_step: True if gradients from outside exist at every step, False if they exist at the last step only.
 
     Attributes:
-        flags: the flags that the VJP of `with_flags` takes; empty if no zero can become another value.
+        flags: the flags that are arguments of the VJP of `with_flags`. Empty if an absent gradient can be a zero.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Presence:
         self._lasting = self._given if every_step else frozenset[int]()
         self._origins = origins_of(vjp)
         results = vjp.entries
-        # By primal: the gradients that its gradient depends on; `None` if it has no gradient.
+        # For each primal: the gradients on which its gradient depends, or `None` if it has no gradient.
         self._of = [None if p is None else self._origins.get(results[p], frozenset()) for p in vjp.gradients]
         self._of_states = self._of[num_inputs : num_inputs + num_states]
         self._first_state, self._num_states = num_inputs, num_states
@@ -74,7 +75,7 @@ class Presence:
         seen: dict[frozenset[int], int] = {}
         step = 0
         while step < num_steps:
-            if there in seen:  # from here on, the steps repeat
+            if there in seen:  # from this step on, the sequence repeats
                 step = num_steps - (num_steps - step) % (step - seen[there])
                 seen = {}
                 if step >= num_steps:
@@ -88,7 +89,7 @@ class Presence:
         return (*reached[: self._first_state], *states, *reached[behind:])
 
     def with_flags(self) -> StepGraph:
-        """The VJP with arguments for `flags`, after all others."""
+        """The VJP with additional last arguments for `flags`."""
         flags = [Port(Role.CAME_STATE, flag.state) for flag in self.flags]
         return replace(self._vjp, graph=self._selected.graph(flags), arguments=(*self._vjp.arguments, *flags))
 
@@ -98,7 +99,7 @@ class Presence:
         return not origins or any(p.role is Role.GRAD_OUTPUT or p.index in there for p in origins)
 
     def _before(self, there: frozenset[int]) -> frozenset[int]:
-        """The states whose gradients are present at a step, if those in `there` are present at the following one."""
+        """The states with gradients at a step, if the states in `there` have gradients at the following step."""
         carried = {i for i, origins in enumerate(self._of_states) if self._comes(origins, there)}
         return self._lasting | carried
 
@@ -130,23 +131,23 @@ class Presence:
 
 
 def origins_of(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
-    """By value: the gradients that it depends on."""
+    """Maps each value to the gradients on which it depends."""
     given = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
     origins = {node: frozenset({port}) for port, node in vjp.placeholders.items() if port.role in given}
     for node in vjp.graph.nodes:
         if node.op == "call_function":
-            found = frozenset[Port]().union(*(origins.get(a, frozenset()) for a in node.all_input_nodes))
-            if found:
-                origins[node] = found
+            result = frozenset[Port]().union(*(origins.get(a, frozenset()) for a in node.all_input_nodes))
+            if result:
+                origins[node] = result
     return origins
 
 
 class Selection:
-    """Places at which a VJP selects by flags.
+    """The points at which a VJP selects a value by flags.
 
-    A value that depends on absent gradients alone counts as zero where it meets the value of another gradient, and
-    where it is returned. The VJP selects a zero there, unless the value is zero anyway: gradients are, and so are their
-    products with numbers.
+    A value that depends on absent gradients alone counts as zero where it is combined with the value of another
+    gradient, and where it is returned. At these points, the VJP selects a zero, unless the value is zero anyway. An
+    absent gradient is zero, and so is its product with a number.
 
     Attributes:
         states: states whose flags decide about a selection.
@@ -156,8 +157,8 @@ class Selection:
         self._graph = graph = vjp.graph
         self._origins = origins
         self._finite = _finite_values(graph)
-        self._zero: set[fx.Node] = set()  # values that are zero wherever all of their gradients are absent
-        self._select: dict[fx.Node, set[fx.Node]] = {}  # by value: the nodes that use the selected value
+        self._zero: set[fx.Node] = set()  # values that are zero wherever all their gradients are absent
+        self._select: dict[fx.Node, set[fx.Node]] = {}  # maps a value to the nodes that use the selected value
         self._is_sure = is_sure
         for node in graph.nodes:
             mine = origins.get(node)
@@ -216,7 +217,7 @@ class Selection:
         target: Any = node.target
         mine = self._origins[node]
         operands = [a for a in node.args if isinstance(a, fx.Node) and a in self._origins]
-        # An operand that is selected on the way in is zero.
+        # An operand is also zero here if its value is selected before the node reads it.
         if not all(a in self._zero or node in self._select.get(a, ()) for a in operands):
             return False
         if target in (_prims.neg.default, _prims.convert_element_type.default):

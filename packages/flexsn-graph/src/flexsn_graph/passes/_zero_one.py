@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, fx
 
 from flexsn_graph.ir._ops import FILL_OPS
+from flexsn_graph.ir._ports import Port
 from flexsn_graph.ir._step_graph import StepGraph
 
 _prims, _aten = torch.ops.prims, torch.ops.aten
 
-# By op: positions of the operands that must be zeros and ones for the result to be.
+# By op: positions of the operands that must be zeros and ones so that the result consists of zeros and ones.
 _FROM: dict[object, tuple[int, ...]] = {
     _prims.convert_element_type.default: (0,),
     _prims.mul.default: (0, 1),
@@ -21,16 +24,17 @@ _FROM: dict[object, tuple[int, ...]] = {
 }
 
 
-def not_zero_one(step: StepGraph, result: int) -> fx.Node | None:
+def not_zero_one(step: StepGraph, result: int, given: Collection[Port] = ()) -> fx.Node | None:
     """Finds a node behind a result that may be neither 0 nor 1; `None` if no node may.
 
-    Derived from the operations: comparisons are 0 or 1, and so are products, selections, maxima and minima of such
-    values, and 1 minus such a value.
+    This is derived from the operations. Comparisons are 0 or 1, and so are products, selections, maxima and minima of
+    such values, and 1 minus such a value.
 
     Args:
         result: index among the step's results.
+        given: arguments that are known to be zeros and ones.
     """
-    seen: set[fx.Node] = set()
+    seen = {step.placeholders[port] for port in given}
     waiting: list[object] = [step.entries[result]]
     while waiting:
         value = waiting.pop()
@@ -50,7 +54,7 @@ def _is_flag(node: fx.Node) -> bool:
 
 
 def _made_of(node: fx.Node) -> list[object] | None:
-    """The operands that must be zeros and ones for `node` to be; `None` if the result may be any value."""
+    """The operands that must be zeros and ones so that `node` is. `None` if the result may be any value."""
     if node.target in FILL_OPS:
         place = FILL_OPS[node.target]
         return [0 if place is None else node.args[place]]

@@ -1,4 +1,4 @@
-"""Values that a core reads in Python while it is traced, and checks that they are unchanged at the next call."""
+"""Values that a core reads in Python during a trace, and checks that they are unchanged at the next call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names in the byte code of a function, besides those of its arguments."""
+"""Names in the byte code of a function, except for its arguments."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import CodeType
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names that one code object reads, without those of functions defined inside it.
+    """Names that one code object reads. Names in functions that are defined inside it are not included.
 
     Attributes:
         variables: global variables and builtins.
         attributes: all names after a dot.
-        imports: modules, as `(level, name)`; the level counts the leading dots.
+        imports: modules, as `(level, name)`. The level is the number of leading dots.
     """
 
     variables: tuple[str, ...]

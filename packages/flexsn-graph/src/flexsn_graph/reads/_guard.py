@@ -1,4 +1,4 @@
-"""One fast comparison of all values that a core read with the present values."""
+"""One fast check that all values that a core read are unchanged."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from flexsn_graph.reads._places import Place
 
 
 class Guard:
-    """A check of all places by identity, as one generated Python function that takes some 20 ns per place.
+    """A check of all places by identity, as one generated Python function. The check takes some 20 ns per place.
 
     Args:
-        values: for each place, the value that was read.
+        values: the values that were read, by place.
 
     Attributes:
         watches: True if any place is checked.
-        holds: the check. It also fails if an equal object has replaced one that was read; `changed` then decides.
+        holds: the check. It also fails if an equal object has replaced an object that was read. In that case, `changed`
+            decides.
     """
 
     def __init__(self, values: Mapping[Place, Any]) -> None:
         self._values = dict(values)
         self._names: dict[int, str] = {}
-        # Closure variables are the fastest variables to read, and checks of similar neurons share one code object.
+        # Closure variables are the fastest variables to read. Checks of similar neurons also share one code object.
         self._cells: dict[str, CellType] = {}
         self._tokens: dict[Place, str] = {}
         conditions = []
@@ -40,8 +41,8 @@ class Guard:
         self.holds: Callable[[], bool] = FunctionType(code, {}, closure=closure)
 
     def changed(self) -> dict[Place, Any]:
-        """Returns the present value of each place whose value differs from the one that was read."""
-        found = {}
+        """Returns the current value of each place whose value differs from the one that was read."""
+        results = {}
         for place, before in self._values.items():
             now = place.read()
             if now is before:
@@ -49,8 +50,8 @@ class Guard:
             if place.same(now, before):
                 self.expect(place, now)
             else:
-                found[place] = now
-        return found
+                results[place] = now
+        return results
 
     def expect(self, place: Place, value: Any) -> None:
         """Makes `value` the expected value of a place from now on."""

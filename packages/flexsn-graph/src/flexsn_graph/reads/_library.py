@@ -1,4 +1,4 @@
-"""Recognizes a library's functions, and its internal objects, which a trace need not read again."""
+"""Recognizes functions of libraries, and their internal objects, which a trace need not read again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIBRARIES = frozenset(
         *("flexsn_graph", "flexsn_codegen", "flexsn_hop", "flexsn_runtime", "flexsn_nn"),
     }
 )
-# Modules of library classes whose objects hold a user's values.
+# Modules of library classes whose objects contain values of the user.
 _HOLDERS = (
     *("collections", "argparse", "types", "dataclasses", "weakref", "_weakrefset", "configparser", "queue"),
     *("multiprocessing.sharedctypes", "torch.nn", "torch.optim", "flexsn_nn", "flexsn_runtime"),
@@ -22,15 +22,15 @@ _HOLDERS = (
 
 
 def is_library(module: object) -> bool:
-    """True if a module of this name is the standard library's, torch's, numpy's, triton's or this project's."""
+    """True if the module of this name belongs to the standard library, torch, numpy, triton or this project."""
     if not isinstance(module, str):
         return False
-    # The function that makes a named tuple has a module name of its own.
+    # The function that creates a named tuple has a module name that starts with `namedtuple_`.
     return module.partition(".")[0] in _LIBRARIES or module.startswith("namedtuple_")
 
 
 def is_library_function(function: FunctionType) -> bool:
-    """True if a library contains the function's code. A library's wrapper of a user's function counts as the user's."""
+    """True if a library contains the function's code. This includes a library's wrapper of a user's function."""
     return is_library(function.__globals__.get("__name__"))
 
 

@@ -1,7 +1,7 @@
 """Library functions that depend on more than their arguments: a clock, a setting, a file, a random generator.
 
-Calls of such functions from user code are detected while the core is traced. If a function can be called again, its
-result is compared at each call. Random generators are refused. The results of all other functions are read once, and
+Calls of such functions from user code are detected during the trace of a core. If a function can be called again, its
+result is compared at each call. Random generators are rejected. The results of all other functions are read once and
 reported by name.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-# Functions without arguments and without effects. Their results are compared at each call.
+# Functions without arguments and side effects. Their results are compared at each call.
 _ASKED_AGAIN: tuple[Callable[[], Any], ...] = (
     torch.get_float32_matmul_precision,
     torch.are_deterministic_algorithms_enabled,
@@ -30,11 +30,11 @@ _ASKED_AGAIN: tuple[Callable[[], Any], ...] = (
 )
 _BUILTIN_ASKED = {id(f): f for f in _ASKED_AGAIN if not isinstance(f, FunctionType)}
 _PYTHON_ASKED: dict[CodeType, Callable[[], Any]] = {f.__code__: f for f in _ASKED_AGAIN if isinstance(f, FunctionType)}
-# Settings that each trace belongs to, or that are compared even if the core does not read them.
+# Settings that are compared in any case: each trace belongs to their values, even if the core does not read them.
 _COMPARED = frozenset({"get_default_dtype", "get_default_device", "get_autocast_dtype", "is_autocast_enabled"})
 
 _RANDOM = frozenset({"random", "secrets"})
-# Modules whose functions depend on their arguments alone, or have effects that no result depends on, such as warnings.
+# Modules whose functions depend on their arguments alone, or have effects on which no result depends, such as warnings.
 _NAMES_BY_ARGUMENTS = """
     _abc _bisect _collections _collections_abc _contextvars _functools _heapq _operator _pickle _py_abc _sre _struct
     _thread _weakref _weakrefset abc array ast bisect cmath codecs collections colorsys configparser contextlib
@@ -63,7 +63,7 @@ _OF_MODULES: dict[str, frozenset[str]] = {
     ),
 }
 _OF_TORCH = ("are_", "current_", "device_count", "get_", "initial_seed", "is_", "load", "memory_", "_get_")
-# Functions of a value, or functions that return the same value in each trace and in a loop.
+# Functions of a value, and functions that return the same value in each trace and in a loop.
 _OF_A_VALUE = frozenset(
     {"is_storage", "is_tensor", "is_scripting", "is_tracing", "get_device_module", "is_tensor_like"}
 )
@@ -71,7 +71,7 @@ _NOT_STATE = ("torch.nn.", "torch.fx.", "torch.utils.", "torch.func.", "torch.di
 
 
 def asked_again(function: Any) -> Callable[[], Any] | None:
-    """The function itself if its result can be compared at each call, found by itself or by its code."""
+    """The function to call again if its result can be compared at each call. `function` may also be its code."""
     if isinstance(function, CodeType):
         return _PYTHON_ASKED.get(function)
     return _BUILTIN_ASKED.get(id(function))
@@ -106,7 +106,7 @@ def depends_on_more(module: str | None, name: str) -> bool:
 def origin(function: BuiltinFunctionType) -> tuple[str | None, str]:
     """The module and the name of a builtin function.
 
-    The module is `None` for a method that depends on its value alone.
+    The module is `None` for a method that depends only on the value of its object.
     """
     owner, name = function.__self__, function.__name__
     if isinstance(owner, ModuleType):

@@ -1,4 +1,4 @@
-"""Places that a core reads. A place can be read again, and compared with the value that was read."""
+"""Places that a core reads. A place can be read again and compared with the value that was read before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from flexsn_graph._torch_private_modules import without_fx_wrapper
 from flexsn_graph.reads._values import MISSING, same
 
-# Returns the name of an object in the generated check.
+# Returns the name of an object in the source of the generated check.
 Bind = Callable[[Any], str]
 
 ANY_NAME = "*"
@@ -23,7 +23,7 @@ _GONE = (KeyError, AttributeError, ValueError, IndexError, ReferenceError, TypeE
 
 
 class NotTwinsError(Exception):
-    """The other core reads different values, or an object has no counterpart."""
+    """Raised if the other core reads different values, or if an object has no counterpart."""
 
 
 class Counterparts(Protocol):
@@ -36,15 +36,15 @@ class Counterparts(Protocol):
         """Returns the counterpart of a function that a place calls."""
 
     def pair(self, value: Any, other: Any) -> None:
-        """Takes two values as counterparts, or raises `NotTwinsError`."""
+        """Registers two values as counterparts, or raises `NotTwinsError`."""
 
 
 class Place:
-    """A place that a core read.
+    """A location from which a core read a value.
 
     Attributes:
-        name: the name for messages, such as ``self.tau``.
-        in_backward: True if a backward formula reads it. Both flags may be True.
+        name: the name in messages, such as ``self.tau``.
+        in_backward: True if a backward formula reads it. It may be True together with `in_forward`.
         in_forward: True if the step itself reads it.
     """
 
@@ -61,7 +61,7 @@ class Place:
 
     @property
     def owner(self) -> tuple[Any, Any]:
-        """The object that holds the place, and the name or key within it; the key is `None` for the whole object."""
+        """The object that contains the place, and its name or key there. The key is `None` for the whole object."""
         raise NotImplementedError
 
     def get(self) -> Any:
@@ -69,11 +69,11 @@ class Place:
         raise NotImplementedError
 
     def expression(self, bind: Bind) -> str:
-        """Python source for `get`."""
+        """Python source that computes `get`."""
         raise NotImplementedError
 
     def counterpart(self, twins: Counterparts) -> Place:
-        """This place in another core."""
+        """The corresponding place in another core."""
         raise NotImplementedError
 
     def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
@@ -92,21 +92,23 @@ class Place:
             return MISSING
 
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
-        """Python source that is true if the place still has `before`; `None` if other places decide.
+        """Python source that is true if the place still has the value `before`.
+
+        `None` if other places are compared instead.
 
         Args:
-            token: the variable in this source that holds `token(before)`.
+            token: name of the variable in this source that contains `token(before)`.
         """
         if before is MISSING:
             return f"{bind(self.read)}() is {token}"
         return f"{self.expression(bind)} is {token}"
 
     def token(self, before: Any) -> Any:
-        """The object that the condition compares with."""
+        """The object with which the condition compares."""
         return before
 
     def same(self, now: Any, before: Any) -> bool:
-        """True if a core behaves equally whether it reads `now` or `before`."""
+        """True if a core behaves in the same way whether it reads `now` or `before`."""
         return same(now, before)
 
 
@@ -144,7 +146,7 @@ class DictEntry(Place):
 
 
 class ClassEntry(DictEntry):
-    """An entry of a class. The class returns a new dictionary object at each access."""
+    """An entry of a class. A class returns a new mapping object each time its `__dict__` is read."""
 
     __slots__ = ("_cls",)
 
@@ -168,11 +170,11 @@ class ClassEntry(DictEntry):
 
 
 class ClassKeys(Place):
-    """The names that a class defines. A new name may take precedence over one that was read.
+    """The names that a class defines. A new name may take precedence over a name that was read.
 
     Args:
-        relevant: the names that were read from objects of the class. If it contains `ANY_NAME`, all names of the class
-            were read.
+        relevant: the names that were read from objects of the class. If `relevant` contains `ANY_NAME`, all names of
+            the class were read.
     """
 
     __slots__ = ("_cls", "_entries", "_relevant")
@@ -268,7 +270,7 @@ class Attribute(Place):
 
 
 class Result(Place):
-    """`function(*arguments)` of a function without effects."""
+    """`function(*arguments)`, where the function has no side effects."""
 
     __slots__ = ("_arguments", "_function", "kind")
 
@@ -298,7 +300,7 @@ class Result(Place):
 
 
 class Equal(Result):
-    """The result of a call that makes a new object each time. Compared by equality."""
+    """The result of a call that creates a new object each time. It is compared by equality."""
 
     __slots__ = ()
 
@@ -313,7 +315,7 @@ class Equal(Result):
 
 
 class Content(Place):
-    """All elements of a container in order. For a dictionary, its keys, then its values."""
+    """All elements of a container in order. For a dictionary, these are its keys and then its values."""
 
     __slots__ = ("_container", "_length", "_read")
 
@@ -354,14 +356,14 @@ class Content(Place):
         return f"{length}({container}) == {elements} and all(map({bind(is_)}, {read}({container}), {token}))"
 
     def same(self, now: Any, before: Any) -> bool:
-        # Tensors in the container have places of their own.
+        # Tensors in the container have their own places.
         return len(now) == len(before) and all(
             (isinstance(a, Tensor) and isinstance(b, Tensor)) or same(a, b) for a, b in zip(now, before, strict=True)
         )
 
 
 class TensorAttributes(Content):
-    """Attributes that were set on a tensor, without those of torch's compiler."""
+    """Attributes that were set on a tensor, except for those that torch's compiler sets."""
 
     __slots__ = ()
 
@@ -385,7 +387,7 @@ def _identical(now: list[Any], before: list[Any]) -> bool:
 
 
 class Cached(Place):
-    """Entries that a function under `functools.lru_cache` had when the trace was made."""
+    """Entries in the cache of a `functools.lru_cache` function at the time of the trace."""
 
     __slots__ = ("_cache",)
 
@@ -432,7 +434,8 @@ def _viewed(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
     return chain(mapping.keys(), mapping.values())
 
 
-# By type: readers of the elements and of their number that ignore `__iter__` and `__len__` of subclasses.
+# For each type, functions that return the elements and their number. They do not call `__iter__` and `__len__` of
+# subclasses.
 _READERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any], int]]] = {
     list: (list.__iter__, list.__len__),
     OrderedDict: (_ordered, dict.__len__),

@@ -1,4 +1,4 @@
-"""Values that a core reads besides its arguments, and checks that they are unchanged."""
+"""Values that a core reads in addition to its arguments, and checks that they are unchanged."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from flexsn_graph.reads._surroundings import Origin
 from flexsn_graph.reads._twins import Twins
 from flexsn_graph.reads._values import SCALARS
 
-_NOTE = "tensor"  # the kind of places that `keep` adds
+_NOTE = "tensor"  # the kind of the places that `keep` adds
 _WITHOUT_NUMBERS = (bool, str, bytes, NoneType, Tensor)
 
 
 class Reads:
-    """All tensors and other values that a core reads besides its arguments.
+    """All tensors and other values that a core reads in addition to its arguments.
 
-    Parameters keep their identity when they are updated or moved. Buffers do not (`module.to()` replaces them), nor do
-    closure variables that are assigned again. So each tensor is identified by its place. Numbers, functions and objects
-    become part of a trace. They are stored by place, too, and compared.
+    Parameters remain the same objects when they are updated or moved. Buffers do not (`module.to()` replaces them), and
+    neither do closure variables that are assigned again. Therefore, each tensor is identified by its place. Numbers,
+    functions and objects become part of a trace. They are also recorded by place, and compared.
 
     Args:
         core: the step function.
-        follow: True if values can change. Otherwise nothing is recorded, and the tensors are held.
+        follow: True if values can change. If False, nothing is recorded, and the tensors of the first trace are used.
 
     Attributes:
-        holds: a fast check of all places. It may fail for irrelevant reasons; then `fetch` decides.
+        holds: a fast check of all places. It may fail for irrelevant reasons. In that case, `fetch` decides.
         changed_by_core: names of values that the core itself changes each time it runs, such as a counter. They are not
             compared.
     """
@@ -48,14 +48,14 @@ class Reads:
         self._tensors: tuple[Tensor, ...] = ()
         self._places: list[list[Place]] = []
         self._is_kept = False
-        self._kinds: list[tuple[Any, ...]] = []  # kinds of the tensors when the trace was made
+        self._kinds: list[tuple[Any, ...]] = []  # kinds of the tensors at the time of the trace
         self._guard = Guard({})
         self.holds = self._guard.holds
         self._backward_guard = self._guard
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Records the values that the core reads while it runs: the values that the trace is made with."""
+        """Records the values that the core reads while it runs. The trace depends on these values."""
         if self._recorder is None:
             yield
             return
@@ -70,22 +70,22 @@ class Reads:
             self.keep(self._tensors)
 
     def restored(self) -> AbstractContextManager[None]:
-        """Context of a whole trace. At its end, every object that the core reaches is as it was before."""
+        """Context of a whole trace. At its end, every object that the core reaches is restored."""
         return nullcontext() if self._recorder is None else self._recorder.surroundings.trace()
 
     def run(self, origin: Origin) -> AbstractContextManager[None]:
         """Context of one run of the core or of its backward formulas, within `restored`.
 
         Raises:
-            StatefulCoreError: the core keeps a tensor.
+            StatefulCoreError: the core stores a tensor outside of itself.
         """
         return nullcontext() if self._recorder is None else self._recorder.run(origin)
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Context of a run of a core that `run` has checked.
+        """Context of a run of a core that `run` has already checked.
 
-        At its end, every object that the core reaches is as before.
+        At its end, every object that the core reaches is restored.
         """
         with self.restored(), self.run(_CHECKED):
             yield
@@ -96,7 +96,7 @@ class Reads:
         return [] if self._recorder is None else list(self._recorder.surroundings.derived)
 
     def _forget_overwritten(self) -> None:
-        """Removes values that the core sets before it reads them; they are not compared."""
+        """Removes values that the core sets before it reads them. They are not compared."""
         assert self._recorder is not None
         for place in [place for place in self._values if place.name in self._recorder.overwritten]:
             self.changed_by_core.append(place.name)
@@ -104,13 +104,13 @@ class Reads:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The compared tensors, as of the last comparison."""
+        """The compared tensors at the time of the last comparison."""
         return self._tensors
 
     def of_twin(self, core: Callable[..., Any]) -> Reads | None:
-        """The reads of another core, which is not run; `None` if its reads would differ.
+        """The reads of another core, without running it. `None` if that core would read different values.
 
-        A core whose reads are not all places, such as one that reads a clock or an identity, has no twin.
+        If not all reads of a core are places, as for a core that reads a clock or an identity, it has no twin.
         """
         if not self._is_kept or self._recorder is None or self.changed_by_core or self._recorder.once:
             return None
@@ -121,7 +121,7 @@ class Reads:
             twins = Twins(self._core, core)
             values = twins.values(read)
             tensors = [twins.counterpart(tensor) for tensor in self._tensors]
-            # Tensors of the first core may have changed since the trace, which was made for the recorded ones.
+            # Tensors of the first core may have changed since the trace, which is valid for the recorded tensors.
             for place, before in self._values.items():
                 if _is_note(place) and place.counterpart(twins).read()[1:] != before[1:]:
                     return None
@@ -131,10 +131,10 @@ class Reads:
             return None
         if len({_memory(tensor) for tensor in tensors}) != len({_memory(tensor) for tensor in self._tensors}):
             return None
-        found = Reads(core)
-        found._values = dict(values.values())
-        found.keep(tensors)
-        return found
+        result = Reads(core)
+        result._values = dict(values.values())
+        result.keep(tensors)
+        return result
 
     @contextmanager
     def of_backward(self) -> Iterator[None]:
@@ -149,9 +149,9 @@ class Reads:
             self._recorder.in_backward = False
 
     def settle(self) -> None:
-        """Call this after the core has run again.
+        """Finds the values that the core itself changes. Call this after the core has run again.
 
-        Values that have changed since then are changed by the core itself.
+        Values that have changed since the first run are changed by the core itself.
         """
         for place, before in list(self._values.items()):
             if not place.same(place.read(), before):
@@ -159,7 +159,7 @@ class Reads:
                 del self._values[place]
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Compares from now on.
+        """Starts to compare the values.
 
         Args:
             tensors: the tensors that the core's operations used.
@@ -178,7 +178,7 @@ class Reads:
             if id(value) in number:
                 self._places[number[id(value)]].append(place)
                 continue
-            # The core may have read the properties of a tensor that no operation used, or used under another name.
+            # The core may have read properties of a tensor that no operation used, or that one used by another name.
             description = Equal(place.name, _NOTE, _described, value)
             if description.key not in known:
                 known.add(description.key)
@@ -189,7 +189,7 @@ class Reads:
         self._arm()
 
     def keep_more(self) -> None:
-        """Compares the reads of another trace, too, except for values that the core changes.
+        """Also compares the reads of another trace, except for values that the core changes.
 
         Call this after that trace.
         """
@@ -203,10 +203,10 @@ class Reads:
         self._backward_guard = Guard({p: v for p, v in read_backward.items() if not isinstance(v, Tensor)})
 
     def fetch(self) -> tuple[Tensor, ...] | None:
-        """The tensors that are in their places now; `None` if the core has to be traced again.
+        """The tensors that are now at their places. `None` if the core has to be traced again.
 
-        A new trace is necessary if a value that is not a tensor has changed, if a tensor is absent, or if it was
-        replaced in one of several places only.
+        A new trace is necessary if a value that is not a tensor has changed, if a tensor is absent, or if a tensor was
+        replaced at only some of its places.
         """
         if self._guard.holds():
             return self._tensors
@@ -217,12 +217,12 @@ class Reads:
         for i, places in enumerate(self._places):
             if changed.keys().isdisjoint(places):
                 continue
-            found = [place.read() for place in places]
+            results = [place.read() for place in places]
             if any(self._values[place] is not self._tensors[i] for place in places):
                 return None  # one tensor under two names, such as `w` and `w.data`
-            if not isinstance(found[0], Tensor) or any(other is not found[0] for other in found[1:]):
+            if not isinstance(results[0], Tensor) or any(other is not results[0] for other in results[1:]):
                 return None
-            tensors[i] = found[0]
+            tensors[i] = results[0]
         known = {place for places in self._places for place in places}
         if any(place not in known for place in changed):
             return None
@@ -233,7 +233,7 @@ class Reads:
         return self._tensors
 
     def changed(self) -> dict[Place, Any]:
-        """Returns the present value of each place whose value differs from the one that was read."""
+        """Returns the current value of each place whose value differs from the one that was read."""
         return self._guard.changed()
 
     def places(self) -> list[Place]:
@@ -241,7 +241,7 @@ class Reads:
         return list(self._values)
 
     def has_other_numbers(self) -> bool:
-        """True if a value has changed that numbers may come from. Flags, texts and tensors do not count."""
+        """True if a value has changed from which numbers may be computed. Flags, texts and tensors do not count."""
         return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
 
     def holds_for_backward(self) -> bool:
@@ -258,15 +258,15 @@ class Reads:
         return [] if self._backward_guard.holds() else [place.name for place in self._backward_guard.changed()]
 
     def constants(self) -> dict[str, Any]:
-        """Numbers, flags and texts that became part of the trace, by name."""
-        found = {}
+        """Numbers, flags and texts that have become part of the trace, by name."""
+        results = {}
         for place, value in self._values.items():
             if isinstance(value, SCALARS) and value is not None and not place.name.startswith("__"):
-                found[place.name] = value
-        return found
+                results[place.name] = value
+        return results
 
     def once(self) -> dict[str, SourceLocation | None]:
-        """Names of values that were read and are not compared (such as a clock), with their locations."""
+        """Names of values, such as a clock, that were read and are not compared, with their locations."""
         return {} if self._recorder is None else dict(self._recorder.once)
 
     def note(self, name: str, location: SourceLocation | None) -> None:

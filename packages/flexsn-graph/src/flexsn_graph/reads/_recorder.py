@@ -1,7 +1,8 @@
-"""Records the values that a core reads while it runs. Each value that Python passes to it, and each part, has a place.
+"""Records the values that a core reads while it runs. Each value that Python passes to the core has a place.
 
-Attributes are recorded as they are read. Python reads global variables, closures, elements of containers and special
-methods without a hook. These are taken from the function that runs, or from the value that was handed out.
+Parts of these values have places, too. Attributes are recorded when they are read. Python reads global variables,
+closures, elements of containers and special methods without a hook. The recorder takes them from the function that
+runs, or from the value that contains them.
 """
 
 from __future__ import annotations
@@ -65,22 +66,22 @@ from flexsn_graph.reads._surroundings import Origin, Surroundings
 from flexsn_graph.reads._values import MISSING, SCALARS, is_atom, is_numpy, is_python_class
 from flexsn_graph.reads._watch import AttributeWatch, calls_watched, resume, suspend
 
-# Limits, since all of it is compared at every call.
+# Limits, because all of these elements and bytes are compared at every call.
 MAX_ELEMENTS = 10_000
 MAX_BYTES = 65_536
 
-# Entries of a class that Python adds, and entries that no running function reads.
+# Entries that Python adds to a class, and entries that no running function reads.
 _NOT_DATA = """
     __module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __firstlineno__ __static_attributes__
     __dataclass_fields__ __dataclass_params__ __match_args__ __slots__ __parameters__ __orig_bases__ _abc_impl
     __abstractmethods__ __annotations_cache__ __annotate_func__ __getattribute__ __hash__
 """
 _NOT_DATA_NAMES = frozenset(_NOT_DATA.split())
-# Names by which a function reads the properties of another one.
+# Names by which a function reads the properties of another function.
 _OF_FUNCTIONS = frozenset(
     ["__closure__", "__code__", "__defaults__", "__kwdefaults__", "getclosurevars", "getfullargspec", "signature"]
 )
-# Names by which a function may distinguish one object from an equal one.
+# Names by which a function may distinguish an object from an equal object.
 _OF_IDENTITY = frozenset(["__hash__", "__repr__", "__str__", "data_ptr", "format", "hash", "id", "repr", "str"])
 _STARTED = frozenset(
     {threading.Thread.start.__code__, ThreadPoolExecutor.submit.__code__, ProcessPoolExecutor.submit.__code__}
@@ -96,12 +97,12 @@ class Recorder:
     """Records the places that a core reads.
 
     Attributes:
-        places: for each key, the places that were read, in order.
-        once: by name of a library value that was read and cannot be compared, where it was read.
+        places: the places that were read, by key, in order.
+        once: for each library value that was read and cannot be compared, its name and the location of the read.
         surroundings: objects that the core can write to.
         overwritten: names of places that the core itself sets to tensors.
         in_backward: True while a backward formula reads.
-        reads_identities: True if the core names a function that may distinguish one object from an equal one.
+        reads_identities: True if the core names a function that may distinguish an object from an equal object.
     """
 
     def __init__(self) -> None:
@@ -111,7 +112,7 @@ class Recorder:
         self.overwritten: dict[str, None] = {}
         self.in_backward = False
         self.reads_identities = False
-        self._classes: dict[type, set[str]] = {}  # by class of an object that was met: the names that were read of it
+        self._classes: dict[type, set[str]] = {}  # by class of a recorded object: the names that were read from it
         self._everything = False
         self._begin_anew()
 
@@ -119,31 +120,31 @@ class Recorder:
         """Resets everything that belongs to a single recording."""
         self._watch = AttributeWatch(self._read)
         self._paths: dict[int, str] = {}  # by id of an object whose attributes are watched
-        # By (met in a backward formula, id). Keeps the object alive, so that its id is not given to another one
-        # meanwhile.
+        # Keyed by a flag, which is True for backward formulas, and the object's id. The objects are kept alive, so that
+        # no other object gets the id of one in the meantime.
         self._met: dict[tuple[bool, int], Any] = {}
         self._elements = [0, 0]
         self._bytes = [0, 0]
         self._entered: set[type] = set()
         self._functions: dict[CodeType, list[tuple[FunctionType, str]]] = {}
-        self._methods: dict[int, list[tuple[type, str]]] = {}  # by id of a function: (class, name)s
+        self._methods: dict[int, list[tuple[type, str]]] = {}  # by id of a function: pairs of a class and a name
         self._written_inside: set[CodeType] = set()
         self._ran: dict[CodeType, bool] = {}  # by code that ran: True if it ran in a backward formula
         self._of_user: set[CodeType] = set()
-        # Pairs are indexed by `in_backward`: the library functions that user code called, and later the names after a
-        # dot.
+        # In each pair, the second set is for backward formulas: first the library functions that user code called, then
+        # the names after a dot.
         self._called: tuple[set[CodeType], set[CodeType]] = (set(), set())
-        self._seeded: dict[int, random.Random] = {}  # by id: generators that the core made from a seed, kept alive
+        self._seeded: dict[int, random.Random] = {}  # by id: generators that the core created from a seed, kept alive
         self._attributes: tuple[set[str], set[str]] = (set(), set())
         self._modules: dict[str, ModuleType] = {}  # library modules, by path
         self._met_libraries: dict[tuple[bool, int], Any] = {}
 
     @contextmanager
     def run(self, origin: Origin) -> Iterator[None]:
-        """Context of one run of the core, or of its backward formulas. Removes traced tensors from the user's objects.
+        """Context of one run of the core or of its backward formulas. Removes traced tensors from the user's objects.
 
         Raises:
-            StatefulCoreError: the core keeps a tensor.
+            StatefulCoreError: the core stores a tensor outside of itself.
         """
         with self._unseen():
             self.surroundings.begin_run()
@@ -170,14 +171,14 @@ class Recorder:
 
     @contextmanager
     def recording(self, core: Any) -> Iterator[None]:
-        """Records everything that runs in this context and this thread."""
+        """Records all functions that run in this context and in this thread."""
         self._begin_anew()
         try:
             with self._watch.paused():
                 for name, default in DEFAULTS.items():
                     self._place(Result(name, name, default))
                 self._meet_core(core)
-            # Garbage collection in the middle of a core calls finalizers, which are not part of the core.
+            # Garbage collection during a core calls finalizers, which are not part of the core.
             with _no_collection(), calls_watched(self._begin_unseen, self._call_builtin, self._of_user):
                 yield
             with self._watch.paused():
@@ -189,7 +190,7 @@ class Recorder:
     # -- values ------------------------------------------------------------------------------------------
 
     def _meet_core(self, core: Any) -> None:
-        """Meets the root, which messages call `self`, within the wrappers of this project."""
+        """Records the core itself, without the wrappers of this project. Messages call it `self`."""
         if isinstance(core, partial) and isinstance(core.func, FunctionType) and is_library_function(core.func):
             for argument in core.args:
                 self._meet_core(argument)
@@ -200,7 +201,7 @@ class Recorder:
             self._meet(core, core.__name__ if isinstance(core, FunctionType) else "self")
 
     def _meet(self, value: Any, path: str) -> None:
-        """Follows a value that was handed out: its parts now, and its attributes when they are read."""
+        """Records a value that the core received: its parts now, and its attributes when they are read."""
         if is_atom(value) or (self.in_backward, id(value)) in self._met:
             return
         self._met[self.in_backward, id(value)] = value
@@ -217,7 +218,7 @@ class Recorder:
             self._meet_object(value, path)
 
     def _meet_function(self, function: FunctionType, path: str) -> None:
-        """Registers a function. Its reads are recorded once it runs."""
+        """Registers a function. Its reads are recorded when it runs."""
         self._register(function, path)
         if function.__dict__ and not is_library_function(function):
             self._meet_content(function.__dict__, path, ".")
@@ -238,7 +239,7 @@ class Recorder:
                 if name in _NOT_DATA_NAMES or isinstance(entry, GetSetDescriptorType | MemberDescriptorType):
                     continue
                 if isinstance(entry, FunctionType | staticmethod | classmethod | property):
-                    continue  # `_enter_class` registers it, and it has a place once it runs
+                    continue  # `_enter_class` registers it, and it gets a place when it runs
                 self._meet_place(ClassEntry(f"{path}.{name}", kind, name))
 
     def _meet_module(self, module: ModuleType, path: str) -> None:
@@ -248,7 +249,7 @@ class Recorder:
             self._observe(module, path)
 
     def _meet_wrapper(self, value: Any, path: str) -> bool:
-        """Meets the value within a wrapper. Returns True if `value` is a wrapper."""
+        """Records the value inside a wrapper. Returns True if `value` is a wrapper."""
         if isinstance(value, MethodType):
             self._meet(value.__func__, path)
             self._meet(value.__self__, path.rpartition(".")[0] or path)
@@ -324,7 +325,7 @@ class Recorder:
     def _enter_class(self, cls: type) -> None:
         """Registers the functions of a class.
 
-        They may run without a recorded read of an attribute, as `__call__` does.
+        Some functions, such as `__call__`, may run without a recorded read of an attribute.
         """
         names = self._classes.setdefault(cls, set())
         if not is_library_class(cls):
@@ -341,7 +342,7 @@ class Recorder:
             self._meet_class(type(cls), type(cls).__qualname__)
 
     def _meet_content(self, container: Any, path: str, before: str = "[", place: Content | None = None) -> None:
-        """Follows all elements of a mutable container."""
+        """Records all elements of a mutable container."""
         place = place or Content(f"what is in {path}", container)
         if place.key in self.places:
             self._mark(self.places[place.key])
@@ -370,8 +371,9 @@ class Recorder:
         self._bytes[self.in_backward] += count
         if self._bytes[self.in_backward] > MAX_BYTES:
             raise _refused(
-                f"{path} has {count} bytes, and the core reads more than the {MAX_BYTES} that could be compared at "
-                "every call. Make it a tensor, outside of the core, or read only the necessary part of it there."
+                f"{path} has {count} bytes, and the core reads more than {MAX_BYTES} bytes in total, too many to "
+                "compare at every call. Make it a tensor outside of the core, or read only the necessary part of it "
+                "there."
             )
         self._place(place)
 
@@ -379,9 +381,9 @@ class Recorder:
         self._elements[self.in_backward] += count
         if self._elements[self.in_backward] > MAX_ELEMENTS:
             raise _refused(
-                f"{path} has {count} elements, and the core reads more than the {MAX_ELEMENTS} that could be "
-                "compared at every call. Make it a tensor, outside of the core, or read only the necessary part of it "
-                "there."
+                f"{path} has {count} elements, and the core reads more than {MAX_ELEMENTS} elements in total, too "
+                "many to compare at every call. Make it a tensor outside of the core, or read only the necessary part "
+                "of it there."
             )
 
     def _refuse(self, value: Any, path: str) -> None:
@@ -404,8 +406,8 @@ class Recorder:
         if what is not None:
             raise _refused(
                 f"the core reads {path}, {what} ({cls.__module__}.{cls.__qualname__}): its values can change from "
-                "call to call, and no check can see it. Read it outside of the core, and pass a number or a tensor to "
-                "the core."
+                "call to call, and no check can detect this. Read it outside of the core, and pass a number or a "
+                "tensor to the core."
             )
 
     # -- places ------------------------------------------------------------------------------------------
@@ -422,7 +424,7 @@ class Recorder:
             place.in_forward = True
 
     def _meet_place(self, place: Place) -> None:
-        """Records a place, and follows its value."""
+        """Records a place and its value."""
         place = self._place(place)
         value = place.read()
         if value is not MISSING:
@@ -431,7 +433,7 @@ class Recorder:
     # -- attributes --------------------------------------------------------------------------------------
 
     def _read(self, owner: Any, name: str) -> None:
-        """Records the read of an attribute of a watched object. Called before the read."""
+        """Records the read of an attribute of a watched object. This is called before the read."""
         path = self._paths[id(owner)]
         if isinstance(owner, ModuleType):
             self._read_of_module(owner, name, path)
@@ -452,31 +454,31 @@ class Recorder:
         for kind in cls.__mro__:
             if kind in self._classes:
                 self._classes[kind].add(name)
-        found, definer = _look_up(cls, name)
+        result, definer = _look_up(cls, name)
         full = f"{path}.{name}"
         for kind in cls.__mro__ if definer is not None and is_python_class(definer) else ():
-            self._place(ClassEntry(full, kind, name))  # also in the classes before `definer`, where it is absent
+            self._place(ClassEntry(full, kind, name))  # also in the classes before `definer`, which lack the name
             if kind is definer:
                 break
-        if found is not MISSING and _is_data_descriptor(found):
-            if isinstance(found, MemberDescriptorType):
+        if result is not MISSING and _is_data_descriptor(result):
+            if isinstance(result, MemberDescriptorType):
                 self.surroundings.note_read(("slots", id(owner)), name)
-                self._meet_place(Result(full, f"slot {name}", found.__get__, owner))
-            elif not isinstance(found, GetSetDescriptorType):
-                self._meet(found, full)
+                self._meet_place(Result(full, f"slot {name}", result.__get__, owner))
+            elif not isinstance(result, GetSetDescriptorType):
+                self._meet(result, full)
             return
         if own is not None:
             self.surroundings.note_read(("attributes", id(own)), name)
             self._meet_place(DictEntry(full, own, name))
             if name in own:
                 return
-        if found is not MISSING:
-            self._meet(found, full)
+        if result is not MISSING:
+            self._meet(result, full)
         elif own is not None and isinstance(owner, nn.Module):
             self._read_of_registry(own, name, path)
 
     def _read_of_registry(self, own: dict[str, Any], name: str, path: str) -> None:
-        """Records a parameter, a buffer or a child of a module, which `nn.Module.__getattr__` finds in a registry."""
+        """Records a parameter, a buffer or a child of a module. `nn.Module.__getattr__` finds it in a registry."""
         for registry in REGISTRIES:
             entries = own.get(registry)
             if entries is None:
@@ -539,9 +541,9 @@ class Recorder:
                 self._ask(function, module, name, frame)
 
     def _of_a_seed(self, frame: FrameType) -> bool:
-        """True if a function belongs to a generator that the core made from a seed.
+        """True if a function belongs to a generator that the core created from a seed.
 
-        It draws equal numbers at each call.
+        Such a generator draws equal numbers at each call.
         """
         generator = frame.f_locals.get("self")
         if not isinstance(generator, random.Random):
@@ -551,7 +553,7 @@ class Recorder:
         return id(generator) in self._seeded
 
     def _ask(self, function: Any, module: str, name: str, caller: FrameType) -> None:
-        """Records the call of a library's function, which is passed as its code or itself."""
+        """Records the call of a library function. `function` is the function itself or its code."""
         again = asked_again(function)
         if again is not None:
             self._place(Equal(f"{module}.{name}()", name, again))
@@ -559,7 +561,7 @@ class Recorder:
             self._meet(os.environ, "os.environ")
         elif is_random(module):
             raise _refused(
-                f"the core calls {module}.{name}(), of a random generator, whose numbers change from call to call. "
+                f"the core calls {module}.{name}() of a random generator, whose numbers change from call to call. "
                 "Draw the numbers outside of the core, and pass them as an input.",
                 caller,
             )
@@ -567,7 +569,7 @@ class Recorder:
             self.once.setdefault(f"{module}.{name}()", SourceLocation.of(caller))
 
     def _user_of(self, frame: FrameType) -> FrameType | None:
-        """The user's frame that called a library's function, directly or indirectly.
+        """The user's frame that called a library function, directly or indirectly.
 
         `None` if torch or Triton called it.
         """
@@ -582,13 +584,13 @@ class Recorder:
         caller = self._user_of(frame)
         if caller is not None:
             raise _refused(
-                "the core runs something in another thread or process, whose reads cannot be recorded. Do it in the "
-                "core itself, or outside of it.",
+                "the core runs code in another thread or process, where its reads cannot be recorded. Run it in the "
+                "thread of the core, or outside of the core.",
                 caller,
             )
 
     def _begin(self, frame: FrameType) -> None:
-        """Records that a function begins to run."""
+        """Records that a function starts to run."""
         code = frame.f_code
         self._ran[code] = self.in_backward
         module = frame.f_globals.get("__name__")
@@ -597,7 +599,7 @@ class Recorder:
         library = is_library(module)
         known = self._functions.get(code)
         if known is None and not library and code not in self._written_inside and code.co_name != "<module>":
-            # Reached on a path that was not recorded, such as through an object of a library.
+            # The core reached the function on a path that was not recorded, such as through a library's object.
             for function in gc.get_referrers(code):
                 if isinstance(function, FunctionType) and function.__code__ is code:
                     self._meet(function, function.__qualname__)
@@ -616,7 +618,7 @@ class Recorder:
             self._place(ClassEntry(f"{cls.__qualname__}.{name}", cls, name))
         if not is_library_function(function):
             self._place(Attribute(f"the code of {path}", function, "__code__"))
-            # Without defaults, all arguments were passed.
+            # If the function has no defaults, all arguments were passed.
             for part in ("__defaults__", "__kwdefaults__"):
                 if getattr(function, part) is not None:
                     self._place(Attribute(f"the defaults of {path}", function, part))
@@ -657,7 +659,7 @@ class Recorder:
                     self._meet(module, module.__name__)
 
     def _read_functions(self) -> None:
-        """Enters the user's functions without running them."""
+        """Records the reads of the user's functions without running them."""
         for function, path in [known for several in self._functions.values() for known in several]:
             if not is_library_function(function):
                 self._enter_function(function, path)
@@ -669,7 +671,7 @@ class Recorder:
                 self._read_of_library(module, path)
 
     def _read_of_library(self, module: ModuleType, path: str) -> None:
-        """Reads settings of a library's module: values without functions, under names that follow a dot in the core."""
+        """Records the settings of a library module: values that are not functions, with names that follow a dot."""
         if (self.in_backward, id(module)) in self._met_libraries:
             return
         self._met_libraries[self.in_backward, id(module)] = module
@@ -687,7 +689,7 @@ class Recorder:
             self._read_settings(module, path)
 
     def _read_settings(self, owner: Any, path: str) -> None:
-        """Reads attributes of torch that are stored in C++."""
+        """Records attributes of torch that are stored in C++."""
         for name in sorted(self._attributes[self.in_backward]):
             if name[:1] != "_" and name not in getattr(owner, "__dict__", ()):
                 place = Equal(f"{path}.{name}", name, getattr, owner, name)
@@ -713,15 +715,15 @@ class Recorder:
                 self._meet_place(DictEntry(full, sys.modules, full))
 
     def _enter_module_hooks(self) -> None:
-        """Records the hooks of all modules, which `nn.Module.__call__` reads."""
+        """Records the hooks of all modules. `nn.Module.__call__` reads them."""
         for name, hooks in hooks_of_all_modules().items():
             self._meet_content(hooks, name)
 
 
 _WATCH = AttributeWatch.__module__
 _HOOKS = (
-    "the core sets torch.autograd.graph.saved_tensors_hooks: kernels compute again what the loop would save, and never "
-    "call them. Leave them out of the core."
+    "the core sets torch.autograd.graph.saved_tensors_hooks: kernels recompute the values that the loop would save, "
+    "and never call the hooks. Leave the hooks out of the core."
 )
 
 
@@ -741,7 +743,7 @@ def _refused(message: str, caller: FrameType | None = None) -> CaptureError:
 
 
 def _is_called_by_fx(frame: FrameType) -> bool:
-    """True for a function without a module that torch.fx has generated to call the one that it traces."""
+    """True for a function without a module that torch.fx generates to call the function that it traces."""
     caller = frame.f_back
     return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.fx.")
 
@@ -753,10 +755,10 @@ def _has_traced(value: Any, is_traced: Callable[[Tensor], bool]) -> bool:
 
 def _dict_of(owner: Any) -> dict[str, Any] | None:
     try:
-        found = object.__getattribute__(owner, "__dict__")
+        result = object.__getattribute__(owner, "__dict__")
     except AttributeError:
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 def _look_up(cls: type, name: str) -> tuple[Any, type | None]:

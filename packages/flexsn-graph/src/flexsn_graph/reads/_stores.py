@@ -1,4 +1,4 @@
-"""Places that a core can write to. Each can take a snapshot of its values and restore it."""
+"""Objects that a core can write to. Each store can take a snapshot of its values and restore it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_graph.reads._library import is_library_class
 from flexsn_graph.reads._places import base_of
 from flexsn_graph.reads._values import MISSING, SCALARS, is_numpy, is_python_class
 
-# Attributes that Python or the recorder sets on a class.
+# Attributes of a class that Python or the recorder sets.
 _NOT_OF_THE_CORE = frozenset({"__getattribute__", "__dict__", "__weakref__", "__doc__"})
 _MOST_PARTS = 10_000
 
@@ -24,13 +24,13 @@ Values = dict[Any, Any]
 
 
 class Store:
-    """Values under keys, which a core can replace.
+    """A collection of values, by key, that a core can replace.
 
     Attributes:
-        name: name of the object for messages, such as ``self.history``.
+        name: name of the object in messages, such as ``self.history``.
         watched: True if reads of single values are recorded. They show whether the core writes a value before it reads
             it.
-        lasting: True if values without tensors of a trace outlast the trace.
+        lasting: True if values that contain no tensors of a trace outlast the trace.
     """
 
     watched = False
@@ -40,7 +40,7 @@ class Store:
         self.name = name
 
     def take(self) -> Values:
-        """The present values, by key."""
+        """The current values, by key."""
         raise NotImplementedError
 
     def put(self, key: Any, value: Any) -> None:
@@ -48,10 +48,10 @@ class Store:
         raise NotImplementedError
 
     def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
-        """Restores the values of `before` where they differ.
+        """Restores the values of `before` that differ from the current ones.
 
         Args:
-            chosen: takes a key and its present value, and returns True if the value is to be restored.
+            chosen: a function of a key and its current value that returns True if the value is to be restored.
         """
         now = self.take()
         for key in now.keys() | before.keys():
@@ -60,7 +60,7 @@ class Store:
                 self.put(key, earlier)
 
     def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        """A tensor that the core keeps in `value`, which it has written under `key`; `None` if it keeps none."""
+        """A tensor that the core stored within `value`, which it has written under `key`. `None` if there is none."""
         return holds_any(value, is_traced)
 
     def name_of(self, key: Any) -> str:
@@ -113,13 +113,13 @@ class Slots(Store):
         self._owner, self._slots = owner, slots
 
     def take(self) -> Values:
-        found = {}
+        results = {}
         for key, slot in self._slots.items():
             try:
-                found[key] = slot.__get__(self._owner)
+                results[key] = slot.__get__(self._owner)
             except AttributeError:
                 continue
-        return found
+        return results
 
     def put(self, key: Any, value: Any) -> None:
         if value is MISSING:
@@ -169,7 +169,7 @@ class Defaults(Store):
 
 
 class Container(Store):
-    """Elements of a list, a dictionary, a set or a deque. They are restored together, in their order."""
+    """Elements of a list, a dictionary, a set or a deque. They are restored together in their original order."""
 
     def __init__(self, name: str, container: Any) -> None:
         super().__init__(name)
@@ -210,7 +210,7 @@ class Container(Store):
 
 
 class BufferStore(Store):
-    """Contents of numpy arrays, `bytearray` and `array.array`."""
+    """Contents of a numpy array, a `bytearray` or an `array.array`."""
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(name)
@@ -234,9 +234,9 @@ class BufferStore(Store):
 
 
 class Cache(Store):
-    """Results that `functools.lru_cache` keeps.
+    """Results that `functools.lru_cache` stores.
 
-    Results of tensors are removed. Results that it has dropped stay removed.
+    Results that contain tensors are removed. Results that the cache itself has dropped are not restored.
     """
 
     lasting = True
@@ -260,7 +260,7 @@ class Cache(Store):
 
 
 class Context(Store):
-    """Value of a `ContextVar`. A variable that was unset becomes `None`: Python cannot unset it."""
+    """The value of a `ContextVar`. A variable that was unset becomes `None`, because Python cannot unset it."""
 
     def __init__(self, name: str, variable: ContextVar[Any]) -> None:
         super().__init__(name)
@@ -278,44 +278,44 @@ class Context(Store):
 
 
 def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
-    """The stores of an object, each with a key that is equal for equal places."""
-    found: list[tuple[Hashable, Store]] = []
+    """The stores of an object, each with a key. Keys are equal for equal places."""
+    results: list[tuple[Hashable, Store]] = []
     kind = type(value)
     own = _dict_of(value)
     if own is not None and not issubclass(kind, type):
         watched = is_python_class(kind) and not issubclass(kind, FunctionType | ModuleType | Tensor)
-        found.append((("attributes", id(own)), Attributes(name, own, watched=watched)))
+        results.append((("attributes", id(own)), Attributes(name, own, watched=watched)))
         if issubclass(kind, nn.Module):
-            found += [
+            results += [
                 (("attributes", id(part)), Attributes(name, part, watched=True))
                 for part in map(own.get, REGISTRIES)
                 if isinstance(part, dict)
             ]
-            found += [
+            results += [
                 (("content", id(part)), Container(f"{name}.{key}", part))
                 for key, part in own.items()
                 if key.endswith(("_hooks", "_kwargs", "_set", "_called")) and base_of(part) is not None
             ]
     if kind is FunctionType:
-        found.append((("function", id(value)), Defaults(name, value)))
+        results.append((("function", id(value)), Defaults(name, value)))
     elif kind is CellType:
-        found.append((("cell", id(value)), Variable(name, value)))
+        results.append((("cell", id(value)), Variable(name, value)))
     elif kind is ContextVar:
-        found.append((("context", id(value)), Context(name, value)))
+        results.append((("context", id(value)), Context(name, value)))
     elif issubclass(kind, type):
         if not is_library_class(value) and is_python_class(value):
-            found.append((("class", value), Class(value)))
+            results.append((("class", value), Class(value)))
     elif slots := _slots_of(kind):
-        found.append((("slots", id(value)), Slots(name, value, slots)))
+        results.append((("slots", id(value)), Slots(name, value, slots)))
     if base_of(value) in (list, dict, OrderedDict, set, deque):
-        found.append((("content", id(value)), Container(name, value)))
+        results.append((("content", id(value)), Container(name, value)))
     elif is_numpy(value, "ndarray") or kind.__name__ in ("bytearray", "array"):
-        found.append((("memory", id(value)), BufferStore(name, value)))
-    return found
+        results.append((("memory", id(value)), BufferStore(name, value)))
+    return results
 
 
 def holds_any(value: Any, is_wanted: Callable[[Tensor], bool]) -> Tensor | None:
-    """The first tensor in `value`, or in its parts, for which `is_wanted` returns True."""
+    """The first tensor in `value` or in its parts for which `is_wanted` returns True."""
     waiting, seen = [value], set[int]()
     while waiting and len(seen) < _MOST_PARTS:
         part = waiting.pop()
@@ -371,7 +371,7 @@ def _is_key(now: Any, before: Any) -> bool:
 
 def _dict_of(value: Any) -> dict[str, Any] | None:
     try:
-        found = object.__getattribute__(value, "__dict__")
+        result = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None

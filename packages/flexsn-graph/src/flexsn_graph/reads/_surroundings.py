@@ -1,4 +1,4 @@
-"""Objects that a core can write to. They are restored, and tensors that the core keeps in them are refused."""
+"""Objects that a core can write to. They are restored, and a core that stores tensors in them is rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_graph.reads._code import names_of
 from flexsn_graph.reads._stores import Attributes, Store, Values, stores_of
 from flexsn_graph.reads._values import MISSING
 
-# Names by which a core can write to attributes that its code does not name.
+# Names by which a core can write to attributes whose names are not in its code.
 _BY_OTHER_NAMES = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars", "globals", "exec"})
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_ATTR")
 _LAST_NAME = re.compile(r"[^\W\d]\w*(?=[^\w]*$)")
@@ -28,10 +28,10 @@ _LAST_NAME = re.compile(r"[^\W\d]\w*(?=[^\w]*$)")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Facts about tensors of one run of the core.
+    """Properties of the tensors in one run of the core.
 
     Attributes:
-        is_traced: True if the tensor belongs to the trace, and so has no data.
+        is_traced: True if the tensor belongs to the trace and therefore has no data.
         is_derived: True if a traced tensor was computed from captured tensors alone.
         is_captured: True if an operation has read this tensor of the user.
         location: the user's line that computed a traced tensor.
@@ -46,11 +46,11 @@ class Origin:
 class Surroundings:
     """Objects that a core reaches, with snapshots of them.
 
-    An object is noted before the core can use it. After each run of the core, traced tensors are removed from all
-    objects. After the whole trace, all objects are as they were before it.
+    An object is registered before the core can use it. After each run of the core, traced tensors are removed from all
+    objects. After the whole trace, all objects are restored.
 
-    While other threads run, which may write to these objects, only two kinds of values are restored: traced tensors,
-    and values under names in the core's own code.
+    Other threads may write to these objects while they run. In that case, only two kinds of values are restored: traced
+    tensors, and values under names in the core's own code.
 
     Attributes:
         derived: names of attributes that the core sets to tensors computed from captured tensors alone, as a forward
@@ -60,34 +60,34 @@ class Surroundings:
     def __init__(self) -> None:
         self.derived: dict[str, None] = {}
         self._stores: dict[Hashable, Store] = {}
-        self._kept: list[Any] = []  # objects kept alive, since keys contain their ids
+        self._kept: list[Any] = []  # objects kept alive, because keys contain their ids
         self._before_trace: dict[Hashable, Values] | None = None
         self._before_run: dict[Hashable, Values] | None = None
         self._read_first: set[tuple[Hashable, str]] = set()
         self._codes: dict[CodeType, None] = {}
 
     def meet(self, value: Any, name: str) -> None:
-        """Notes an object that the core is about to use."""
+        """Registers an object that the core is about to use."""
         if not isinstance(value, FakeTensor):
             for key, store in stores_of(value, name):
                 self._add(key, store, value)
 
     def meet_content(self, container: Any, name: str) -> None:
-        """Notes a container, unless it holds the attributes of a noted object."""
+        """Registers a container, unless it contains the attributes of a registered object."""
         if ("attributes", id(container)) not in self._stores:
             self.meet(container, name)
 
     def meet_code(self, code: CodeType, variables: dict[str, Any]) -> None:
-        """Notes a user's function that is about to run, and its global variables."""
+        """Registers a user's function that is about to run, and its global variables."""
         self._codes[code] = None
         self._add(("attributes", id(variables)), Attributes("", variables), variables)
 
     def add(self, key: Hashable, store: Store, owner: Any) -> None:
-        """Notes a store, and keeps the object that it belongs to alive."""
+        """Registers a store, and keeps the object to which it belongs alive."""
         self._add(key, store, owner)
 
     def note_read(self, key: Hashable, name: str) -> None:
-        """Notes an attribute that is about to be read.
+        """Registers the read of an attribute before it takes place.
 
         The read counts if the core has not set the attribute in this run.
         """
@@ -107,7 +107,7 @@ class Surroundings:
 
     @contextmanager
     def trace(self) -> Iterator[None]:
-        """Context at whose end all objects are as they were at its beginning."""
+        """Context of a trace. At its end, all objects are restored to their state at its beginning."""
         if self._before_trace is not None:
             yield
             return
@@ -122,7 +122,7 @@ class Surroundings:
                     self._stores[key].restore(values, chosen)
 
     def begin_run(self) -> None:
-        """Takes a snapshot before the core, or its backward formulas, run."""
+        """Takes a snapshot before the core or its backward formulas run."""
         self._before_run = self._taken()
         self._read_first.clear()
 
@@ -138,7 +138,7 @@ class Surroundings:
     def end_run(self, origin: Origin) -> StatefulCoreError | None:
         """Removes traced tensors from all objects.
 
-        Returns the error for the first tensor that the core must not keep.
+        Returns the error for the first tensor that the core must not store.
         """
         before, self._before_run = self._before_run or {}, None
         refusal: StatefulCoreError | None = None
@@ -167,16 +167,16 @@ class Surroundings:
 
     def _refusal(self, name: str, tensor: Tensor, origin: Origin) -> StatefulCoreError:
         return StatefulCoreError(
-            f"the core keeps a tensor in {name}, where the next step would find it, from an earlier call. Kernels keep "
-            "states alone: make it a state of the step, an argument of the core whose new value the core returns.",
+            f"the core keeps a tensor in {name}, where the next step would find it. Kernels only pass states from one "
+            "step to the next: make it a state of the step, an argument of the core whose new value the core returns.",
             "state",
             self._line_of(name) or origin.location(tensor),
         )
 
     def _line_of(self, name: str) -> SourceLocation | None:
-        """The user's line that writes under a name, or else the last line that contains the name."""
+        """The user's line that writes to a name, otherwise the last line that contains the name."""
         last = _LAST_NAME.search(name.split("[")[0])
-        found: SourceLocation | None = None
+        result: SourceLocation | None = None
         for code in self._codes if last is not None else ():
             line = code.co_firstlineno
             for instruction in dis.get_instructions(code):
@@ -186,5 +186,5 @@ class Surroundings:
                     location = SourceLocation(code.co_filename, line, code.co_name)
                     if instruction.opname in _STORES:
                         return location
-                    found = location
-        return found
+                    result = location
+        return result

@@ -1,8 +1,9 @@
 """Places that one core read, and their counterparts in another core with the same code.
 
-Two cores are twins if every value that the first one read during its trace has a counterpart in the other one. Code,
-numbers, modules and classes are equal, tensors are alike, and each object that belongs to the first core alone has an
-object of the other one in its place. Then the trace of the first core is valid for the other one, without running it.
+Two cores are twins if every value that the first core read during its trace has a counterpart in the other core. Code,
+numbers, modules and classes are equal, and tensors have the same properties. Each object that only the first core has
+is replaced by a corresponding object of the other core. In that case, the trace of the first core is valid for the
+other core, which need not run.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Twins:
     """
 
     def __init__(self, core: Any, other: Any) -> None:
-        # By id of the original. Both objects are kept alive, so that their ids are not given to other objects
-        # meanwhile.
+        # Keyed by the id of the original. Both objects are kept alive, so that no other objects get their ids in the
+        # meantime.
         self._counterparts: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, int] = {}
         for hooks in hooks_of_all_modules().values():
@@ -70,7 +71,7 @@ class Twins:
         raise NotTwinsError
 
     def function(self, function: Any) -> Any:
-        """The counterpart of a function that a place calls. A library's function is its own counterpart."""
+        """The counterpart of a function that a place calls. A library function is its own counterpart."""
         known = self._counterparts.get(id(function))
         if known is not None:
             return known[1]
@@ -82,15 +83,15 @@ class Twins:
         """For each place, its counterpart and the value there.
 
         Args:
-            values: for each place, the value that was read.
+            values: the values that were read, by place.
 
         Raises:
             NotTwinsError: a counterpart has another value.
         """
-        found: dict[Place, tuple[Place, Any]] = {}
+        results: dict[Place, tuple[Place, Any]] = {}
         waiting = dict(values)
         while waiting:
-            # A place has a counterpart once another place has led to the object that contains it.
+            # A place has a counterpart only after another place has led to the object that contains it.
             later: dict[Place, Any] = {}
             for place, before in waiting.items():
                 try:
@@ -104,17 +105,17 @@ class Twins:
                 else:
                     place.pair(self, before, now)
                 other.in_backward, other.in_forward = place.in_backward, place.in_forward
-                found[place] = other, now
+                results[place] = other, now
             if len(later) == len(waiting):
                 raise NotTwinsError
             waiting = later
-        return {place: found[place] for place in values}
+        return {place: results[place] for place in values}
 
     def pair(self, value: Any, other: Any) -> None:
-        """Takes two values as counterparts.
+        """Registers two values as counterparts.
 
         Raises:
-            NotTwinsError: they differ, or have other counterparts.
+            NotTwinsError: they differ, or they already have other counterparts.
         """
         if value is MISSING or other is MISSING or _is_plain(value) or _is_plain(other):
             equal_sets = type(value) is type(other) is frozenset and _kinds(value) == _kinds(other)
@@ -167,7 +168,7 @@ class Twins:
             if value is not other:
                 self.pair(value.__self__, other.__self__)
         elif isinstance(value, weakref.ref | CellType) or base_of(value) is not None:
-            pass  # the contents have places of their own
+            pass  # the contents have their own places
         elif value is other:
             self._pair_common(value)
         elif not _is_followed(value):
@@ -178,7 +179,7 @@ class Twins:
                 self._note(mine, others)
 
     def _pair_common(self, value: Any) -> None:
-        """Pairs functions within an object that both cores share with themselves."""
+        """Pairs each function inside an object that both cores share with itself."""
         if isinstance(value, staticmethod | classmethod):
             self.pair(value.__func__, value.__func__)
         elif isinstance(value, property):
@@ -208,7 +209,7 @@ class Twins:
 
 
 def _is_followed(value: Any) -> bool:
-    """True if all parts of an object have places of their own, so that another object may replace it."""
+    """True if all parts of an object have their own places, so that another object may replace it."""
     if isinstance(value, (*SCALARS, type, frozenset, property, staticmethod, classmethod, cached_property)):
         return False
     kind = type(value)
@@ -218,7 +219,7 @@ def _is_followed(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """True if equality of a value determines it with all of its parts."""
+    """True if equality of a value implies equality of all its parts."""
     return is_atom(value) or (type(value) in (tuple, frozenset) and all(map(_is_plain, value)))
 
 
@@ -228,14 +229,14 @@ def _kinds(values: frozenset[Any]) -> set[tuple[type, str]]:
 
 def _dict_of(value: Any) -> dict[str, Any] | None:
     try:
-        found = object.__getattribute__(value, "__dict__")
+        result = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 def _described(tensor: Tensor) -> tuple[Any, ...]:
-    """Properties of a tensor, except its memory, that a trace may depend on."""
+    """Properties of a tensor on which a trace may depend, except for its memory."""
     strides = tensor.stride() if tensor.layout is torch.strided else None
     kind = tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tensor.is_leaf, tensor.is_inference()
     return (*kind, tensor.is_neg(), tensor.is_conj(), tensor.shape, strides)

@@ -1,4 +1,4 @@
-"""Comparison of a value that is read again with the value that a trace was made with."""
+"""Comparison of the current value of a place with the value that the trace read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Missing:
 
 MISSING: Final = _Missing()
 SCALARS = (bool, int, float, complex, str, bytes, NoneType)
-# These have no mutable parts.
+# Objects of these types have no mutable parts.
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 ATOMS = (*SCALARS, *_OF_TORCH, range, slice, type(...), type(NotImplemented))
 
@@ -26,17 +26,17 @@ _HEAP = 1 << 9
 
 
 def is_python_class(cls: type) -> bool:
-    """True if Python code made the class, so that its attributes can be set."""
+    """True if Python code created the class, so that its attributes can be set."""
     return bool(cls.__flags__ & _HEAP) and not cls.__flags__ & _IMMUTABLE
 
 
 def is_atom(value: object) -> bool:
-    """True if a value has no mutable parts. In a user's subclass, even a number has attributes."""
+    """True if a value has no mutable parts. A number of a user's subclass has attributes, so it does not count."""
     return isinstance(value, ATOMS) and not is_python_class(type(value))
 
 
 def same(now: Any, before: Any) -> bool:
-    """True for one object, and for two that have equal types and equal bits.
+    """True for identical objects, and for two objects of equal types and equal bits.
 
     To Python, 1, 1.0 and True are equal, and so are 0.0 and -0.0. A trace distinguishes them.
     """

@@ -1,4 +1,4 @@
-"""Observes Python while a core runs: attributes that are read, and functions that begin to run."""
+"""Observes Python while a core runs: which attributes are read, and which functions start to run."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ OnRead = Callable[[Any, str], None]
 
 
 class AttributeWatch:
-    """Calls `on_read(object, name)` before an attribute of a watched object is read, in this thread.
+    """Calls `on_read(object, name)` before an attribute of a watched object is read in this thread.
 
-    Python looks `__getattribute__` up on the class. So it is replaced there until `close`. It has no effect on other
-    objects of the class and on other threads.
+    Python looks up `__getattribute__` on the class. Therefore, it is replaced on the class until `close` is called.
+    The replacement has no effect on other objects of the class and on other threads.
     """
 
     def __init__(self, on_read: OnRead) -> None:
         self._on_read = on_read
         self._thread = threading.get_ident()
-        self._watched: dict[int, Any] = {}  # by id; kept alive, so that no other object gets the id
+        self._watched: dict[int, Any] = {}  # by id. The objects are kept alive, so that no other object gets the id
         self._classes: dict[type, Any] = {}
         self._modules: list[tuple[ModuleType, type]] = []
         self._busy = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Suspends the reports of reads, since the recorder itself reads attributes."""
+        """Suspends the reports of reads, because the recorder itself reads attributes."""
         before, self._busy = self._busy, True
         try:
             yield
@@ -41,7 +41,7 @@ class AttributeWatch:
             self._busy = before
 
     def watch(self, value: Any) -> None:
-        """Begins to watch a module, or an object of a class for which `is_python_class` is True."""
+        """Starts to watch a module, or an object of a class for which `is_python_class` returns True."""
         if id(value) in self._watched:
             return
         self._watched[id(value)] = value
@@ -68,9 +68,9 @@ class AttributeWatch:
     def own_getattribute(self, cls: type) -> Any:
         """The `__getattribute__` that a user's class defines, or `None`."""
         for kind in cls.__mro__:
-            found = self._classes[kind] if kind in self._classes else kind.__dict__.get("__getattribute__")
-            if found is not None:
-                return found if is_python_class(kind) else None
+            result = self._classes[kind] if kind in self._classes else kind.__dict__.get("__getattribute__")
+            if result is not None:
+                return result if is_python_class(kind) else None
         return None
 
     def _patch(self, cls: type) -> None:
@@ -84,7 +84,7 @@ class AttributeWatch:
                 id(owner) in watched
                 and ident() == thread
                 and not self._busy
-                # `on_read` has recorded already what `nn.Module` reads from `__dict__`.
+                # `on_read` has already recorded the entries that `nn.Module` reads from `__dict__`.
                 and (name != "__dict__" or sys._getframe(1).f_globals.get("__name__") != MODULE_CODE)
             ):
                 with self.paused():
@@ -107,10 +107,11 @@ _at_work: list[Profile] = []
 
 @contextmanager
 def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType]) -> Iterator[None]:
-    """Calls `on_call(frame)` when a Python function begins to run in this thread.
+    """Calls `on_call(frame)` when a Python function starts to run in this thread.
 
     Args:
-        on_builtin: called with the frame and the function when a frame of a code in `of` calls a builtin function.
+        on_builtin: called with a frame and a builtin function when the frame calls the function. Only frames whose code
+            is in `of` are observed.
     """
 
     def profile(frame: FrameType, event: str, function: object) -> None:
@@ -120,7 +121,7 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
             on_builtin(frame, function)
 
     before: Any = sys.getprofile()
-    is_native = before is not None and not callable(before)  # it cannot be set again
+    is_native = before is not None and not callable(before)  # Python code cannot install it again
     can_pause = is_native and hasattr(before, "disable") and hasattr(before, "enable")  # cProfile
     if can_pause:
         before.disable()
@@ -140,9 +141,9 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
 def _warn_of_displaced(profiler: object) -> None:
     """Warns that a profiler records no Python calls after a trace."""
     warn(
-        f"a step is traced while {type(profiler).__name__} records calls of Python (torch.profiler with "
-        "with_stack=True), and only one of them can: its stacks end here, operations are still recorded. Call the "
-        "network once before it is profiled; calls like that one trace nothing."
+        f"a step is traced while {type(profiler).__name__} records Python calls (torch.profiler with "
+        "with_stack=True), but only one of them can observe calls. From here on, the profiler records operations "
+        "without stacks. Call the network once before you profile it, so that the profiled calls need no trace."
     )
 
 

@@ -1,8 +1,8 @@
-"""VJPs that serve all steps, although gradients of some new states are absent at the first step of the backward.
+"""Makes one VJP valid for all steps, although gradients of some new states are absent at the first backward step.
 
-Without them, this step would need a VJP of its own, and so a kernel and a launch of its own. A VJP with a flag serves
-all steps, like the VJP of a pointwise step. It replaces values that depend on absent gradients alone by zero where they
-meet other values.
+Otherwise, this step would need a separate VJP, with a separate kernel and launch. A VJP with a flag is valid for all
+steps, like the VJP of a pointwise step. It replaces values that depend on absent gradients alone by zero where they are
+combined with other values.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PRESENT = Port(Role.GRAD_OUTPUT, 0)
 
 
 def absent_at_first(vjp: StagedStep, absent: Collection[Port]) -> StagedStep | None:
-    """A VJP whose stages in the loop may take a flag, `Port(Role.CAME_STATE, 0)`, that is set if gradients are present.
+    """A VJP whose stages in the loop may take a flag, `Port(Role.CAME_STATE, 0)`. It is set if gradients are present.
 
     Args:
-        absent: the gradients of new states that are absent at the first step of the backward. Their values there have
-            to be zero.
+        absent: the gradients of new states that are absent at the first step of the backward. Their values at that step
+            have to be zero.
 
     Returns:
-        The VJP; `None` if a product or a carried value is computed from these gradients alone, since no selection makes
-        it zero.
+        The VJP. `None` if a product or a carried value is computed from these gradients alone, because no selection can
+        make it zero.
     """
     unseen = frozenset(absent)
     factors = [term.values for term in vjp.terms if term.op is not None]

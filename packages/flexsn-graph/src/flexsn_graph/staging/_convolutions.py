@@ -1,6 +1,6 @@
 """Separates biases and gradients from convolutions.
 
-The gradient of the value is a convolution again. That of the weight is a product of two values.
+The gradient of a convolution's value is also a convolution. The gradient of the weight is a product of two values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def take_apart(graph: fx.Graph) -> None:
 
 
 def split_gradients(graph: fx.Graph) -> None:
-    """Replaces each result of `aten.convolution_backward` by a separate op."""
+    """Replaces each result of `aten.convolution_backward` with a separate op."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is _BACKWARD:
             for entry in list(node.users):
@@ -44,7 +44,7 @@ def split_gradients(graph: fx.Graph) -> None:
 
 
 def add_biases(graph: fx.Graph) -> None:
-    """Moves the biases of convolutions into stages, if the library adds them in a separate pass anyway."""
+    """Moves the biases of convolutions into stages if the library adds them in a separate pass anyway."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not CONVOLUTION or node.args[2] is None:
             continue
@@ -66,7 +66,7 @@ def add_biases(graph: fx.Graph) -> None:
 
 
 def _called(graph: fx.Graph, target: Any, first: fx.Node, *rest: Any, **kwargs: Any) -> fx.Node:
-    """A new node with a fake value and the stack trace of its first argument."""
+    """Creates a node with a fake value and with the stack trace of its first argument."""
     node = graph.call_function(target, (first, *rest), kwargs)
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args]
     node.meta["val"] = target(*values, **kwargs)
@@ -75,7 +75,7 @@ def _called(graph: fx.Graph, target: Any, first: fx.Node, *rest: Any, **kwargs: 
 
 
 def _is_added_apart(value: torch.Tensor) -> bool:
-    """True for results of cuDNN, after which PyTorch adds the bias."""
+    """True for results of cuDNN. PyTorch adds the bias to them in a separate pass."""
     return value.device.type == "cuda"
 
 
@@ -90,7 +90,7 @@ def _of_value(graph: fx.Graph, node: fx.Node) -> fx.Node:
             CONVOLUTION, (gradient, weight, None, stride, padding, dilation, False, added, groups)
         )
     around = [d * (size - 1) - p for d, size, p in zip(dilation, sizes[2:], padding, strict=True)]
-    if set(stride) == {1} and min(around) >= 0:  # by flipping the weight, since libraries have faster kernels for this
+    if set(stride) == {1} and min(around) >= 0:  # flip the weight, because libraries have faster kernels for this
         turned = _turned(graph, weight, groups)
         return graph.call_function(
             CONVOLUTION, (gradient, turned, None, stride, around, dilation, False, added, groups)
@@ -100,7 +100,7 @@ def _of_value(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _turned(graph: fx.Graph, weight: fx.Node, groups: int) -> fx.Node:
-    """A weight `[out, in / groups, *window]` as that of a convolution from `out` to `in`, with flipped windows."""
+    """The weight `[out, in / groups, *window]` of a convolution from `out` to `in`, with flipped windows."""
     out, inside, *window = _shape(weight)
     node = _called(graph, _aten.reshape.default, weight, [groups, out // groups, inside, *window])
     node = _called(graph, _aten.transpose.int, node, 1, 2)
@@ -140,7 +140,7 @@ def _missing(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """Number of rows and columns at the end of a value that a convolution with strides leaves out."""
+    """Numbers of rows and columns at the end of a value that a convolution with strides skips."""
     return [
         value[2 + d] - ((result[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight[2 + d] - 1) + 1)
         for d in range(len(stride))

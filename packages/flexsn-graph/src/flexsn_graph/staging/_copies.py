@@ -16,9 +16,9 @@ _SAME = frozenset({_aten.detach.default, _aten.alias.default, _prims.view_of.def
 
 
 def drop_copies(graph: fx.Graph) -> None:
-    """Replaces copies and aliases by their sources, since a functional graph never writes to a value.
+    """Replaces copies and aliases with their sources, because a functional graph never writes to a value.
 
-    A copy stays if a view of it has no strides without it.
+    A copy remains if a view of it could not be expressed by strides without the copy.
     """
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _SAME:
@@ -36,9 +36,9 @@ def drop_copies(graph: fx.Graph) -> None:
 
 
 def _copy_before_a_view(graph: fx.Graph, needed: set[fx.Node]) -> fx.Node | None:
-    """A copy that has to stay because of a view of it; `None` if no further copy has to."""
+    """A copy that has to remain because a view of it is needed. `None` if no other copy has to remain."""
     seen: dict[fx.Node, Any] = {}
-    behind: dict[fx.Node, fx.Node | None] = {}  # by value: the copy that it is a view of
+    behind: dict[fx.Node, fx.Node | None] = {}  # maps a value to the copy of which it is a view
     for node in graph.nodes:
         source = node.all_input_nodes[0] if is_view(node) or node.target is COPY_OP else None
         if source is None or node in needed:

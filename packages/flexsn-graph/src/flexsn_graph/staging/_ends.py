@@ -1,4 +1,4 @@
-"""Detects steps with products that change nothing any more once some of their inputs are 0 or less."""
+"""Detects steps with products that no longer change anything once some of their inputs are 0 or less."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _RESULTS = frozenset({Role.OUTPUT, Role.STATE})
 
 
 def staged_ends_early(staged: StagedStep, counts: Collection[int]) -> bool:
-    """As `ends_early`, for a step with products.
+    """`ends_early` for a step with products.
 
-    True if outputs are zeros and states stay unchanged wherever these inputs are 0 or less.
+    True if all outputs are zero and all states stay unchanged wherever these inputs are 0 or less.
 
     Args:
         staged: a forward step.
@@ -26,7 +26,7 @@ def staged_ends_early(staged: StagedStep, counts: Collection[int]) -> bool:
     if not counts:
         return False
     counting = {Port(Role.INPUT, i) for i in counts}
-    known: dict[Port, Any] = {}  # by value of the step: the number that it equals
+    known: dict[Port, Any] = {}  # maps a value of the step to the number that it equals
     for part in staged.parts:
         if isinstance(part, Product):
             if part.result.source.role in _RESULTS:
@@ -41,9 +41,9 @@ def staged_ends_early(staged: StagedStep, counts: Collection[int]) -> bool:
 
         for node in part.graph.graph.nodes:
             if node.op == "call_function":
-                found = simplified(node, gone, value)
-                if found is not None:
-                    values[node] = found
+                match = simplified(node, gone, value)
+                if match is not None:
+                    values[node] = match
         for entry, view in zip(part.graph.entries, part.writes, strict=True):
             result, port = value(entry), view.source
             if port.role is Role.OUTPUT and not is_number(result, 0):

@@ -1,8 +1,9 @@
-"""Expresses gradients of a filter over past steps as a filter over later steps.
+"""Expresses the gradient of a filter over past steps as a filter over later steps.
 
-The gradient of a state that is shifted by some steps passes through these steps. Each step adds a part to it: a product
-of that step, times a weight that all steps have in common. So the gradient at the end is a function of the products of
-later steps. A backward has computed these before it, and carries none of the gradients between.
+The gradient of a state that is shifted by some steps passes through these steps. Each step adds a term to it: a product
+that this step computes, times a weight that is the same at all steps. Therefore, the gradient at the end is a function
+of the products of later steps. The backward has already computed these products, and need not carry the gradients in
+between.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ def without_carried_filters(vjp: StagedStep, unneeded: Collection[Port]) -> Stag
 
     Args:
         vjp: the VJP of a step.
-        unneeded: the gradients of states that the last step does not receive and that are not needed before the first
+        unneeded: gradients of states that the last step does not receive and that are not needed before the first
             step.
 
     Returns:
-        The new VJP; `vjp` itself if it has another form.
+        The new VJP, or `vjp` itself if it has another form.
     """
     chains: dict[Port, dict[int, Port]] = {}
     for state, (source, steps) in vjp.shifts.items():
@@ -41,7 +42,7 @@ def without_carried_filters(vjp: StagedStep, unneeded: Collection[Port]) -> Stag
 
 
 def _without(vjp: StagedStep, chain: Sequence[Port]) -> StagedStep:
-    """The VJP without all but the first gradient of a chain, if one stage computes them from one product."""
+    """The VJP with only the first gradient of a chain, if one stage computes all of them from one product."""
     gone = frozenset(chain[1:])
     products = {p.result.source for p in vjp.parts if isinstance(p, Product) and p.phase is Phase.LOOP}
     for number, stage in enumerate(vjp.parts):
@@ -67,14 +68,14 @@ def _without(vjp: StagedStep, chain: Sequence[Port]) -> StagedStep:
 def _unrolled(
     stage: Stage, chain: Sequence[Port], products: Collection[Port], first: int
 ) -> tuple[Stage, Port, list[Port]] | None:
-    """The stage with the chain's steps nested in each other.
+    """Nests the steps of the chain in one stage.
 
     Args:
         first: number of the first port for a later value of the product.
 
     Returns:
-        The stage, the product, and the ports of its later values, the next step's first; `None` if a gradient is not a
-        linear function of the next one and of one product.
+        The stage, the product, and the ports of the product's later values, starting with the next step. `None` if a
+        gradient is not a linear function of the next gradient and of one product.
     """
     graph = stage.graph
     reads = {n: stage.reads[p.index] for p, n in graph.placeholders.items() if p.role is Role.INPUT}
@@ -106,18 +107,18 @@ def _whole(view: View, port: Port) -> View:
 
 
 def _ancestors(nodes: Iterable[Any]) -> set[fx.Node]:
-    """These nodes, and the nodes that they depend on."""
-    found, waiting = set[fx.Node](), [node for node in nodes if isinstance(node, fx.Node)]
+    """The nodes themselves, and the nodes on which they depend."""
+    result, waiting = set[fx.Node](), [node for node in nodes if isinstance(node, fx.Node)]
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in result:
+            result.add(node)
             waiting += node.all_input_nodes
-    return found
+    return result
 
 
 def _is_linear(stage: Stage, chain: Collection[Port], moving: Collection[fx.Node]) -> bool:
-    """True if the gradients of a chain are linear in the gradients that reach it, and so zero if these are absent."""
+    """True if the gradients of a chain are linear in the gradients that reach it, and zero if these are absent."""
     graph, kept = fx.Graph(), [i for i, view in enumerate(stage.writes) if view.source in chain]
     entries = [stage.graph.entries[i] for i in kept]
     needed, new = _ancestors(entries), dict[fx.Node, fx.Node]()

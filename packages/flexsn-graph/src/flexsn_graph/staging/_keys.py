@@ -1,4 +1,4 @@
-"""Keys by which values of two graphs of one step are recognized as equal."""
+"""Keys that identify equal values in two graphs of one step."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from flexsn_graph.ir._ports import Port
 
 
 class Keys:
-    """Identifies values that two graphs of one step compute equally."""
+    """Identifies values that two graphs of one step compute in the same way."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
     def of(self, graph: fx.Graph, arguments: Sequence[Port]) -> dict[fx.Node, int]:
-        """A number for each node; equal numbers mean equal values."""
-        found: dict[fx.Node, int] = {}
+        """A number for each node. Equal numbers mean equal values."""
+        results: dict[fx.Node, int] = {}
         ports = iter(arguments)
         for node in graph.nodes:
             if node.op == "placeholder":
                 key: Any = next(ports)
             elif node.op == "call_function":
-                key = (node.target, _frozen(node.args, found), _frozen(node.kwargs, found), _dtype_of(node))
+                key = (node.target, _frozen(node.args, results), _frozen(node.kwargs, results), _dtype_of(node))
             else:
                 continue
-            found[node] = self._numbers.setdefault(key, len(self._numbers))
-        return found
+            results[node] = self._numbers.setdefault(key, len(self._numbers))
+        return results
 
 
 def _frozen(value: Any, found: Mapping[fx.Node, int]) -> Any:

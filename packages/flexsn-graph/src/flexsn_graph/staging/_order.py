@@ -1,4 +1,4 @@
-"""Order of the parts of a step: before, in or after the loop over time, and within each of these phases."""
+"""The order of the parts of a step: before, in or after the loop over time, and within each of these phases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_graph.ir._products import ASSEMBLIES
 from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase
 
-# The largest number of states that a stage of the loop may read only for a sum over time.
+# The largest number of states that a stage of the loop may read if it only needs them for a sum over time.
 _MANY = 8
 
 
@@ -21,12 +21,12 @@ class Order:
     Args:
         places: the values that have a place in memory.
         order: the relevant nodes, in order.
-        to_carried: the nodes that values carried from step to step depend on.
+        to_carried: the nodes on which values depend that are carried from step to step.
         summed: values whose sum over time is a gradient of a captured tensor.
 
     Attributes:
         phase: phases of products and operands.
-        level: for each node, the number of products in a row before it.
+        level: for each node, the length of the longest chain of products before it.
         after: nodes that are computed after the loop.
     """
 
@@ -41,7 +41,7 @@ class Order:
         self._find_levels(order)
 
     def _waits(self, node: fx.Node, to_carried: set[fx.Node]) -> bool:
-        """True for an operand of many states, such as those of delays, that the loop would read for this alone."""
+        """True for an operand of many states, such as delays, that the loop would read only to compute this operand."""
         places = self._places
         if places.role(node) is not Role.OPERAND or node in to_carried:
             return False
@@ -68,7 +68,7 @@ class Order:
             if behind and places.role(node) is not Role.SAVED:
                 self.after.add(node)
         early: set[fx.Node] = set()
-        for node in reversed(order):  # values that are read before the loop are written before it
+        for node in reversed(order):  # a value that is read before the loop is also written before it
             if self.phase.get(node) is Phase.BEFORE or node in early:
                 early.update(places.root(a)[0] for a in node.all_input_nodes if a in places.moving)
         for node in order:
@@ -80,7 +80,7 @@ class Order:
                     self.phase[node] = Phase.BEFORE if first else Phase.LOOP
 
     def _find_levels(self, order: Sequence[fx.Node]) -> None:
-        """Sets the number of products in a row before each node."""
+        """Sets the length of the longest chain of products before each node."""
         places = self._places
         for node in order:
             port = places.ports.get(node)
@@ -99,7 +99,7 @@ class Order:
                 self.level[node] = max((self.level[a] for a in moving), default=0)
 
     def _ready(self, node: fx.Node) -> int:
-        """The level of stages after which a product can read a value."""
+        """The level of stages after which a product can read the value of a node."""
         places = self._places
         root, _ = places.root(node)
         return self.level[root] - 1 if root.target in ASSEMBLIES and root in self.phase else self.level[root]

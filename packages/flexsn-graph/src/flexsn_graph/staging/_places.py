@@ -19,16 +19,16 @@ class Places:
         graph: graph of the step.
         arguments: ports of its placeholders.
         carried: role of the values that are carried from step to step.
-        keys: numbers of the nodes, equal for equal values.
-        known: for each key, the values that exist already.
+        keys: numbers of the nodes. Equal values have equal numbers.
+        known: the values that already exist, by key.
 
     Attributes:
-        ports: values that have a place in memory, by the node that is the whole value.
-        moving: nodes that depend on values of the step. All others depend on captured tensors alone.
+        ports: values that have a place in memory, by the node that represents the whole value.
+        moving: nodes that depend on values of the step. All other nodes depend on captured tensors alone.
         of_carried: nodes that depend on carried values.
         saved: the values of `known` that are read.
-        assembled: values of which parts write pieces.
-        rows: values with one element for each row, computed from reductions. `find_rows` sets them.
+        assembled: values that several parts write, one piece each.
+        rows: values with one element per row that are computed from reductions. `find_rows` sets them.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Places:
                 self.of_carried.add(node)
 
     def find_rows(self, graph: fx.Graph) -> None:
-        """Finds values that are computed from reductions alone. Call this when reductions have places."""
+        """Finds values that are computed from reductions alone. Call this after reductions have got places."""
         for node in graph.nodes:
             moving = [a for a in node.all_input_nodes if a in self.moving]
             if node in self.ports and node.target in REDUCTIONS:
@@ -77,24 +77,24 @@ class Places:
                     self.rows.add(node)
 
     def moves(self, node: fx.Node) -> bool:
-        """True for a view that stages read from memory: it drops elements, or turns columns into rows."""
+        """True for a view that stages read from memory because it drops elements, or turns columns into rows."""
         return narrows(node) or (realigns(node) and node.all_input_nodes[0] in self.rows)
 
     def reaching(self, ends: Iterable[fx.Node]) -> set[fx.Node]:
-        """Nodes that the ends are computed from, back to saved values, without captured tensors."""
-        found: set[fx.Node] = set()
+        """Nodes from which the ends are computed, back to saved values, without captured tensors."""
+        results: set[fx.Node] = set()
         waiting = list(ends)
         while waiting:
             node = waiting.pop()
-            if node in found or node not in self.moving:
+            if node in results or node not in self.moving:
                 continue
-            found.add(node)
+            results.add(node)
             if self.role(node) is not Role.SAVED:
                 waiting += node.all_input_nodes
-        return found
+        return results
 
     def root(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-        """The node that a node is a view of, and the views between them, starting with the first."""
+        """The node of which a node is a view, and the views between the two, starting with the first one."""
         views: list[fx.Node] = []
         while node not in self.ports and is_view(node):
             views.append(node)
@@ -103,13 +103,13 @@ class Places:
         return node, views
 
     def view(self, node: fx.Node) -> View:
-        """A node as a view of a value that has a place."""
+        """The node as a view of a value that has a place."""
         root, views = self.root(node)
         value = node.meta["val"]
         return View(self.ports[root], tuple(call_of(v) for v in views), tuple(value.shape), value.dtype)
 
     def role(self, node: fx.Node) -> Role | None:
-        """Role of a value that has a place; `None` for other values."""
+        """Role of a value that has a place, or `None` for other values."""
         port = self.ports.get(node)
         return None if port is None else port.role
 
@@ -122,7 +122,7 @@ class Places:
                 self.assembled.add(self.ports[node])
 
     def store_root(self, node: fx.Node) -> None:
-        """Assigns a place to the value that a node is a view of."""
+        """Assigns a place to the value of which a node is a view."""
         root, _ = self.root(node)
         if root in self.moving:
             self.store(root, Role.OPERAND)
@@ -140,7 +140,7 @@ class Places:
             self.store_root(node)
 
     def is_product(self, node: fx.Node) -> bool:
-        """True if it is a product that this step computes."""
+        """True if the node is a product that this step computes."""
         return self.role(node) is Role.PRODUCT
 
     def moving_arguments(self, node: fx.Node) -> list[fx.Node]:

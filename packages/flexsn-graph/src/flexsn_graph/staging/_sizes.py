@@ -25,7 +25,7 @@ _TO_SIZES = frozenset(
 def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes: Sequence[Sequence[int]]) -> bool:
     """True if the first size of a step `[batch, features]` differs from all other sizes.
 
-    Nor may a captured tensor vary along the first dimension.
+    In addition, no captured tensor may vary along the first dimension.
     """
     if len(step_shape) != 2:
         return False
@@ -81,18 +81,18 @@ def _in_call(call: Call, view: Callable[[View], View]) -> Call:
 
 
 def _views(staged: StagedStep) -> list[View]:
-    found: list[View] = []
+    results: list[View] = []
     for part in staged.parts:
-        found += part.reads
-        found += part.writes if isinstance(part, Stage) else (part.result,)
+        results += part.reads
+        results += part.writes if isinstance(part, Stage) else (part.result,)
     for term in staged.terms:
-        found += term.values
-        found += (a for _, args, _ in term.calls for a in args if isinstance(a, View))
-    return found
+        results += term.values
+        results += (a for _, args, _ in term.calls for a in args if isinstance(a, View))
+    return results
 
 
 def _knows_sizes(call: Call, batch: int) -> bool:
-    """True if `resized` replaces the size in a call, or the size is not in it."""
+    """True if `resized` replaces the size in a call, or if the call does not contain the size."""
     target, args, kwargs = call
     if target in _TO_SIZES:
         return not kwargs

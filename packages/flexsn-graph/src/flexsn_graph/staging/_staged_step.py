@@ -1,4 +1,4 @@
-"""Data of a step with matrix products: its stages, products and terms."""
+"""Data of a step with matrix products: stages, products and terms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flexsn_graph.ir._step_graph import StepGraph
 
 
 class Phase(IntEnum):
-    """Phase of a computation: for all steps at once before the loop over time, in it, or for all at once after it."""
+    """The phase of a computation. `BEFORE` and `AFTER` the loop over time, all steps are computed at once."""
 
     BEFORE = 0
     LOOP = 1
@@ -28,12 +28,12 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A value of one step, seen through views.
+    """A value of one step, after a chain of views.
 
     Attributes:
         source: port of the value.
-        calls: the views, in order; empty for the whole value.
-        shape, dtype: those of the last view.
+        calls: the views, in order. Empty for the whole value.
+        shape, dtype: shape and dtype of the last view.
     """
 
     source: Port
@@ -49,14 +49,14 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A pointwise part of a step, which becomes one kernel.
+    """A pointwise part of a step. It becomes one kernel.
 
     Attributes:
-        phase: the phase in which it runs.
-        graph: `[*INPUT, *LIFTED] -> [*OUTPUT]`, on values of `shape`, or of shapes that broadcast to it.
-        shape: shape of the values that it writes.
+        phase: the phase in which the stage runs.
+        graph: `[*INPUT, *LIFTED] -> [*OUTPUT]`, on values whose shape is `shape` or broadcasts to it.
+        shape: shape of the values that the stage writes.
         reads: the value of each input.
-        writes: the destination of each output: all or a part of a value that this step writes.
+        writes: the destination of each output. It is all or a part of a value that this step writes.
     """
 
     phase: Phase
@@ -71,12 +71,12 @@ class Product:
     """A product of a value of the step with a matrix, or a reduction of its rows.
 
     Attributes:
-        phase: the phase in which it is computed.
+        phase: the phase in which the product is computed.
         op: the torch op.
-        args, kwargs: its arguments; for a reduction, `(value, dims, *numbers)` with negative dims. Values are `View`s.
-            A value that is equal in all steps has role `MATRIX`.
-        result: the destination: a value of its own, or a result of the step.
-        shape, dtype: those of the result.
+        args, kwargs: arguments of the op. For a reduction, these are `(value, dims, *numbers)` with negative dims.
+            Values are `View`s. A value that is equal in all steps has the role `MATRIX`.
+        result: the destination, which is a separate value or a result of the step.
+        shape, dtype: shape and dtype of the result.
         factor_shapes: shapes of the two factors, or of the reduced value.
         name: the op that the user's code called.
         location: the line of this call.
@@ -110,7 +110,7 @@ class Product:
 
     @property
     def reads(self) -> tuple[View, ...]:
-        """The values that it reads."""
+        """The values that the product reads."""
         return tuple(a for a in self.args if isinstance(a, View))
 
 
@@ -120,9 +120,9 @@ class Term:
 
     Attributes:
         lifted: index of the tensor.
-        op: the product of two values of a step whose results are summed; `None` to sum a value itself.
-        values: these values.
-        calls: linear ops on the sum. A `View` among their arguments is a value that is equal in all steps.
+        op: the product of two values of a step, whose results are summed. `None` to sum a single value.
+        values: the two values, or the single value.
+        calls: linear ops on the sum. If an argument is a `View`, its value is equal in all steps.
         numbers: arguments of the op after the values.
     """
 
@@ -138,16 +138,16 @@ class StagedStep:
     """A step, or its VJP, as stages and products.
 
     Attributes:
-        arguments, results: as for `StepGraph`. Results of role `GRAD_LIFTED` are in `terms` alone.
-        parts: stages and products, in order; each phase is contiguous.
+        arguments, results: as in `StepGraph`. Results of the role `GRAD_LIFTED` are in `terms` only.
+        parts: stages and products, in order. Each phase is contiguous.
         values: shape and dtype of each value of one step that a part reads or writes.
-        assembled: values of which parts write pieces. Everything else in them is zero.
+        assembled: values that several parts write, one piece each. All other elements of these values are zero.
         matrices: `[*lifted] -> [*matrices]`, computed before the loop.
-        saved: for a VJP, the operands and products of the forward that it reads, as `SAVED`.
+        saved: for a VJP, the operands and products of the forward that it reads as `SAVED`.
         terms: for a VJP, the parts of gradients of lifted tensors.
-        shifts: states that are delayed copies: by state, the value that a part writes, and the delay in steps.
-        later: for a VJP, values of later steps that stages read: by value, the product, and the number of steps.
-        absent: for a VJP, the gradients of new states that are absent at the first step of the backward; see
+        shifts: states that are delayed copies. Maps a state to the value that a part writes and the delay in steps.
+        later: for a VJP, values of later steps that stages read. Maps a value to the product and the number of steps.
+        absent: for a VJP, the gradients of new states that are absent at the first step of the backward. See
             `absent_at_first`.
     """
 
@@ -179,11 +179,11 @@ class StagedStep:
 
     @cached_property
     def sequences(self) -> frozenset[Port]:
-        """The values that need memory for each step, because they are read outside of the loop."""
-        found = {view.source for term in self.terms for view in term.values}
-        found |= {source for source, _ in self.later.values()}
+        """The values that need memory for all steps, because they are read outside of the loop."""
+        results = {view.source for term in self.terms for view in term.values}
+        results |= {source for source, _ in self.later.values()}
         for part in self.parts:
             if part.phase is not Phase.LOOP:
                 writes = part.writes if isinstance(part, Stage) else (part.result,)
-                found |= {view.source for view in (*part.reads, *writes)}
-        return frozenset(found)
+                results |= {view.source for view in (*part.reads, *writes)}
+        return frozenset(results)

@@ -2,10 +2,10 @@
 
 The graph of a step is lowered to pointwise ops, views, and products with matrices that are made of captured tensors
 alone. A pointwise value that a product reads is called an operand, and a stage writes it. A stage reads arguments of
-the step and products, possibly through views (such as a quarter of the columns, for a gate of an LSTM). Each stage
-computes the intermediate values that it needs again: stages read and write nothing else.
+the step and products, possibly through views (such as a quarter of the columns, for a gate of an LSTM). Stages read and
+write nothing else, so each stage recomputes the intermediate values that it needs.
 
-A product belongs to the loop over time if it depends on the state before the step, and the state after the step depends
+A product belongs to the loop over time if it depends on the state before the step and the state after the step depends
 on it. A product that depends on inputs alone is computed before the loop, for all steps at once. A product that no
 later step needs (the readout of a layer) is computed after the loop, also for all steps at once.
 """
@@ -85,10 +85,10 @@ def stage(
         known: for a VJP, the existing values of the forward, by key.
 
     Returns:
-        The parts, and by key, the operands and products.
+        The parts, and the operands and products by key.
 
     Raises:
-        NonPointwiseError: an op mixes elements of the step other than by a product along the last dimension.
+        NonPointwiseError: an op mixes elements of the step and is not a product along the last dimension.
     """
     return _Staging(module, tuple(arguments), tuple(results), carried, keys, known or {}).run()
 
@@ -137,7 +137,7 @@ class _Staging:
         live = self._places.reaching([n for n, _ in finals] + leaves)
         to_carried = self._places.reaching([n for n, port in finals if port.role is self._role])
         order = [n for n in self._graph.nodes if n in live]
-        # Excludes the sums at the end of a broadcasting input's gradient: they are taken after the loop.
+        # Excludes the sums at the end of a broadcasting input's gradient. They are computed after the loop.
         inner = self._places.reaching([before_sums(n) if p.role is Role.GRAD_INPUT else n for n, p in finals] + leaves)
         for node in order:
             if node not in self._places.moving or node in self._places.ports:
@@ -193,7 +193,7 @@ class _Staging:
     def _shifts(self, finals: Sequence[tuple[fx.Node, Port]]) -> dict[Port, tuple[Port, int]]:
         """The states whose new value is the old value of another state.
 
-        It is in memory already, so no part writes it.
+        This value is already in memory, so no part writes it.
         """
         if self._role is not Role.STATE:
             return {}
@@ -203,18 +203,18 @@ class _Staging:
             if port.role is Role.STATE and self._places.role(node) is Role.STATE
         }
         nodes = dict(zip(self._arguments, self._placeholders, strict=True))
-        found: dict[Port, tuple[Port, int]] = {}
-        # Start at states that parts write. States that swap places, or keep their value, have no such start.
+        results: dict[Port, tuple[Port, int]] = {}
+        # The search starts at states that parts write. States that swap places or keep their value have no such start.
         latest = [port for port in dict.fromkeys(before.values()) if port not in before]
         while latest:
             port = latest.pop()
-            # At most one state follows each state: two would differ in their initial values.
+            # At most one state follows each state: two of them would differ in their initial values.
             following = next((p for p, source in before.items() if source == port), None)
             if following is not None and not differs(nodes[following], nodes[port]):
-                source, steps = found.get(port, (port, 0))
-                found[following] = source, steps + 1
+                source, steps = results.get(port, (port, 0))
+                results[following] = source, steps + 1
                 latest.append(following)
-        return found
+        return results
 
     def _check_product(self, node: fx.Node) -> None:
         target: Any = node.target
@@ -255,17 +255,17 @@ class _Staging:
             )
 
     def _reduces(self, node: fx.Node) -> bool:
-        """True if a node reduces rows; rejects a reduction of a step's other dimensions."""
+        """True if a node reduces rows. Rejects reductions of other dimensions of a step."""
         if not reduces(node) or is_zero(node.all_input_nodes[0]):
             return False
         if set(reduced_dims(node)) <= {node.all_input_nodes[0].meta["val"].dim() - 1}:
             return True
         if self._role is Role.GRAD_STATE:
-            return False  # stages refuse reductions that are not sums at the end of a gradient
+            return False  # stages reject reductions other than sums at the end of a gradient
         shape = list(node.all_input_nodes[0].meta["val"].shape)
         raise NonPointwiseError(
-            f"{called_op(node)} reduces dimensions {list(reduced_dims(node))} of {shape}: a step may reduce its values "
-            "over its last dimension alone (dim=-1), the neurons of a row. Do this outside of the core, or move the "
+            f"{called_op(node)} reduces dimensions {list(reduced_dims(node))} of {shape}: a step may only reduce its "
+            "values over its last dimension (dim=-1), the neurons of a row. Do this outside of the core, or move the "
             "dimension to the end there.",
             called_op(node),
             location_of(node),
@@ -314,12 +314,12 @@ class _Staging:
             self._group(phase, last, shape).results.append((node, whole))
 
     def _goes_directly(self, node: fx.Node, port: Port) -> bool:
-        """True if a result is a product that nothing else reads."""
+        """True if a result is a product that no other node reads."""
         root, views = self._places.root(node)
         if not self._places.is_product(root) or root in self._direct:
             return False
         if views and port.role is not self._role:
-            return False  # the owner of the result's memory decides about its layout
+            return False  # the owner of the result's memory determines its layout
         for one in (root, *views):
             users = [u for u in one.users if u.op != "output" and u in self._order.level]
             returned = sum(entry is one for entry in self._entries)
@@ -347,7 +347,7 @@ class _Staging:
         if target in REDUCTIONS:
             factors: list[Any] = [node.args[0]]
             dims: Any = node.args[1]
-            last = [d - factors[0].meta["val"].dim() for d in dims]  # from the end: sequences have more
+            last = [d - factors[0].meta["val"].dim() for d in dims]  # counted from the end, as sequences have more dims
             args = (self._product_argument(node.args[0]), last, *node.args[2:])
         else:
             factors = [node.args[i] for i in PRODUCTS[target].factors]
@@ -386,11 +386,11 @@ class _Staging:
         return root.target in ASSEMBLIES or any(self._places.moves(v) for v in views)
 
     def _stage(self, phase: Phase, shape: tuple[int, ...], group: _Group) -> Stage:
-        wanted = [node for node, _ in group.results]
+        requested = [node for node, _ in group.results]
         reads: dict[fx.Node, View] = {}
         lifted: set[fx.Node] = set()
         inside: set[fx.Node] = set()
-        waiting = list(wanted)
+        waiting = list(requested)
         while waiting:
             node = waiting.pop()
             if node in inside or node in reads or node in lifted:
@@ -402,7 +402,7 @@ class _Staging:
             else:
                 inside.add(node)
                 waiting += node.all_input_nodes
-        if not reads:  # only constants: a kernel has to read some value of the step
+        if not reads:  # there are only constants, but a kernel has to read some value of the step
             some = next(n for n in self._placeholders if n in self._places.moving)
             reads[some] = self._places.view(some)
         graph = fx.Graph()
@@ -427,7 +427,7 @@ class _Staging:
         for node in self._graph.nodes:
             if node in inside:
                 new[node] = graph.node_copy(node, new.__getitem__)
-        graph.output([new[node] for node in wanted])
+        graph.output([new[node] for node in requested])
         module = fx.GraphModule(self._module, graph)
         gradient_of = [0 if view.source.role is Role.GRAD_INPUT else None for _, view in group.results]
         layouts: dict[int, LiftedLayout] = check_positions(module.graph, shape, lifted_indices, gradient_of, {})
@@ -439,19 +439,19 @@ class _Staging:
     # -- the rest --------------------------------------------------------------------------------------------
 
     def _values(self) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
-        found = {}
+        results = {}
         for node, port in self._places.ports.items():
             value = node.meta["val"]
             if isinstance(value, Tensor) and node not in self._direct:
-                found[port] = (tuple(value.shape), value.dtype)
+                results[port] = (tuple(value.shape), value.dtype)
         for node, port in zip(self._entries, self._results, strict=True):
-            if port.role is not Role.GRAD_LIFTED and port not in found:
+            if port.role is not Role.GRAD_LIFTED and port not in results:
                 value = node.meta["val"]
-                found[port] = (unsummed_shape(node), value.dtype)
-        return found
+                results[port] = (unsummed_shape(node), value.dtype)
+        return results
 
     def _matrix_graph(self) -> fx.GraphModule:
-        """A graph from the lifted tensors to the captured operands of products."""
+        """A graph that computes the captured operands of products from the lifted tensors."""
         graph = fx.Graph()
         new: dict[fx.Node, fx.Node] = {}
         for node, port in zip(self._placeholders, self._arguments, strict=True):

@@ -1,4 +1,4 @@
-"""Moves sums over elements to the end of a step's VJP. Kernels return the terms, and the sums are taken afterwards.
+"""Moves sums over elements to the end of a step's VJP. Kernels return the terms, and the sums are computed afterwards.
 
 Some numbers that a step computes, and some inputs and captured tensors, broadcast. Their gradients are sums over
 elements. Factors of such a sum are multiplied into its terms: `sum(x) * y` becomes `sum(x * y)` if `y` is constant
@@ -22,7 +22,7 @@ from flexsn_graph.staging._views import before_sums
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 
-# Ops that keep the order of elements.
+# Ops that preserve the order of elements.
 _RESHAPES = frozenset(
     {
         _aten.view.default,
@@ -54,7 +54,7 @@ class _Sum:
         return shape
 
     def broadcasts(self, shape: Sequence[int]) -> bool:
-        """True if `shape` is the shape of `of` with 1 for the summed dimensions; leading ones may be missing."""
+        """True if `shape` is the shape of `of` with 1 for the summed dimensions. Leading dimensions may be missing."""
         padded = [1] * (len(self.shape) - len(shape)) + list(shape)
         return padded == [1 if d in self.dims else n for d, n in enumerate(self.shape)]
 
@@ -63,7 +63,7 @@ def sum_last(graph: fx.Graph, arguments: Sequence[Port], results: Sequence[Port]
     """Rewrites a lowered VJP so that it multiplies no value of the step by a sum over elements.
 
     Args:
-        graph: the VJP; its output is a list of nodes.
+        graph: the VJP. Its output is a list of nodes.
         arguments: ports of its placeholders.
         results: ports of its output's entries.
     """
@@ -71,7 +71,7 @@ def sum_last(graph: fx.Graph, arguments: Sequence[Port], results: Sequence[Port]
 
 
 def own_last_sums(graph: fx.Graph, results: Sequence[Port]) -> None:
-    """Copies the last sums of each input's gradient if other values use them, since kernels leave these sums out."""
+    """Copies the last sums of each input's gradient if other values use them, because kernels omit these sums."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     entries = list(output.args[0])
     for i, (entry, port) in enumerate(zip(entries, results, strict=True)):
@@ -121,20 +121,20 @@ class _Sums:
         self._graph.eliminate_dead_code()
 
     def _is_sum(self, node: fx.Node) -> bool:
-        """True if a result contains no sum, or is the sum of such a value, through views. Stages can write both."""
+        """True if a result has no sum, or is (a view of) the sum of a value without sums. Stages can write both."""
         while node.op == "call_function" and (node.target in ALIAS_OPS or node.target is SUM_OP):
             node = node.all_input_nodes[0]
         return node not in self._of_sums
 
     def _move(self, node: fx.Node) -> fx.Node | None:
-        """Replaces a node by an equal value with the sum last; `None` if the node contains no sum."""
+        """Replaces a node with an equal value whose sum comes last. `None` if the node contains no sum."""
         with self._graph.inserting_after(node):
             cursor = self._graph.call_function(_prims.view_of.default, (node,))  # new nodes are inserted before it
         summed = None
         with self._graph.inserting_before(cursor):
-            found = self._sum(node)
-            if found is not None:
-                whole = self._new(node, SUM_OP, found.of, sorted(found.dims))
+            result = self._sum(node)
+            if result is not None:
+                whole = self._new(node, SUM_OP, result.of, sorted(result.dims))
                 summed = self._new(node, _aten.view.default, whole, list(node.meta["val"].shape))
                 self._of_sums |= {whole, summed}
         self._graph.erase_node(cursor)
@@ -143,7 +143,7 @@ class _Sums:
         return summed
 
     def _sum(self, node: fx.Node) -> _Sum | None:
-        """A node as a sum over elements; `None` if it is not such a sum."""
+        """A node as a sum over elements, or `None` if it is not such a sum."""
         if node not in self._of_sums or node.op != "call_function":
             return None
         target: Any = node.target
@@ -179,12 +179,12 @@ class _Sums:
             return _Sum(self._new(node, target, first.of, second.of), first.dims)
         if (first is None) == (second is None) or (second is not None and target is _prims.div.default):
             return None
-        found, other = (first, right) if first is not None else (second, left)
-        assert found is not None
-        if not found.broadcasts(node.meta["val"].shape):
+        result, other = (first, right) if first is not None else (second, left)
+        assert result is not None
+        if not result.broadcasts(node.meta["val"].shape):
             return None
-        spread = self._new(node, _aten.expand.default, other, list(found.shape))
-        return _Sum(self._new(node, target, found.of, spread), found.dims)
+        spread = self._new(node, _aten.expand.default, other, list(result.shape))
+        return _Sum(self._new(node, target, result.of, spread), result.dims)
 
     def _new(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = self._graph.call_function(target, args, kwargs)

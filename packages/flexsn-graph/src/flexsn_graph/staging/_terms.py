@@ -1,4 +1,4 @@
-"""Gradients of captured tensors: sums over time of a value of each step, or of products of two values."""
+"""Gradients of captured tensors. They are sums over time of a value of each step, or of products of two values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SumsOverTime:
     """Sums over time, and the operations on them after the loop.
 
     Args:
-        stored: the values that have a place in memory; later additions count.
+        stored: the values that have a place in memory, including values that are added to it later.
         moving: the values of the step.
         view: maps a node to a view of a value that has a place.
         fixed: maps an argument that is made of captured tensors alone to a value that is equal in all steps.
@@ -62,7 +62,7 @@ class SumsOverTime:
         return leaves
 
     def made(self) -> Iterator[Term]:
-        """The terms. Call this when all values that they read have places."""
+        """The terms. Call this after all values that they read have got places."""
         for lifted, leaf, calls in self._sums:
             factors = self._factors(leaf)
             if factors:
@@ -73,25 +73,25 @@ class SumsOverTime:
                 yield Term(lifted, None, (self._view(leaf),), calls)
 
     def _summands(self, node: fx.Node) -> list[tuple[fx.Node, tuple[Call, ...]]]:
-        """A gradient as a sum: the values that are summed over time, each with the linear ops after its sum."""
-        found: list[tuple[fx.Node, tuple[Call, ...]]] = []
+        """A gradient as a list of summands: the values that are summed over time, with the linear ops on each sum."""
+        results: list[tuple[fx.Node, tuple[Call, ...]]] = []
         waiting: list[tuple[fx.Node, tuple[Call, ...]]] = [(node, ())]
         while waiting:
             node, calls = waiting.pop()
             if node in self._ports or self._factors(node) or not self._is_behind_a_sum(node):
-                found.append((node, calls))
+                results.append((node, calls))
             elif node.target is _prims.add.default:
                 waiting += [(a, calls) for a in node.args if isinstance(a, fx.Node)]
             else:
                 source = self._linear_in(node)
                 assert source is not None
                 waiting.append((source, (*self._calls_on(source, node), *calls)))
-        return found
+        return results
 
     def _linear_in(self, node: fx.Node) -> fx.Node | None:
-        """The value of the step that a node is linear in. Captured tensors may be factors.
+        """The value of the step in which a node is linear. Captured tensors may be factors.
 
-        An example is the gradient of a matrix that the core multiplies by a mask or by another matrix.
+        For example, the core may multiply a matrix by a mask or by another matrix before it uses it.
         """
         if is_linear_in_one(node):
             return node.all_input_nodes[0]
@@ -117,9 +117,9 @@ class SumsOverTime:
         return turn, (target, (turned,), {}), turn
 
     def _is_behind_a_sum(self, node: fx.Node) -> bool:
-        """True if linear ops lead to the node from a sum over elements or a product of two values.
+        """True if linear ops lead to the node from a sum over elements or from a product of two values.
 
-        They run after the loop.
+        These ops run after the loop.
         """
         while node not in self._ports and node.target is not SUM_OP:
             source = self._linear_in(node)
@@ -133,7 +133,7 @@ class SumsOverTime:
         return bool(self._factors(node))
 
     def _factors(self, node: fx.Node) -> list[fx.Node]:
-        """The factors of a product of two values of the step, as the gradient of a matrix is; empty for other nodes."""
+        """The factors of a product of two values of the step, such as a matrix's gradient. Empty for other nodes."""
         target: Any = node.target
         facts = PRODUCTS.get(target)
         if target is convolution_weight:
@@ -142,5 +142,5 @@ class SumsOverTime:
             return []
         else:
             factors = [node.args[position] for position in facts.factors]
-        found = [f for f in factors if isinstance(f, fx.Node) and f in self._moving]
-        return found if len(found) == 2 else []
+        results = [f for f in factors if isinstance(f, fx.Node) and f in self._moving]
+        return results if len(results) == 2 else []

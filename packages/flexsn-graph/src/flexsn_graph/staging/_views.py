@@ -1,4 +1,4 @@
-"""Nodes of a graph that are views of values with a place in memory."""
+"""Functions for nodes of a graph that are views of values with a place in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def narrows(node: fx.Node) -> bool:
-    """True if a view drops elements. An entry of a tuple of views does."""
+    """True if a view drops elements. An entry of a tuple of views always does."""
     if not is_view(node):
         return False
     if node.target is operator.getitem:
@@ -34,7 +34,7 @@ def narrows(node: fx.Node) -> bool:
 
 
 def realigns(node: fx.Node) -> bool:
-    """True if a view adds or drops dimensions so that its elements are in other rows and columns of a step."""
+    """True if a view adds or drops dimensions so that its elements move to other rows and columns of a step."""
     if not is_view(node):
         return False
     value, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
@@ -52,7 +52,7 @@ def realigns(node: fx.Node) -> bool:
 
 
 def differs(argument: Any, node: fx.Node) -> bool:
-    """True if an argument of an op is a number, or its shape differs from that of the result."""
+    """True if an argument of an op is a number, or if its shape differs from the shape of the result."""
     return not isinstance(argument, fx.Node) or argument.meta["val"].shape != node.meta["val"].shape
 
 
@@ -77,14 +77,14 @@ def unsummed_shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def before_sums(node: fx.Node) -> fx.Node:
-    """The value before the last sums of a node, and before views of these sums."""
+    """The value before the last sums of a node and before the views of these sums."""
     while is_view(node) or node.target is SUM_OP:
         node = node.all_input_nodes[0]
     return node
 
 
 def pieces_of(node: fx.Node, whole: View) -> list[tuple[Any, View]]:
-    """The pieces of an assembled value, each with its place in it."""
+    """The pieces of an assembled value, each with its position in the value."""
     target: Any = node.target
     args: Any = node.args
     if target is CAT_OP:

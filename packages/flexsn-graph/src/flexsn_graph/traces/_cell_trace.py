@@ -32,9 +32,9 @@ class CellStep:
     """The computation of one kernel.
 
     Attributes:
-        step: its graph, from parts of the arguments to parts of results.
-        inputs, outputs: the part that each of its inputs and outputs is.
-        dtypes: dtypes of its outputs. Those that are summed afterwards are wider than the results' dtypes.
+        step: the graph of the kernel, from parts of the arguments to parts of the results.
+        inputs, outputs: the part that each input or output of the graph represents.
+        dtypes: dtypes of the outputs. Outputs that are summed afterwards are wider than the dtypes of the results.
         sizes, where, rows: see `CellModule`.
     """
 
@@ -48,11 +48,11 @@ class CellStep:
 
     @property
     def whole(self) -> tuple[bool, ...]:
-        """For each output, True if it has elements along the rows of a step with rows."""
+        """For each output of a step with rows, True if it has elements along the rows."""
         return tuple(self.is_whole(part) for part in self.outputs)
 
     def is_whole(self, part: Part) -> bool:
-        """True if a part has elements along the step's last axis, or the step has no rows."""
+        """True if a part has elements along the step's last axis, or if the step has no rows."""
         last = len(self.sizes) - 1
         return not self.rows or any(f == Axis(last) for dim in part.dimensions for f in dim)
 
@@ -70,7 +70,7 @@ class CellGraph:
 
     Attributes:
         steps: the kernels, usually one.
-        results: how their outputs form the results.
+        results: how the outputs of the kernels form the results.
         dtypes: dtypes of the results.
         differentiable: for each result, True if a gradient can flow through it.
         single: True if the function returns a tensor, not a tuple of tensors.
@@ -95,28 +95,28 @@ def trace_cells(
     must_cut: bool = True,
     reads: Reads | None = None,
 ) -> CellGraph:
-    """Traces `fn` for arguments of these shapes. It may cut dimensions into pieces of one size and join these again.
+    """Traces `fn` for arguments of these shapes. It may cut dimensions into pieces of one size and join them again.
 
     Args:
-        fn: function that maps tensors to a tensor or a tuple of tensors.
+        fn: a function that maps tensors to a tensor or a tuple of tensors.
         arguments: tensors, of which only shape, dtype and device matter.
         requires_grad: for each argument, True if autograd follows it.
         name: name of the function, for messages.
         gradient: True if `cells_gradient_of` made `fn`.
-        must_cut: True to reject a function that cuts nothing and whose arguments broadcast: `trace_pointwise` is for
-            these.
-        reads: records the values that `fn` reads besides its arguments in this trace.
+        must_cut: True to reject a function that cuts nothing and whose arguments broadcast. `trace_pointwise` traces
+            such functions.
+        reads: records the values that `fn` reads in this trace in addition to its arguments.
 
     Raises:
         NothingCutError: see `must_cut`.
         TraceError: `fn` does not return tensors, or captures a tensor.
-        UnsupportedOpError: `fn` does something that a kernel cannot do; the message names the op and the line.
+        UnsupportedOpError: `fn` does something that a kernel cannot do. The message names the op and the line.
     """
     fn, must_cut = unwrap_compiled(fn), must_cut and not gradient
     with undisturbed():
         graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
-        # Trace again with other sizes of uncut dimensions to see if the graph depends on them. Then once with a fixed
-        # row.
+        # A second trace with other sizes of the uncut dimensions shows if the graph depends on them. If it does, a
+        # third trace keeps the size of the row.
         row = _row_of(graph)
         for fixed in (None, row) if row is not None else (None,):
             free = tuple(tuple(None if f == fixed else f for f in dims) for dims in graph.free)
@@ -152,14 +152,14 @@ def cells_effects(
         captured: receives the captured tensors by id, even if the function fails later.
 
     Raises:
-        TorchError: torch refuses to run the function.
+        TorchError: torch raised an error when it ran the function.
     """
     with explained():
         return effects_of(unwrap_compiled(fn), arguments, None, reads, captured)
 
 
 _SIZES = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)
-# Ops that cut. All other ops that move elements are refused elsewhere.
+# Ops that cut. All other ops that move elements are rejected elsewhere.
 _CUTS = (
     CUTTING_OPS
     | REDUCTIONS
@@ -232,7 +232,7 @@ def _in_cells(lowered: fx.GraphModule, gradient: bool) -> CutModule:
     try:
         return in_cells(lowered, sums_allowed=True)
     except NonPointwiseError:
-        # Some of its sums cannot be taken after the kernel.
+        # Some of its sums cannot be computed after the kernel.
         return in_cells(lowered, sums_allowed=True, rows=True)
 
 
@@ -257,9 +257,9 @@ def cells_gradient_of(
                 v.detach().requires_grad_() if want and not v.requires_grad else v
                 for v, want in zip(primals, wanted, strict=True)
             ]
-            roots = [r for r, there in zip(_as_tuple(fn(*leaves)), differentiable, strict=True) if there]
-            asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-            found = torch.autograd.grad(roots, asked, cotangents, allow_unused=True, create_graph=again)
-            return tuple(torch.zeros_like(a) if g is None else g for g, a in zip(found, asked, strict=True))
+            roots = [r for r, is_present in zip(_as_tuple(fn(*leaves)), differentiable, strict=True) if is_present]
+            requested = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+            results = torch.autograd.grad(roots, requested, cotangents, allow_unused=True, create_graph=again)
+            return tuple(torch.zeros_like(a) if g is None else g for g, a in zip(results, requested, strict=True))
 
     return gradient

@@ -1,4 +1,4 @@
-"""A step whose tensors have different shapes, and the pieces that they consist of."""
+"""A step whose tensors have different shapes, and the pieces into which it splits them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from flexsn_graph.tracing._prologue import Hoists
 
 
 class CutTrace(CoreTrace):
-    """A step that reduces, multiplies, cuts or joins small dimensions of its values; `cut_step` makes it.
+    """A step that reduces, multiplies, cuts or joins small dimensions of its values. `cut_step` creates it.
 
     Its kernels are those of `in_pieces`, which `trace_step(on_pieces=True)` traces.
 
     Attributes:
-        pieces: pieces of its arguments and results.
+        pieces: pieces of the arguments and results.
     """
 
     pieces: StepPieces
@@ -37,8 +37,8 @@ class CutTrace(CoreTrace):
         results = (*self.outputs, *self.states)
         arguments = broadcast_shapes([value.shape for value in (*self.inputs, *results)])
         if arguments == shape and all(value.shape == shape for value in results):
-            # From call to call, its dimensions may be small enough to be written out, or too large.
-            raise NonPointwiseError("all values of the step have one shape, and are no pieces.", "", None)
+            # The dimensions may be small enough to be written out in one call, and too large in another.
+            raise NonPointwiseError("all values of the step have one shape, so there are no pieces.", "", None)
         tracer = self._retraced()
         lowered = tracer.lowered(tracer.record_forward(), CUT_IN_STEPS)
         self.pieces = pieces_of(lowered, self.num_inputs, self.num_states, self.num_outputs)
@@ -50,7 +50,7 @@ class CutTrace(CoreTrace):
         return partial(self.pieces.core, self.core)
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """True: the step on pieces lifts its tensors itself."""
+        """True, because the step on pieces lifts its tensors itself."""
         return True
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:

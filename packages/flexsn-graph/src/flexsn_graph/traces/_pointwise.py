@@ -1,9 +1,9 @@
 """Traces a function of single elements, written on tensors, and its gradients.
 
-All arguments are recorded in one shape. Those without dimensions are exceptions, since other rules of promotion apply
-to them. The gradient of such an argument is a sum over the elements. A kernel returns its terms, and they are summed
-afterwards. So `terms` follows this gradient and undoes the sum. The gradient of the gradient, in turn, receives one
-number for all terms, once for each term: `uniform` is that number.
+All arguments are recorded with one shape. Arguments without dimensions are exceptions, because other rules of promotion
+apply to them. The gradient of such an argument is a sum over the elements. A kernel returns the terms of the sum, which
+are summed afterwards. For this purpose, `terms` is applied to this gradient and undoes the sum. The gradient of the
+gradient receives one number for all terms, repeated for each term. `uniform` returns this number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_DIMENSIONS = len(_SIZES[0])
 
 @dataclass(frozen=True, slots=True)
 class ArgumentType:
-    """Properties of an argument that the graph depends on.
+    """Properties of an argument on which the graph depends.
 
     Attributes:
         dtype: dtype of its elements.
@@ -54,7 +54,7 @@ class PointwiseGraph:
     """A function of single elements.
 
     Attributes:
-        step: its graph, from inputs to outputs, on tensors of one shape.
+        step: the graph of the function, from inputs to outputs, on tensors of one shape.
         dtypes: dtypes of the results.
         differentiable: for each result, True if a gradient can flow through it.
         single: True if the function returns a tensor, not a tuple of tensors.
@@ -79,17 +79,17 @@ def trace_pointwise(
     """Traces `fn` for one kind of arguments.
 
     Args:
-        fn: function that maps tensors of one shape, or without dimensions, to a tensor or a tuple of tensors, each of
-            that shape or without dimensions.
+        fn: a function of tensors that have one shape or no dimensions. It returns a tensor or a tuple of tensors, each
+            of that shape or without dimensions.
         dimensions: number of dimensions of the arguments that are not scalars, at most `MAX_DIMENSIONS`.
         name: name of the function, for messages.
         gradient: True if `gradient_of` made `fn`.
-        reads: records the values that `fn` reads besides its arguments in this trace.
+        reads: records the values that `fn` reads in this trace in addition to its arguments.
 
     Raises:
         TraceError: `fn` does not return tensors of its arguments' common shape, captures a tensor, or
             computes with sizes.
-        UnsupportedOpError: `fn` does something that a kernel cannot do; the message names the op and the line.
+        UnsupportedOpError: `fn` does something that a kernel cannot do. The message names the op and the line.
     """
     fn = unwrap_compiled(fn)
     with undisturbed():
@@ -121,7 +121,7 @@ def pointwise_effects(
         captured: receives the captured tensors by id, even if the function fails later.
 
     Raises:
-        TorchError: torch refuses to run the function.
+        TorchError: torch raised an error when it ran the function.
         UnsupportedOpError: the function needs the values of tensors.
     """
     sizes = _SIZES[0][:dimensions]
@@ -135,14 +135,14 @@ def pointwise_effects(
 
 
 def _examples(arguments: Sequence[ArgumentType], sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-    # One element each, whatever the size: the tracer uses only shape, dtype and device.
+    # One element is enough for any size, because the tracer uses only shape, dtype and device.
     elements = [torch.empty((), dtype=a.dtype, device=device) for a in arguments]
     return [e if a.scalar else e.expand(tuple(sizes)) for e, a in zip(elements, arguments, strict=True)]
 
 
 def _of_traced_shape(name: str, dimensions: int, error: TorchError) -> TorchError:
     shape = list(_SIZES[0][:dimensions])
-    return TorchError(f"{name} was traced on tensors of a shape of their own, {shape} first: {error}")
+    return TorchError(f"{name} was traced on tensors of other shapes, starting with {shape}: {error}")
 
 
 def gradient_of(
@@ -150,8 +150,8 @@ def gradient_of(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """The function `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
 
-    It computes the results again instead of saving them, and has a gradient itself. For an argument without dimensions,
-    it returns the terms of the gradient.
+    It recomputes the results instead of saving them, and it can be differentiated again. For an argument without
+    dimensions, it returns the terms of the gradient.
     """
 
     def gradient(*values: Tensor) -> tuple[Tensor, ...]:
@@ -159,18 +159,18 @@ def gradient_of(
         shape = cotangents[0].shape
         again = any(v.requires_grad for v in values)
         with torch.enable_grad():
-            # Fresh leaves, except for values that a second gradient flows through.
+            # New leaves, except for values through which a second gradient flows.
             leaves = [
                 v.detach().requires_grad_() if want and not v.requires_grad else v
                 for v, want in zip(primals, wanted, strict=True)
             ]
             results = _as_tuple(fn(*leaves))
-            roots = [r.expand(shape) for r, there in zip(results, differentiable, strict=True) if there]
-            asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-            found = torch.autograd.grad(roots, asked, cotangents, allow_unused=True, create_graph=again)
+            roots = [r.expand(shape) for r, is_present in zip(results, differentiable, strict=True) if is_present]
+            requested = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+            matches = torch.autograd.grad(roots, requested, cotangents, allow_unused=True, create_graph=again)
             return tuple(
                 torch.zeros_like(leaf).expand(shape) if g is None else _terms(g, shape)
-                for g, leaf in zip(found, asked, strict=True)
+                for g, leaf in zip(matches, requested, strict=True)
             )
 
     return gradient

@@ -1,4 +1,4 @@
-"""Traces a time step that mixes elements along its last dimension: pointwise stages, with products between them."""
+"""Traces a time step that mixes elements along its last dimension, as pointwise stages with products between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NoProductsError(Exception):
 
 
 class RecurrentTrace(CoreTrace):
-    """A traced step function with products of its values and captured matrices, made by `trace_core`.
+    """A traced step function with products of its values and captured matrices. `trace_core` creates it.
 
     `lift` computes everything that depends on captured tensors alone before the loop, such as a mask times a matrix.
 
@@ -41,7 +41,7 @@ class RecurrentTrace(CoreTrace):
     def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
         """The shape of the widest results.
 
-        Results may have different numbers of neurons, but need equal numbers of rows.
+        Results may have different numbers of neurons, but must have equal numbers of rows.
         """
         rows = {value.shape[:-1] for value in results}
         if len(rows) > 1 or any(not value.shape for value in results):
@@ -73,8 +73,8 @@ class RecurrentTrace(CoreTrace):
         """The step's VJP.
 
         Args:
-            cotangents, wanted: as for `StepTrace.vjp`.
-            kept: operands and products of the forward that it may read; `None` for all.
+            cotangents, wanted: as in `StepTrace.vjp`.
+            kept: operands and products of the forward that the VJP may read. `None` for all.
 
         Raises:
             RequiresGradError: the masks do not fit the step.
@@ -83,7 +83,7 @@ class RecurrentTrace(CoreTrace):
         self._check_masks(cotangents, wanted)
         primals = self._primals
         given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
-        arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
+        arguments = (*primals, *(port for port, is_present in zip(given, cotangents, strict=True) if is_present))
         known = {key: port for key, port in self._offered.items() if kept is None or port in kept}
         with undisturbed(), self.reads.restored():
             tracer = self._retraced()
@@ -98,7 +98,7 @@ class RecurrentTrace(CoreTrace):
 
 
 def _without_zeros(vjp: fx.Graph, gradients: Sequence[Port]) -> list[Port]:
-    """Removes the gradients that are the constant 0 from a lowered VJP. Returns the others."""
+    """Removes the gradients that are the constant 0 from a lowered VJP. Returns the other gradients."""
     output = next(n for n in reversed(vjp.nodes) if n.op == "output")
     entries: Any = output.args[0]
     kept = [i for i, entry in enumerate(entries) if not is_zero(entry)]
@@ -117,19 +117,19 @@ def trace_core(
     follow: bool = True,
     hoist: bool = True,
 ) -> StepTrace | RecurrentTrace | CutTrace:
-    """As `trace_step`, for a core that may also combine values of the step.
+    """Traces a core like `trace_step`, but the core may also combine values of the step.
 
-    It may multiply values of the step by captured matrices, or reduce them along the last dimension. Instead, it may
-    combine elements of small dimensions that some results lack, if the step can be split into pieces of one value for
-    each element.
+    The core may multiply values of the step by captured matrices, or reduce them along the last dimension.
+    Alternatively, it may combine elements of small dimensions that some results lack, if the step can be split into
+    pieces with one value per element.
 
     Args:
-        core, num_inputs, num_states, num_outputs, example_inputs, follow: as for `trace_step`.
-        hoist: True if `lift` computes everything that depends on captured tensors alone. A core with a gradient of its
-            own, such as an `autograd.Function`, cannot be separated from this part, which then stays in the step.
+        core, num_inputs, num_states, num_outputs, example_inputs, follow: as in `trace_step`.
+        hoist: True if `lift` computes everything that depends on captured tensors alone. A core with its own gradient,
+            such as an `autograd.Function`, cannot be separated from this part, which then stays in the step.
 
     Returns:
-        The trace of `trace_step` if it accepts the core; otherwise the stages and products; otherwise the pieces.
+        The trace of `trace_step` if it accepts the core, otherwise the stages and products, otherwise the pieces.
 
     Raises:
         The errors of `trace_step`.
@@ -168,5 +168,5 @@ def trace_core(
         except (WrittenViewError, UnsupportedCoreError, CoreReturnError):
             pass
         raise refusal
-    finally:  # the error refers to this frame, and so to values of all callers, which would wait for a collection
+    finally:  # the error refers to this frame, and thereby to all callers' values until the next garbage collection
         del refusal

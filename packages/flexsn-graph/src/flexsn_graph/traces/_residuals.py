@@ -1,8 +1,8 @@
-"""A step and its VJP with residuals: intermediate values that the forward saves and the VJP does not compute again.
+"""A step and its VJP with residuals: intermediate values that the forward saves and the VJP does not recompute.
 
-The values to save form a minimum cut through the part of the VJP that depends on the step's arguments alone. Costs are
-bytes moved: an input exists anyway and is read once more; other values are written and read. Captured tensors are free,
-since they do not change with the steps.
+The values to save form a minimum cut through the part of the VJP that depends on the step's arguments alone. The cost
+of a value is the number of bytes moved. An input exists anyway and is read once more. Other values are written and
+read. Captured tensors are free, because they are the same at all steps.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _COTANGENTS = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residuals:
-    """A step and its VJP that share residuals, made by `keep_residuals`.
+    """A step and its VJP that share residuals. `keep_residuals` creates them.
 
     Attributes:
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states, *residuals]`.
         vjp: takes `[*inputs, *states, *lifted, *residuals, *cotangents]`, and uses no state.
         dtypes: dtypes of the residuals.
-        traffic: bytes per element and step that are moved for the VJP: residuals, and inputs that it reads.
+        traffic: bytes per element and step that are moved for the VJP: residuals, and inputs that the VJP reads.
     """
 
     forward: StepGraph
@@ -46,9 +46,9 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
     """A step and its VJP with residuals.
 
     Args:
-        vjp: the VJP of the step, from the gradients of all results that have one.
-        rounded: True if float16 and bfloat16 values are rounded after each op. Otherwise they are not residuals:
-            float32 values computed from them are saved instead.
+        vjp: the VJP of the step, from the gradients of all differentiable results.
+        rounded: True if float16 and bfloat16 values are rounded after each op. If False, such values are not residuals,
+            and float32 values that are computed from them are saved instead.
 
     Example:
         >>> step = trace_step(lambda x, y, z: (torch.tanh(x + y + z),), 3, 0, 1, (torch.zeros(3),) * 3)
@@ -64,7 +64,7 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
     def cost(node: fx.Node) -> float:
         value = node.meta["val"]
         if not isinstance(value, Tensor):
-            return math.inf  # several results: each has a node of its own
+            return math.inf  # an op with several results, each of which has its own node
         if node in inputs:
             return float(value.element_size() * value.numel() / size) if size else 0.0
         if not rounded and node.op == "call_function" and value.dtype in (torch.float16, torch.bfloat16):
@@ -82,7 +82,7 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
 
 
 def without_cotangents(vjp: StepGraph, absent: Collection[Port]) -> StepGraph:
-    """The VJP without the cotangents in `absent`, which count as zero."""
+    """The VJP without the cotangents in `absent`, which are zero."""
     linear = _depending_on(vjp, *_COTANGENTS)
     zero = {node for port, node in vjp.placeholders.items() if port in absent}
     graph, new = fx.Graph(), dict[fx.Node, Any]()
@@ -117,11 +117,11 @@ def _beside_zero(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, Any], zer
 
 def _depending_on(step: StepGraph, *roles: Role) -> set[fx.Node]:
     """The arguments of these roles, and all nodes that are computed from them."""
-    found = {node for port, node in step.placeholders.items() if port.role in roles}
+    results = {node for port, node in step.placeholders.items() if port.role in roles}
     for node in step.graph.nodes:
-        if node.op == "call_function" and any(argument in found for argument in node.all_input_nodes):
-            found.add(node)
-    return found
+        if node.op == "call_function" and any(argument in results for argument in node.all_input_nodes):
+            results.add(node)
+    return results
 
 
 def _minimum_cut(
@@ -134,7 +134,7 @@ def _minimum_cut(
     network.add_nodes_from(["source", "sink"])
     for node in nodes:
         price = cost(node)
-        # An edge without a capacity has an infinite one.
+        # An edge without the attribute "capacity" has infinite capacity.
         network.add_edge((node, "in"), (node, "out"), **({} if math.isinf(price) else {"capacity": price}))
         if node.op == "placeholder":
             network.add_edge("source", (node, "in"))
@@ -150,12 +150,12 @@ def _minimum_cut(
 def _with_results(
     forward: StepGraph, vjp: StepGraph, linear: Collection[fx.Node], kept: Sequence[fx.Node]
 ) -> StepGraph:
-    """`forward` with values of `vjp` as further results; `linear` holds the nodes that depend on cotangents."""
+    """`forward` with values of `vjp` as additional results. `linear` contains the nodes that depend on cotangents."""
     graph = fx.Graph()
     seen: dict[Any, fx.Node] = {}
 
     def add(node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
-        """The copy of a node, or an equal node that exists already."""
+        """The copy of a node, or an equal node that already exists."""
         args = fx.node.map_arg(node.args, new.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, new.__getitem__)
         key = call_key(node, args, kwargs)
@@ -178,7 +178,7 @@ def _with_results(
 
 
 def _with_arguments(vjp: StepGraph, kept: Sequence[fx.Node]) -> StepGraph:
-    """`vjp` with some of its own values as arguments, before the cotangents."""
+    """`vjp` with some of its own values as arguments, which precede the cotangents."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     saved = dict(zip(ports(Role.SAVED, len(kept)), kept, strict=True))

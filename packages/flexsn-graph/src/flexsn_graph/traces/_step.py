@@ -1,4 +1,4 @@
-"""A traced time step of a neuron: its forward graph, its captured tensors, its VJP graphs."""
+"""A traced time step of a neuron: its forward graph, captured tensors and VJP graphs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StepValue:
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def of_batch(self, batch: int) -> StepValue:
-        """This value with another size of its first dimension."""
+        """A copy of this value with another size of the first dimension."""
         return StepValue((batch, *self.shape[1:]), self.dtype)
 
     def __str__(self) -> str:
@@ -57,16 +57,17 @@ class CoreTrace:
     """A traced step function.
 
     Attributes:
-        core, num_inputs, num_states, num_outputs: as passed (a compiled core is unwrapped).
-        inputs, states, outputs: a `StepValue` for each.
+        core, num_inputs, num_states, num_outputs: the arguments of the constructor. A compiled core is unwrapped.
+        inputs, states, outputs: a `StepValue` for each tensor.
         captured: the captured tensors, each once, in order of first use. They are the user's own objects.
         captured_values: a `StepValue` for each captured tensor.
-        aliases: captured tensors that share the memory of one in `captured`, each with the position of this one.
-        lifted_values: a `StepValue` for each lifted tensor, which `lift` makes from the captured ones.
+        aliases: captured tensors that share their memory with a tensor in `captured`, with the position of that tensor.
+        lifted_values: a `StepValue` for each lifted tensor. `lift` computes these tensors from the captured ones.
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, True if a gradient can flow through it.
-        leads_to: for each of these, the positions in `[*inputs, *states, *lifted]` that its gradient may flow to.
-        reads: the values that the core read besides its arguments: places of captured tensors, and constants.
+        leads_to: for each output and new state, the positions in `[*inputs, *states, *lifted]` to which its gradient
+            may flow.
+        reads: the values that the core read in addition to its arguments: places of captured tensors, and constants.
     """
 
     def __init__(
@@ -122,15 +123,16 @@ class CoreTrace:
         return _common_shape(results)
 
     def _trace(self) -> None:
-        """Makes the graph of the forward."""
+        """Creates the graph of the forward."""
         raise NotImplementedError
 
     def of_twin(self, core: Callable[..., Any]) -> Self | None:
-        """This trace, for another core that is not run.
+        """A copy of this trace, adapted to another core without running that core.
 
         Returns:
-            `None` unless `core` has the same code, reads equal numbers and the same objects, and reads tensors like
-            those of this trace's core: see `reads/_twins.py`. The result holds none of this trace's tensors.
+            `None` unless `core` has the same code, reads equal numbers and the same objects, and reads tensors with the
+            properties that this trace's core has read. See `reads/_twins.py`. The result does not refer to this trace's
+            tensors.
         """
         core = unwrap_compiled(core)
         reads = self.reads.of_twin(core)
@@ -153,11 +155,11 @@ class CoreTrace:
         return self._reads_sizes or (self._tracer is not None and self._tracer.captures.reads_sizes)
 
     def of_batch(self, inputs: Sequence[StepValue], states: Sequence[StepValue]) -> Self | None:
-        """This trace for another size of the step's first dimension. The core is not run.
+        """A copy of this trace for another size of the step's first dimension. The core is not run.
 
         Returns:
-            `None` if any other property differs, if a size is 0 or 1, or if the size of the first dimension matters:
-            the core depends on sizes, or a captured tensor varies along it.
+            `None` if any other property differs, if a size is 0 or 1, or if the size of the first dimension matters.
+            It matters if the core depends on sizes, or if a captured tensor varies along the dimension.
         """
         old, values = self.step_shape, (*inputs, *states)
         mine = (*self.inputs, *self.states)
@@ -188,7 +190,7 @@ class CoreTrace:
         raise NotImplementedError
 
     def _retraced(self) -> Tracer:
-        """The tracer. Runs the core again if there is none, as for the first VJP of a twin."""
+        """The tracer. Runs the core again if there is no tracer, as for the first VJP of a twin."""
         if self._tracer is None:
             example = partial(torch.empty, (), device=self._device)
             examples = [example(dtype=v.dtype).expand(v.shape) for v in (*self.inputs, *self.states)]
@@ -209,14 +211,14 @@ class CoreTrace:
         return self._tracer
 
     def _adopt(self, own: Self) -> None:
-        """Adopts the data of another trace of this core that VJPs are traced with."""
+        """Adopts the data that VJPs need from another trace of this core."""
 
     @property
     def lifted(self) -> tuple[Tensor, ...]:
-        """The captured tensors, if all lifted tensors are captured ones.
+        """The captured tensors, if all lifted tensors are captured tensors.
 
         Raises:
-            CaptureError: some lifted tensors are computed from captured ones before the loop; `lift` does that.
+            CaptureError: some lifted tensors are computed from captured tensors before the loop. Call `lift` instead.
         """
         if self._prologue.computed is not None:
             first = self._prologue.computed.first
@@ -229,22 +231,21 @@ class CoreTrace:
         return self.captured
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """True if `lift` takes these tensors.
+        """True if `lift` accepts these tensors.
 
-        Some computations are recorded for the device and strides of the traced ones.
+        Some recorded computations are only valid for the device and the strides of the traced tensors.
         """
         return self._prologue.fits(captured)
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The lifted tensors, from the captured ones with their present values.
+        """Computes the lifted tensors from the current values of captured tensors.
 
-        Captured tensors are lifted unchanged, unless the core does something with them alone that a step cannot do: it
-        indexes or sums them, multiplies matrices, or reads one in two layouts. That is computed here, once for
-        all steps, and is differentiable: the gradients of lifted tensors flow on to the captured ones.
+        Captured tensors are lifted unchanged, unless the core computes something from them alone that a step cannot
+        compute: it indexes or sums them, multiplies matrices, or reads one tensor in two layouts. `lift` computes this
+        once for all steps. It is differentiable: the gradients of lifted tensors flow on to the captured tensors.
 
         Args:
-            captured: for each tensor of `self.captured`, this tensor or one of equal shape and dtype.
-
+            captured: for each tensor of `self.captured`, this tensor or another one of equal shape and dtype.
         Example:
             >>> w = torch.nn.Parameter(torch.tensor([0.5, 2.0]))
             >>> step = trace_step(lambda x, v: (x * w[0], v * w[1]), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
@@ -275,14 +276,14 @@ class CoreTrace:
 
 
 class StepTrace(CoreTrace):
-    """A traced pointwise step function, made by `trace_step`.
+    """A traced pointwise step function. `trace_step` creates it.
 
     Attributes:
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
     """
 
     forward: StepGraph
-    # For a step on pieces alone.
+    # Set for a step on pieces only.
     _elements: Elements | None = None
 
     def _trace(self) -> None:
@@ -300,11 +301,11 @@ class StepTrace(CoreTrace):
 
     @property
     def is_on_pieces(self) -> bool:
-        """True for a step that may cut and join values: see `trace_step`."""
+        """True for a step that may cut and join values. See `trace_step`."""
         return bool(self._kind.get("on_pieces"))
 
     def _count_pieces(self, lifted: Sequence[Pieces]) -> None:
-        """Makes each piece of a lifted tensor a lifted tensor."""
+        """Registers each piece of a lifted tensor as a lifted tensor."""
         values, places = list[StepValue](), list[list[int]]()
         first = self.num_inputs + self.num_states
         for pieces, value in zip(lifted, self.lifted_values, strict=True):
@@ -335,7 +336,7 @@ class StepTrace(CoreTrace):
         """Does nothing: the graph does not depend on sizes."""
 
     def _is_differentiated_alike(self) -> bool:
-        """True if a step can differentiate captured tensors that the core writes to or gives its own gradient."""
+        """True if a step can differentiate captured tensors that the core writes to, or that have a custom gradient."""
         if self._retraced().is_plain:
             return True
         try:
@@ -348,10 +349,10 @@ class StepTrace(CoreTrace):
         """The step's VJP, pruned to the cotangents that are present and the gradients that are required.
 
         Args:
-            cotangents: for each of `[*outputs, *new_states]`, True if it has a gradient. All others count
-                as zero and are not arguments of the graph.
+            cotangents: for each of `[*outputs, *new_states]`, True if it has a gradient. All other gradients count as
+                zero and are not arguments of the graph.
             wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is required. Only
-                floating-point tensors have one.
+                floating-point tensors have gradients.
 
         Returns:
             A graph from `[*inputs, *states, *lifted, *present cotangents]` to the gradients that are not zero.
@@ -377,7 +378,7 @@ class StepTrace(CoreTrace):
     def _vjp_in_elements(
         self, elements: Elements, cotangents: Sequence[bool], wanted: Sequence[bool], arguments: tuple[Port, ...]
     ) -> StepGraph:
-        """As `vjp`, for a step on pieces."""
+        """The VJP of a step on pieces. See `vjp`."""
         count, asked = self.num_inputs + self.num_states, iter(wanted)
         each = [[next(asked)] for _ in range(count)]
         each += [[next(asked) for _ in range(pieces.count)] for pieces in elements.lifted]
@@ -387,7 +388,7 @@ class StepTrace(CoreTrace):
         if found.lifted != elements.lifted:
             raise NonPointwiseError(
                 "a backward formula cuts a captured tensor into other pieces than the step does. Capture the pieces as "
-                "tensors of their own.",
+                "separate tensors.",
                 "backward",
                 None,
             )
@@ -423,18 +424,18 @@ def trace_step(
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`, pointwise over the step's elements.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
-        example_inputs: one step's inputs and states, `[*step]` each (an input may be smaller and
-            broadcast). Only shape, dtype and device matter.
-        follow: True to record the values that the core reads besides its arguments, in `reads`.
+        example_inputs: inputs and states of one step, each of shape `[*step]` (an input may be smaller and broadcast).
+            Only shape, dtype and device matter.
+        follow: True to record the values that the core reads in addition to its arguments in `reads`.
         on_pieces: True if the core may join its arguments, reduce and multiply small dimensions of the joined values,
-            and cut these again.
+            and cut them again.
         hoist: True if `lift` computes everything that depends on captured tensors alone and that no step can compute.
 
     Raises:
         ExampleError: an example is not a dense tensor.
-        CoreArityError, CoreReturnError: the numbers of arguments or results differ from the announced ones.
+        CoreArityError, CoreReturnError: the core takes or returns another number of values.
         StateMismatchError: a state changes shape or dtype.
-        UnsupportedCoreError: the core does something that a scan kernel cannot do; the message names the op and the
+        UnsupportedCoreError: the core does something that a scan kernel cannot do. The message names the op and the
             line.
 
     Example:
@@ -460,7 +461,7 @@ def trace_step(
 
 
 def _make(make: Callable[..., StepTrace]) -> StepTrace:
-    """A trace that computes as little as possible before the loop."""
+    """Creates a trace that computes as little as possible before the loop."""
     try:
         try:
             step = make(Hoists.WHAT_NO_STEP_CAN)
@@ -471,6 +472,8 @@ def _make(make: Callable[..., StepTrace]) -> StepTrace:
     except WrittenViewError:
         raise
     except NonPointwiseError as error:
+        if error._in_any_step:
+            raise
         with suppress(UnsupportedCoreError, CoreReturnError):
             return make(Hoists.EVERYTHING)
         raise error from None

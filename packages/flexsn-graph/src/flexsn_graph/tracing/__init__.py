@@ -1,3 +1,3 @@
-"""Runs a core on fake tensors: recording, captured tensors, refusals."""
+"""Runs a core on fake tensors, records it, captures tensors, and rejects unsupported code."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records what a core computes from captured tensors alone, and its gradient, as graphs that run before the loop."""
+"""Records a core's computations on captured tensors alone, and their gradients, as graphs that run before the loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.detach.default, torch.op
 
 
 def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
-    """The graphs of lifted values that are not captured, and the numbers of the captured tensors that are read.
+    """The numbers of the captured tensors that are read, and the graphs of lifted values that are not captured.
 
     The graphs take these tensors as arguments, in the order of `tracer.captures.tensors`.
     """
@@ -45,13 +45,13 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
         results: list[Tensor] = []
         for value, given in zip(values, arguments[first + len(captured) :], strict=True):
             try:
-                found = tracer.gradients_of(value, given, calls)
-            except UnsupportedCoreError as error:  # raised when a gradient is required; inference needs none
+                result = tracer.gradients_of(value, given, calls)
+            except UnsupportedCoreError as error:  # reported only when a gradient is required, as inference needs none
                 refusals[len(gradients)] = error
-                found = [None] * len(trained)
-            gradients.append(tuple(i for i, g in zip(trained, found, strict=True) if g is not None))
+                result = [None] * len(trained)
+            gradients.append(tuple(i for i, g in zip(trained, result, strict=True) if g is not None))
             custom.append(_has_custom_function(value.grad_fn))
-            results += [g for g in found if g is not None]
+            results += [g for g in result if g is not None]
         return results
 
     primals = [*tracer.examples, *stand_ins]
@@ -92,11 +92,11 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
 
 
 def _functional(recorded: fx.GraphModule, tracer: Tracer) -> fx.GraphModule:
-    """Removes mutations, and nodes that no result depends on."""
+    """Removes mutations, and nodes on which no result depends."""
     functional = lower(recorded, tracer.mode, LEFT)
     for node in functional.graph.nodes:
         if node.target in _COPIES and not node.kwargs:
-            node.replace_all_uses_with(node.args[0])  # a functional graph writes to no value
+            node.replace_all_uses_with(node.args[0])  # no node of a functional graph writes to a value
     functional.graph.eliminate_dead_code()
     for node in functional.graph.nodes:
         if node.op == "get_attr" and isinstance(getattr(functional, str(node.target)), FakeTensor):
@@ -113,7 +113,7 @@ def _placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _restricted(graph: fx.Graph, results: Collection[int]) -> fx.Graph:
-    """A copy that returns some of the results."""
+    """A copy of the graph that returns only some of the results."""
     copy = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -126,7 +126,7 @@ def _restricted(graph: fx.Graph, results: Collection[int]) -> fx.Graph:
 
 
 def _taking(module: fx.GraphModule, graph: fx.Graph, places: Sequence[int]) -> fx.GraphModule:
-    """A function of some of the graph's arguments, in this order. All others are unused."""
+    """A function of some of the graph's arguments, in this order. All other arguments are unused."""
     copy = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     arguments = _placeholders(graph)
@@ -160,7 +160,7 @@ def _nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
     """The error for a gradient that is not a linear function of its argument, or `None`.
 
     In the loop, the backward of a custom function receives the gradient of each step. Before the loop, it receives
-    their sum. Both are equal if it is linear. Torch's own formulas are.
+    their sum. Both give the same gradient if the backward is linear. Torch's own formulas are linear.
     """
     linear = {_placeholders(graph)[place]}
     for node in graph.nodes:

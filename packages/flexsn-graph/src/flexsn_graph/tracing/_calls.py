@@ -1,4 +1,4 @@
-"""Observes the calls of a core above autograd: calls that read a value, and calls on captured tensors alone."""
+"""Observes the calls of a core before autograd does: calls that read a value, and calls on captured tensors alone."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from flexsn_graph.tracing._sizes import OF_SIZES, depends_on_batch
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A tensor of the core that was computed from captured tensors alone, in its state when that was noticed.
+    """A tensor of the core that was computed from captured tensors alone, and its state at that time.
 
     Attributes:
-        number: number of the value that it holds, with its autograd history.
-        memory: kept alive, since the tensor may get another memory; so `storage` identifies this one alone.
+        number: number of the value that the tensor holds, with its autograd history.
+        memory: the tensor's memory. It is kept alive in case the tensor gets another one, so that `storage` is unique.
         replaced: True if a call with other arguments is to receive the value that was computed before the loop.
     """
 
@@ -53,31 +53,31 @@ class _Known:
         return self.tensor._version == self.version and storage_of(self.tensor) == self.storage
 
     def is_same(self) -> bool:
-        """True if the tensor still holds this value with this history."""
+        """True if the tensor still holds this value with this autograd history."""
         tensor = self.tensor
         return self.holds() and tensor.requires_grad == self.requires_grad and tensor.grad_fn is self.node
 
 
 class CoreCalls(TorchFunctionMode):
-    """Replaces values that the core computes from captured tensors alone and that no step can compute by variables.
+    """Replaces values with variables if the core computes them from captured tensors alone and a step cannot do so.
 
-    They are variables for autograd, too. The gradient of the step ends there, and continues outside of the step,
-    through the computation before the loop.
+    They are variables for autograd, too. The gradient of the step ends at these variables, and continues outside of the
+    step through the computation before the loop.
 
     Args:
-        mode: the dispatch mode that the core runs under.
-        hoists: the calls that are replaced.
-        keep_views: True to replace a view of a computed value not where the core makes it, but where the core combines
-            it with other values. Then an in-place op on it changes all views; otherwise the op is refused.
-        whole: True to replace no calls: the core runs unchanged, and the computed values are stored in `computed`.
-        arguments: the core's arguments, which no value computed before the loop depends on; `None` in a backward pass.
+        mode: the dispatch mode under which the core runs.
+        hoists: a predicate for the calls that are replaced.
+        keep_views: True to replace a view of a computed value where the core combines it with other values, instead of
+            where the core creates it. Then an in-place op on it changes all views. Otherwise, the op is rejected.
+        whole: True to replace no calls. The core runs unchanged, and the computed values are stored in `computed`.
+        arguments: the core's arguments, on which no value computed before the loop depends. `None` in a backward pass.
         note: called with a name and a location when the core reads a property of a tensor that may differ in a call.
 
     Attributes:
         variables: the variables that have a gradient, by the number of the value that they replace. A captured tensor
-            with a history has a variable, too.
+            with an autograd history has a variable, too.
         computed: for each number, the lifted values with their histories.
-        is_core_running: True until the core has returned. Afterwards the tracer reads the results.
+        is_core_running: True until the core has returned. After that, the tracer reads the results.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class CoreCalls(TorchFunctionMode):
         self._whole = whole
         self._arguments = arguments
         self._note = note
-        # By id. The tensors are kept alive, so that no other tensor gets their ids and their memory.
+        # Keyed by the tensor's id. The tensors are kept alive, so that no other tensor gets their ids or their memory.
         self._known: dict[int, _Known] = {}
         self._nodes: dict[Any, int] = {}
         self._fixed_nodes: dict[Any, bool] = {}
@@ -117,9 +117,9 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         reductions = as_reductions(func, args, kwargs)
         if reductions is not None and self.is_core_running:
-            if isinstance(func, Op):  # in a captured graph, whose own tensors do not belong to a step either
+            if isinstance(func, Op):  # inside a captured graph, whose own tensors do not belong to a step either
                 return reductions(*args, **kwargs)
-            with self:  # their calls without a tensor of the step are computed before the loop
+            with self:  # calls in it without a tensor of the step are computed before the loop
                 return reductions(*args, **kwargs)
         if func in VALUE_READS:
             raise reads_value(f"Tensor.{func.__name__}", user_location())
@@ -137,7 +137,7 @@ class CoreCalls(TorchFunctionMode):
             raise writes_out(func.__name__, user_location())
         if func not in _OF_THE_TENSOR_ITSELF:
             for tensor in tensors:
-                self._without_history(tensor)  # before an op that is not recorded uses it
+                self._without_history(tensor)  # this has to precede any op that uses it without being recorded
         known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
         if known and func in HOOKS and known[0]:
             raise adds_hook(func.__name__, user_location())
@@ -148,7 +148,7 @@ class CoreCalls(TorchFunctionMode):
         return self._call(func, args, kwargs)
 
     def _note_read(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Records a read by a user's function. A library's function is correct for any value."""
+        """Records a read by a user's function. Library functions are correct for any value."""
         name = READ_ONCE[func]
         if name == "requires_grad" and self._captures.is_captured(args[0]):
             return  # `requires_grad` of captured tensors is compared
@@ -159,7 +159,7 @@ class CoreCalls(TorchFunctionMode):
             self._note(f"Tensor.{name}", SourceLocation.of(frame))
 
     def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the results of the core, with values from before the loop replaced. The last call of a run."""
+        """Returns the results of the core with computed values replaced. This is the last call of a run."""
         if self._hoists is not Hoists.NOTHING:
             for tensor in results:
                 self._find(tensor)
@@ -212,7 +212,7 @@ class CoreCalls(TorchFunctionMode):
     def _new_call(
         self, func: Callable[..., Any], refs: Any, ops: Sequence[CalledOp], result: Any, own: set[int]
     ) -> RecordedCall:
-        """Decides how a call is treated, when it occurs first."""
+        """Decides at the first occurrence of a call how it is treated."""
         leaves = pytree.tree_leaves(result)
         new = [t for t in leaves if isinstance(t, Tensor) and not self._captures.is_captured(t)]
         has_gradient = any(t.requires_grad for t in new)
@@ -234,14 +234,14 @@ class CoreCalls(TorchFunctionMode):
         refs: Any,
         key: Hashable,
     ) -> Any:
-        """Runs a call that writes to a value that was computed from captured tensors alone. All of its views change."""
+        """Runs a call that writes to a value computed from captured tensors alone. All views of the value change."""
         before = [known for known in self._known.values() if self._is_same(known)]
         roots = self._roots(tensors)
         with self._mode.apart(recorded=self._is_recorded(roots)) as ops:
             result = self._call(func, args, kwargs)
         decided = self._captures.decided
         if key not in decided:
-            # A step cannot write to a part of the value that it is a view of.
+            # A step cannot write to a part of the value of which it is a view.
             into = {s for called in ops for s in called.writes}
             can = all(stays(called, self._hoists, has_gradient=True) for called in ops) and all(
                 self._captures.stays(known.number)
@@ -278,7 +278,7 @@ class CoreCalls(TorchFunctionMode):
             self._known[id(tensor)] = _Known.of(number, tensor, replaced=replaced)
         lifted = self._captures.lifted
         if self._whole and lifted is not None and number in lifted and number not in self.computed:
-            self.computed[number] = tensor.clone()  # a copy, since later ops may write to it
+            self.computed[number] = tensor.clone()  # a copy, because later ops may write to the tensor
 
     def _find(self, tensor: Tensor) -> _Known | None:
         """Finds the record of a tensor that was computed from captured tensors alone."""
@@ -291,11 +291,11 @@ class CoreCalls(TorchFunctionMode):
         return None if old is None else self._know_history(old, tensor)
 
     def _is_same(self, known: _Known) -> bool:
-        with self._mode.on_trial():  # torch makes a new history for a view after its memory was written to
+        with self._mode.on_trial():  # torch creates a new history for a view after its memory was written to
             return known.is_same()
 
     def _number_of_alias(self, tensor: Tensor) -> int | None:
-        """The number of a value in the same memory: a custom function may return its argument."""
+        """The number of a value in the same memory. A custom function may return its argument."""
         storage = storage_of(tensor)
         place = _place(tensor)
         for known in self._known.values():
@@ -305,7 +305,7 @@ class CoreCalls(TorchFunctionMode):
         return number if number is not None and _place(self._captures.stand_ins[number]) == place else None
 
     def _know_history(self, old: int, tensor: Tensor) -> _Known | None:
-        """Records a known value with another history, which a custom `autograd.Function` has set."""
+        """Records that a custom `autograd.Function` has given a known value another history."""
         with self._mode.on_trial():
             node = tensor.grad_fn
         if (node is None and tensor.requires_grad) or not self._is_fixed(node):
@@ -328,7 +328,7 @@ class CoreCalls(TorchFunctionMode):
         return self._known[id(tensor)]
 
     def _is_fixed(self, node: Any) -> bool:
-        """True if a gradient that flows on from this node reaches captured tensors and variables alone."""
+        """True if a gradient that flows on from this node reaches only captured tensors and variables."""
         assert self._arguments is not None
         arguments = {id(t) for t in self._arguments}
         ends = {t.grad_fn for t in self._captures.tensors.values() if t.grad_fn is not None}
@@ -342,20 +342,20 @@ class CoreCalls(TorchFunctionMode):
         return Ref(self._mode.number_of(tensor, user_location()), tensor.requires_grad)
 
     def _roots(self, tensors: Sequence[Tensor]) -> set[int]:
-        """Numbers of the captured values that a step with these tensors depends on."""
+        """Numbers of the captured values on which a step with these tensors depends."""
         return set[int]().union(*(self._mode.behind(t) for t in tensors))
 
     def _is_recorded(self, numbers: set[int]) -> bool:
-        """True if the step has arguments for these values. All others serve calls before the loop alone."""
+        """True if the step has arguments for these values. Other values are only used by calls before the loop."""
         return self._whole or self._captures.lifted is None or numbers <= set(self._captures.lifted)
 
     # -- captured tensors with a history -----------------------------------------------------------------
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a torch function such that its result does not include the history of captured tensors.
+        """Calls a torch function so that its result does not include the history of captured tensors.
 
-        One captured tensor may have been computed from another, whose gradient would be counted twice. Its gradient
-        continues outside of the core.
+        One captured tensor may have been computed from another one, whose gradient would then be counted twice. The
+        gradient of the history continues outside of the core.
         """
         if func in _OF_THE_TENSOR_ITSELF:
             return func(*args, **kwargs)
@@ -371,7 +371,7 @@ class CoreCalls(TorchFunctionMode):
         return self._captures.is_captured(tensor) and tensor.requires_grad and not tensor.is_leaf
 
     def _without_history(self, tensor: Tensor) -> Tensor:
-        """Replaces a captured tensor that was computed from others by a leaf, where its gradient ends."""
+        """Replaces a captured tensor that was computed from other tensors with a leaf, at which its gradient ends."""
         if not self._has_history(tensor):
             return tensor
         return self._leaf(self._mode.number_of(tensor, user_location()), requires_grad=True)
@@ -383,7 +383,7 @@ class CoreCalls(TorchFunctionMode):
         if self._whole or known is None or not known.replaced or not self._is_same(known):
             return tensor
         standing = self._variable(known.number, tensor)
-        self._mode.freeze(standing)  # a write to it would not reach its views
+        self._mode.freeze(standing)  # because a write to it would not reach its views
         return standing
 
     def _leaf(self, number: int, requires_grad: bool) -> Tensor:
@@ -396,7 +396,7 @@ class CoreCalls(TorchFunctionMode):
         return leaf
 
     def _variable(self, number: int, like: Tensor) -> Tensor:
-        """A separate copy for each call, since the core may write to it."""
+        """A separate copy for each call, because the core may write to it."""
         leaf = self._leaf(number, like.requires_grad)
         with self._mode.apart(recorded=self._is_recorded({number})):
             variable = leaf.clone()
@@ -406,7 +406,7 @@ class CoreCalls(TorchFunctionMode):
 
 # Modules on the stack between the read of a property and this mode.
 _ON_THE_WAY = ("torch._tensor", "torch.overrides")
-# Properties that describe a tensor, and compute nothing.
+# Properties that describe a tensor and compute nothing.
 _PROPERTIES = """
     data dtype device grad grad_fn is_leaf ndim output_nr requires_grad shape _base _version
 """

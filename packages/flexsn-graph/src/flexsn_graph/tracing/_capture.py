@@ -1,10 +1,10 @@
-"""Finds the tensors that a step function captures, while it runs.
+"""Finds the tensors that a step function captures while it runs.
 
-A core reaches tensors that are not among its arguments: closures, `nn.Module` parameters and buffers,
-`functools.partial`, globals. It runs on fake tensors, so each real tensor that reaches the dispatcher
-is a captured one. `CaptureMode` replaces it by a fake stand-in, which the tracer makes an argument.
+A core uses tensors that are not among its arguments: closures, `nn.Module` parameters and buffers,
+`functools.partial`, globals. The core runs on fake tensors, so each real tensor that reaches the dispatcher
+is a captured one. `CaptureMode` replaces it with a fake stand-in, and the tracer makes the stand-in an argument.
 
-Autograd works above the dispatcher and still receives the real tensor. So `torch.autograd.grad` can compute
+Autograd works above the dispatcher and still receives the real tensor. Therefore, `torch.autograd.grad` can compute
 its gradient, even through a `torch.autograd.Function`.
 """
 
@@ -38,30 +38,30 @@ from flexsn_graph.tracing._refusals import refuse_complex, refuse_higher_order, 
 
 _aten = torch.ops.aten
 
-# `torch.tensor(0.5)` inside a core is a constant that is made there, and no captured tensor.
+# `torch.tensor(0.5)` inside a core is a constant that the core creates, not a captured tensor.
 _CONSTANT_OPS = frozenset({_aten.lift_fresh.default, _aten.lift_fresh_copy.default})
 
 
 class UnexpectedWriteError(Exception):
-    """An op was about to write to memory that a call on trial may not write to."""
+    """An op was about to write to memory that a trial call must not write to."""
 
 
 class CaptureMode(TorchDispatchMode):
-    """Runs a core on fake tensors, replaces captured tensors, and refuses ops that a scan cannot contain.
+    """Runs a core on fake tensors, replaces captured tensors, and rejects ops that a scan cannot contain.
 
     Args:
-        captures: the captured tensors found so far.
-        may_add: True to record a new captured tensor (discovery). Otherwise it is refused (recording), since
-            no argument exists for it.
-        frozen: the core's arguments, or the incoming gradients, which the core must not change in place.
+        captures: the captured tensors that are known so far.
+        may_add: True to record a new captured tensor (discovery). If False, it is rejected (recording), because there
+            is no argument for it.
+        frozen: the core's arguments or the incoming gradients, which the core must not change in place.
 
     Attributes:
-        trail: the calls of the core, to compare them between runs.
+        trail: the calls of the core. They are compared between runs.
         met: the values of `captures` that the step read.
-        refusal: the error that was raised here. TorchScript replaces it by another one.
+        refusal: the error that was raised here. TorchScript replaces it with another error.
     """
 
-    supports_higher_order_operators = True  # then they reach `__torch_dispatch__`, which refuses them
+    supports_higher_order_operators = True  # lets them reach `__torch_dispatch__`, which rejects them
 
     def __init__(self, captures: Captures, *, may_add: bool, frozen: Sequence[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -76,11 +76,11 @@ class CaptureMode(TorchDispatchMode):
         self._guarded: Collection[int] = ()
         self._deferred: dict[int, set[int]] = {}
         self._tied: set[int] = set()
-        self._noted: list[Any] = []  # tensors and their memory, kept alive so that the ids stay theirs
+        self._noted: list[Any] = []  # tensors and their memory, kept alive so that no other objects get their ids
 
     @contextmanager
     def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
-        """Context whose ops lift nothing. They are not part of the step unless `recorded`.
+        """Context whose ops lift nothing. They are not part of the step, unless `recorded` is True.
 
         Yields:
             A list to which the ops are added.
@@ -96,7 +96,7 @@ class CaptureMode(TorchDispatchMode):
 
     @contextmanager
     def on_trial(self, guarded: Collection[int] = ()) -> Iterator[list[CalledOp]]:
-        """As `apart`, for ops on trial: none of their effects counts.
+        """Context for trial calls. It works like `apart`, and all effects of its ops are discarded.
 
         Args:
             guarded: memory that the ops must not write to. `UnexpectedWriteError` is raised before a write.
@@ -111,7 +111,7 @@ class CaptureMode(TorchDispatchMode):
             self._guarded = around
 
     def defer(self, tensor: Tensor, roots: set[int]) -> None:
-        """Makes later uses of `tensor`, which was made apart, count as reads of the values in `roots`."""
+        """Makes later uses of `tensor` count as reads of the values in `roots`. It was created within `apart`."""
         self._deferred.setdefault(self._note(tensor), set()).update(roots)
 
     def freeze(self, tensor: Tensor) -> None:
@@ -119,12 +119,12 @@ class CaptureMode(TorchDispatchMode):
         self._frozen.add(self._note(tensor))
 
     def tie(self, tensors: Sequence[Tensor]) -> None:
-        """Raises `WrittenViewError` on later writes to one of these tensors: they would not change the others."""
+        """Raises `WrittenViewError` on later writes to one of these tensors, which would not change the others."""
         for tensor in tensors:
             self._tied.add(self._note(tensor))
 
     def _note(self, tensor: Tensor) -> int:
-        """The identity of a tensor's memory, which is kept alive so that no other memory gets it."""
+        """Returns the identity of a tensor's memory, and keeps the memory alive so that the identity stays unique."""
         self._noted += [tensor, tensor.untyped_storage()]
         return storage_of(tensor)
 
@@ -189,7 +189,7 @@ class CaptureMode(TorchDispatchMode):
 
     @property
     def origin(self) -> Origin:
-        """Facts about the tensors of this run."""
+        """Properties of the tensors of this run."""
         return self._origins.origin(lambda t: not self.captures.is_captured(t), self.captures.has)
 
     def _meet_all(self, leaves: Sequence[Any]) -> None:
@@ -198,16 +198,16 @@ class CaptureMode(TorchDispatchMode):
                 self.met |= self.behind(leaf)
 
     def behind(self, tensor: Tensor) -> set[int]:
-        """The values that a tensor equals, is a view of, or was computed from alone."""
+        """The values from which alone a tensor was computed, or that it equals or is a view of."""
         storage = storage_of(self.captures.stand_in(tensor))
         number = self.captures.number_of(storage)
         return self._deferred.get(storage, set()) if number is None else {number}
 
     def _mark(self, value: Any) -> str:
-        """A description of an op's argument, which is equal in each call if the core behaves equally in each call."""
+        """Describes an op's argument. The result is equal in each call if the core behaves equally in each call."""
         if not isinstance(value, Tensor):
             return repr(value)
-        # A constant that the core makes is a new tensor each time, so its value counts.
+        # A constant that the core creates is a new tensor each time, so its value identifies it.
         return constant_value(value) if self.captures.is_captured(value) else ""
 
     def _locate(self) -> SourceLocation | None:
@@ -216,7 +216,7 @@ class CaptureMode(TorchDispatchMode):
         if in_backward:
             return location or self.captures.locations.get(number)
         if location is not None:
-            # Several ops may have this number; only the first of them has a node.
+            # Several ops may have this number, but only the first one has a node.
             self.captures.locations.setdefault(number, location)
         return location
 
@@ -226,16 +226,16 @@ class CaptureMode(TorchDispatchMode):
         return self.captures.stand_ins[self.number_of(value, location)]
 
     def number_of(self, value: Tensor, location: SourceLocation | None) -> int:
-        """The number of a captured tensor. A new one is recorded."""
+        """Returns the number of a captured tensor. Records the tensor if it is new."""
         if value.layout is not torch.strided:
             raise CaptureError(
-                f"the core captures a tensor of layout {value.layout}: only dense ones can be read.",
+                f"the core captures a tensor of layout {value.layout}: only dense tensors can be read.",
                 "capture",
                 location,
             )
         if value.retains_grad and not value.is_leaf:
             raise CaptureError(
-                "the core captures a tensor of which `retain_grad()` was called: tracing would write its "
+                "the core captures a tensor on which `retain_grad()` was called: tracing would write its "
                 "`.grad`. Capture it before that call.",
                 "capture",
                 location,
@@ -266,10 +266,10 @@ class CaptureMode(TorchDispatchMode):
 def _on_one_device(
     leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], writes: Collection[Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Moves CPU tensors without dimensions to the GPU of the others.
+    """Moves CPU tensors without dimensions to the GPU of the other tensors.
 
-    Eager mode accepts both devices in one op, but decompositions refuse that. The numbers in `h[1:] = 0.25` are such
-    tensors.
+    Eager mode accepts both devices in one op, but decompositions reject them. For example, the number in
+    `h[1:] = 0.25` is such a tensor.
     """
     tensors = [a for a in leaves if isinstance(a, Tensor)]
     elsewhere = {t.device for t in tensors if t.device.type != "cpu"}

@@ -1,4 +1,4 @@
-"""Numbered values that a core reads besides its arguments."""
+"""Numbered values that a core reads in addition to its arguments."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _TOLD_APART = (
 
 
 class Captures:
-    """Captured tensors, each once, and values that the core computes from them alone.
+    """Captured tensors without duplicates, and values that the core computes from captured tensors alone.
 
     Attributes:
-        stand_ins: a fake tensor for each of these values; its index is the value's number.
+        stand_ins: a fake tensor for each captured or computed value. Its index is the value's number.
         tensors: the captured tensors, by number, in order of first use.
-        aliases: captured tensors that share the memory of another one, each with the number of this one.
-        passing: ids of tensors that the core itself makes from captured ones, such as `w.data`.
-        decided: the calls that compute the other values, by function and arguments.
-        lifted: the values that the step needs, once this is known. All others serve `calls` alone.
+        aliases: captured tensors that share the memory of another captured tensor, each with the number of the latter.
+        passing: ids of tensors that the core itself derives from captured tensors, such as `w.data`.
+        decided: the calls that compute the computed values, by function and arguments.
+        lifted: the values that the step needs, once they are known. All other values are only used by `calls`.
         reads_sizes: True if the core may depend on the sizes of its arguments.
         locations: for each autograd sequence number, the user's line in the last run of the core. Errors in backward
-            formulas name it.
+            formulas name this line.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -45,7 +45,7 @@ class Captures:
         self.lifted: tuple[int, ...] | None = None
         self.reads_sizes = False
         self.locations: dict[int, SourceLocation] = {}
-        # Objects kept alive, so that their ids and addresses are not given to others meanwhile.
+        # Objects kept alive, so that no other objects get their ids and addresses in the meantime.
         self._kept: list[Any] = []
         self._by_identity: dict[int, tuple[int, Tensor]] = {}
         self._by_memory: dict[tuple[Any, ...], int] = {}
@@ -60,7 +60,7 @@ class Captures:
         return id(tensor) in self._by_identity
 
     def find(self, tensor: Tensor) -> int | None:
-        """The number of a captured tensor, or of another one with the same memory (`w.data` is a new object)."""
+        """The number of a captured tensor, or of another tensor with the same memory (`w.data` is a new object)."""
         if id(tensor) in self._by_identity:
             return self._by_identity[id(tensor)][0]
         memory = _memory_of(tensor)
@@ -71,7 +71,7 @@ class Captures:
         if tensor.requires_grad and before.requires_grad:
             return None  # a different variable, with its own gradient
         if tensor.requires_grad or id(before) in self.passing:
-            # `w.data` was found before `w`, which is the one that has a gradient and can be moved.
+            # `w.data` was recorded before `w`. Only `w` has a gradient and can be moved.
             self.tensors[number] = tensor
             tensor, other = before, tensor
             self._by_identity[id(other)] = (number, other)
@@ -81,7 +81,7 @@ class Captures:
         return number
 
     def note_passing(self, tensors: Iterable[Tensor]) -> None:
-        """Notes tensors that exist only while the core runs."""
+        """Records tensors that exist only while the core runs."""
         for tensor in tensors:
             self._kept.append(tensor)
             self.passing.add(id(tensor))
@@ -95,14 +95,14 @@ class Captures:
         return number
 
     def add_value(self, like: Tensor) -> int:
-        """Makes a stand-in for a new value."""
+        """Creates a stand-in for a new value and returns its number."""
         number = len(self.stand_ins)
         self.stand_ins.append(fake_like(self._mode, like))
         self._by_storage[storage_of(self.stand_ins[number])] = number
         return number
 
     def call_of(self, number: int) -> RecordedCall | None:
-        """The call that computes a value; `None` if the value is captured."""
+        """The call that computes a value, or `None` if the value is captured."""
         return next((call for call in self.decided.values() if number in call.results), None)
 
     def stays(self, number: int) -> bool:
@@ -111,13 +111,13 @@ class Captures:
         return call is None or call.stays
 
     def identities(self, arguments: Any) -> tuple[int, ...]:
-        """Identities of arguments whose `repr` is ambiguous, such as that of a NumPy array."""
+        """Identities of arguments, such as NumPy arrays, whose `repr` is ambiguous."""
         others = [a for a in pytree.tree_leaves(arguments) if not isinstance(a, _TOLD_APART)]
         self._kept += others
         return tuple(map(id, others))
 
     def location_of(self, sequence_number: int) -> SourceLocation | None:
-        """The user's line of an autograd node. The number of a user's own function precedes those of its ops."""
+        """The user's line of an autograd node. The number of a custom function precedes the numbers of its ops."""
         later = [number for number in self.locations if number >= sequence_number]
         return self.locations[min(later)] if later else None
 
@@ -126,7 +126,7 @@ class Captures:
         return self._by_storage.get(storage)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """The stand-in of a captured tensor that a core returns unchanged. A fake tensor is returned as it is."""
+        """The stand-in of a captured tensor that a core returns unchanged. A fake tensor is returned unchanged."""
         if not self.is_captured(tensor):
             return tensor
         number = self.find(tensor)

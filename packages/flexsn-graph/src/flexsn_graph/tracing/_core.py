@@ -21,11 +21,11 @@ def check_arity(
     if min(num_inputs, num_states, num_outputs) < 0 or num_outputs + num_states == 0:
         raise CoreArityError(
             f"num_inputs, num_states, num_outputs are {num_inputs}, {num_states}, {num_outputs}: a step "
-            "has at least one output or state, and no negative number of anything."
+            "has at least one output or state, and no count is negative."
         )
     if num_examples != expected:
         raise CoreArityError(
-            f"{num_examples} example tensors for {num_inputs} inputs and {num_states} states: give {expected}."
+            f"{num_examples} example tensors for {num_inputs} inputs and {num_states} states: pass {expected}."
         )
     called = core.forward if isinstance(core, nn.Module) else core
     try:
@@ -45,15 +45,15 @@ def check_examples(examples: Sequence[Any]) -> None:
     """Raises if an example is not a dense, real tensor."""
     for i, example in enumerate(examples):
         if not isinstance(example, Tensor):
-            raise ExampleError(f"example {i} is a {type(example).__name__}: give a tensor.")
+            raise ExampleError(f"example {i} is a {type(example).__name__}: pass a tensor.")
         if example.layout is not torch.strided:
-            raise ExampleError(f"example {i} has the layout {example.layout}: give a dense tensor.")
+            raise ExampleError(f"example {i} has the layout {example.layout}: pass a dense tensor.")
         if example.is_complex():
             raise complex_error(f"example {i}", example.dtype, None)
 
 
 def complex_error(what: str, dtype: torch.dtype, location: SourceLocation | None) -> ComplexDtypeError:
-    """The error for a complex tensor. `what` names its op or argument."""
+    """The error for a complex tensor. `what` is the name of its op or argument."""
     return ComplexDtypeError(
         f"{what} is {dtype}: complex numbers are not supported. Carry the real and the imaginary part as two tensors.",
         what,
@@ -74,7 +74,7 @@ def as_tensors(results: Any) -> tuple[Tensor, ...]:
 
 
 def as_core_results(results: Any, num_outputs: int, num_states: int) -> tuple[Tensor, ...]:
-    """A core's results: `num_outputs + num_states` tensors."""
+    """A core's results as a tuple of `num_outputs + num_states` tensors."""
     values = as_tensors(results)
     if len(values) != num_outputs + num_states:
         raise CoreArityError(
@@ -85,7 +85,7 @@ def as_core_results(results: Any, num_outputs: int, num_states: int) -> tuple[Te
 
 
 def unwrap_compiled(core: Callable[..., Any]) -> Callable[..., Any]:
-    """The plain function or module within `torch.compile(core)`, since FlexSN compiles all of it."""
+    """The plain function or module inside `torch.compile(core)`. FlexSN itself compiles all of it."""
     for name in ("_orig_mod", "_torchdynamo_orig_callable"):
         inner: Callable[..., Any] | None = getattr(core, name, None)
         if inner is not None:

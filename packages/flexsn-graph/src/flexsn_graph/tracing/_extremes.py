@@ -1,7 +1,7 @@
 """Maxima and minima with their positions, in terms of reductions that kernels have, with torch's ties and gradients.
 
-The position is that of the first element that equals the extreme value or is NaN. The gradient of the value flows to
-this element alone.
+The position is the index of the first element that equals the extreme value or is NaN. The gradient of the value flows
+to this element only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 
 def _position(x: Tensor, dim: int, extreme: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """The indices of the elements along `dim`, and for each row the index of its extreme, in float32."""
+    """The indices of the elements along `dim`, and the index of the extreme of each row. Both are float32."""
     fixed, size = x.detach(), x.shape[dim]
     shape = [1] * x.dim()
     shape[dim] = size
@@ -74,9 +74,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def as_reductions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """A function that computes the result of this call; `None` if the call has no dimension, or other arguments."""
-    found = _FUNCTIONS.get(func)
-    if found is None or not args or not isinstance(args[0], Tensor) or len(args) + len(kwargs) < 2:
+    """A function that computes the result of this call. `None` if the call has no dimension or has other arguments."""
+    entry = _FUNCTIONS.get(func)
+    if entry is None or not args or not isinstance(args[0], Tensor) or len(args) + len(kwargs) < 2:
         return None
     if not set(kwargs) <= {"dim", "keepdim", "num_classes"}:
         return None
@@ -84,6 +84,6 @@ def as_reductions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
     if not isinstance(number, int) or isinstance(number, bool):
         return None
     x = args[0]
-    if found is _one_hot:
-        return found if number > 0 else None
-    return found if x.is_floating_point() and -x.dim() <= number < x.dim() else None
+    if entry is _one_hot:
+        return entry if number > 0 else None
+    return entry if x.is_floating_point() and -x.dim() <= number < x.dim() else None

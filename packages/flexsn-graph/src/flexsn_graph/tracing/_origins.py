@@ -15,7 +15,7 @@ from flexsn_graph.tracing._refusals import storage_of
 
 
 class Origins:
-    """Origins of the memory of one run: dependence on the step's arguments, and the lines that computed it.
+    """Origins of the memory of one run: its dependence on the step's arguments, and the lines that computed it.
 
     Args:
         arguments: arguments of the step, or incoming gradients.
@@ -24,14 +24,14 @@ class Origins:
     def __init__(self, arguments: Sequence[Tensor]) -> None:
         self._of_step = {storage_of(t) for t in arguments}
         self._computed_at: dict[int, SourceLocation | None] = {}
-        self._kept: list[Any] = []  # memory kept alive, so that no other memory gets its id meanwhile
+        self._kept: list[Any] = []  # memory kept alive, so that no other memory gets its id in the meantime
 
     def follow(self, arguments: Sequence[Any], results: Any, location: SourceLocation | None) -> None:
-        """Notes an operation.
+        """Records an operation.
 
         Args:
-            arguments: its tensors and numbers, flattened.
-            results: its results, unflattened.
+            arguments: tensors and numbers that are arguments of the operation, flattened.
+            results: results of the operation, not flattened.
         """
         of_step = any(isinstance(a, Tensor) and storage_of(a) in self._of_step for a in arguments)
         for result in pytree.tree_leaves(results):
@@ -43,7 +43,7 @@ class Origins:
                     self._of_step.add(storage)
 
     def origin(self, is_traced: Callable[[Tensor], bool], is_captured: Callable[[Tensor], bool]) -> Origin:
-        """Facts about the tensors of this run. The arguments are those of `Origin`."""
+        """Properties of the tensors of this run. The arguments are those of `Origin`."""
         return Origin(
             is_traced,
             is_derived=lambda t: storage_of(t) not in self._of_step,
@@ -53,7 +53,7 @@ class Origins:
 
 
 class Following(TorchDispatchMode):
-    """Passes all operations to `origins`."""
+    """Reports all operations to `origins`."""
 
     def __init__(self, origins: Origins) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,15 +1,15 @@
 """Maps the elements of each value to elements of the step and of the captured tensors.
 
-A kernel is at one position of the step at a time. It can drop all views of a lowered graph, and all sums of
-a backward formula, if that does not change the result. This module proves that, or refuses the graph. For
-the step and for each captured tensor that a value depends on, the value has a strided tensor without data and
-of the value's shape. Its strides define which element of the step (of the captured tensor) an element of the
-value comes from. A stride of 0 marks a dimension along which the value does not vary. Views of the value are
-replayed on these tensors. For instance, in a step of shape `[B, C]`, a value of shape `[C, 1]` with strides
-`(1, 0)` in the step varies along its second axis.
+A kernel processes one position of the step at a time. It can omit all views of a lowered graph, and all sums of
+a backward formula, if this does not change the result. This module proves that it does not, or rejects the graph. For
+the step, and for each captured tensor on which a value depends, the value has a strided tensor without data that has
+the value's shape. The strides define the element of the step (or of the captured tensor) from which an element of the
+value comes. A stride of 0 marks a dimension along which the value does not vary. Views of the value are
+replayed on these tensors. For example, in a step of shape `[B, C]`, a value of shape `[C, 1]` with strides
+`(1, 0)` in the step varies along the step's second axis.
 
-Sums. The gradient of an argument that broadcasts is a sum over axes of the step. The kernel leaves it out,
-and its caller takes it once, over the gradient that was accumulated over time. Both are equal as long as all
+Sums: the gradient of an argument that broadcasts is a sum over axes of the step. The kernel omits this sum. Its caller
+computes the sum once, over the gradient that was accumulated over time. The gradient is the same as long as all
 operations after the sum are linear in it.
 """
 
@@ -48,7 +48,7 @@ _STEP = -1
 class _Value:
     shape: tuple[int, ...]
     reads: Mapping[int, Tensor] = field(default_factory=dict)
-    summed: frozenset[int] = frozenset()  # axes of the step that it is summed over
+    summed: frozenset[int] = frozenset()  # axes of the step over which it is summed
     zero: bool = False  # True if it is 0 for all arguments
 
 
@@ -72,15 +72,15 @@ def check_positions(
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
         gradient_of: for each result, the placeholder whose gradient it is, or `None`. If there are
             gradients, sums are allowed.
-        known: layouts in another graph of the step, which this graph has to share.
-        sums_allowed: True to allow sums without such results: the graph computes gradients and returns their terms.
+        known: layouts in another graph of the step. This graph must have the same layouts.
+        sums_allowed: True to allow sums without such results. The graph computes gradients and returns their terms.
 
     Returns:
         The layout of each lifted tensor that is read.
 
     Raises:
-        NonPointwiseError: an op mixes elements of the step, or a sum cannot be moved behind the scan.
-        CaptureError: a lifted tensor is read in two layouts, or in one that no strides express.
+        NonPointwiseError: an op mixes elements of the step, or a sum cannot be moved to a point after the scan.
+        CaptureError: a lifted tensor is read in two layouts, or in a layout that no strides express.
     """
     return _Check(tuple(step_shape), lifted, gradient_of, known, sums_allowed).run(graph)
 
@@ -128,7 +128,7 @@ class _Check:
                 for (entry, value), position in zip(results, self._gradient_of, strict=True):
                     if position is None:
                         self._finish_result(value, entry)
-                    elif not value.zero and numel(self._step.shape) > 0:  # otherwise, nothing is summed
+                    elif not value.zero and numel(self._step.shape) > 0:  # if the step is empty, nothing is summed
                         self._finish_gradient(value, entry, position)
         return self._layouts
 
@@ -151,7 +151,7 @@ class _Check:
             source = self._values[node.all_input_nodes[0]]
             return source[node.args[1]] if isinstance(source, tuple) else source  # type: ignore[index]
         if target in (TERMS, UNIFORM):
-            # Proved where these ops are made: see `_pointwise`.
+            # This has been proved where these ops are inserted. See `_pointwise`.
             return _Value(_shape(node), {_STEP: self._step.place(_shape(node))})
         if target in ALIAS_OPS:
             return self._view(node)
@@ -160,7 +160,9 @@ class _Check:
         if is_pointwise(target):
             return self._pointwise(node)
         refuse_without_rule(node)
-        raise self._refusal(node, f"{called_op(node)} does not work element by element")
+        operands = [self._values[operand] for operand in node.all_input_nodes]
+        in_step = any(isinstance(value, _Value) and _STEP in value.reads for value in operands)
+        raise self._refusal(node, f"{called_op(node)} does not work element by element", in_any_step=in_step)
 
     def _view(self, node: fx.Node) -> _Values:
         value = self._value(node.all_input_nodes[0])
@@ -191,9 +193,9 @@ class _Check:
         if step is None:
             return
         if not compatible(step, self._step.place(after)):
-            self._moved = self._moved or node  # named in the error unless it is moved back
+            self._moved = self._moved or node  # the error names it, unless a later view moves the elements back
         if numel(after) < numel(before):
-            raise self._refusal(node, f"{called_op(node)} picks some of the step's elements")
+            raise self._refusal(node, f"{called_op(node)} selects only some of the step's elements")
 
     def _pointwise(self, node: fx.Node) -> _Value:
         operands = [self._value(operand) for operand in node.args if isinstance(operand, fx.Node)]
@@ -239,18 +241,18 @@ class _Check:
             a for d in dims if step is not None and value.shape[d] > 1 for a in self._step.axes_of(step, d)
         )
         if step is None or numel([self._step.shape[a] for a in gone]) != numel([value.shape[d] for d in dims]):
-            raise self._refusal(node, f"{called_op(node)} sums what is the same for all elements")
+            raise self._refusal(node, f"{called_op(node)} sums a value that is the same for all elements")
         self._record_layouts(value, step, node)
         return _Value(after, {_STEP: without(step, dims)}, value.summed | gone)
 
     def _summed(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
-        """The axes that the op's result is summed over. Rejects ops that are not linear in a sum."""
+        """The axes over which the op's result is summed. Rejects ops that are not linear in a sum."""
         axes = {operand.summed for operand in operands if operand.summed}
         if not axes:
             return frozenset()
         facts = facts_of(node.target)
         summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._value(a).summed}
-        # The op is linear in some of its arguments together: those that are not sums have to be 0.
+        # The op is linear in some of its arguments together. Those of them that are not sums have to be 0.
         linear = facts is not None and any(
             summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
             for together in facts.linear
@@ -291,7 +293,7 @@ class _Check:
         self._record_layouts(value, where, node)
 
     def _record_layouts(self, value: _Value, step: Tensor, node: fx.Node) -> None:
-        """Records the layouts in which `value`, whose elements are at `step`, reads the lifted tensors."""
+        """Records the layouts in which `value` reads the lifted tensors. Its elements are at the positions `step`."""
         for index, seen in value.reads.items():
             if index != _STEP:
                 layout = self._step.layout(step, seen)
@@ -308,12 +310,14 @@ class _Check:
 
     # Errors.
 
-    def _refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
-        return NonPointwiseError(
+    def _refusal(self, node: fx.Node, what: str, *, in_any_step: bool = False) -> NonPointwiseError:
+        error = NonPointwiseError(
             f"{what}: a step function must work on each element of the step by itself. Do this outside of the core.",
             called_op(node),
             location_of(node),
         )
+        error._in_any_step = in_any_step
+        return error
 
     def _moved_refusal(self, node: fx.Node) -> NonPointwiseError:
         blamed = self._moved or node
@@ -321,8 +325,8 @@ class _Check:
 
     def _sum_refusal(self, node: fx.Node) -> NonPointwiseError:
         return NonPointwiseError(
-            f"a backward formula reduces a gradient and then uses it in {called_op(node)}. Only the sum "
-            "to the shape of a captured tensor or to an argument without dimensions, and what is linear in it, is "
+            f"a backward formula reduces a gradient and then uses it in {called_op(node)}. Only sums to the shape of "
+            "a captured tensor or of an argument without dimensions, and linear operations on such sums, are "
             "supported there.",
             called_op(node),
             location_of(node),
@@ -331,7 +335,7 @@ class _Check:
     def _two_layouts(self, index: int, node: fx.Node) -> TwoLayoutsError:
         return TwoLayoutsError(
             f"captured tensor number {index} is read in two different layouts in one step. Make the "
-            "second one a tensor of its own, outside of the core.",
+            "second one a separate tensor outside of the core.",
             called_op(node),
             location_of(node),
         )

@@ -1,11 +1,11 @@
-"""Computations on captured tensors alone that no step can do. They run once, before the loop over time.
+"""Computations on captured tensors alone that no step can perform. They run once, before the loop over time.
 
 Examples are a row `w[0]` of a parameter, `w.softmax(0)`, and `w @ u`. The result of such a call is lifted like a
-captured tensor. Pointwise ops on captured tensors stay in the step, and so do views that a `LiftedLayout` can express:
-they cost nothing there.
+captured tensor. Pointwise ops on captured tensors stay in the step, and so do views that a `LiftedLayout` can express,
+because they have no cost there.
 
-The computations before the loop form a graph, recorded below autograd as the step itself is, and so do their gradients.
-In-place operations and custom `autograd.Function`s are in the graph as they ran.
+The computations before the loop form a graph, and so do their gradients. The graph is recorded below autograd, like the
+step itself. It contains in-place operations and custom `autograd.Function`s in the order in which they ran.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from flexsn_graph.ir._random import ELEMENT_WORD
 
 
 class Hoists(Enum):
-    """Selection of the calls on captured tensors alone that run before the loop."""
+    """Selects the calls on captured tensors alone that run before the loop."""
 
     NOTHING = auto()
     WHAT_NO_STEP_CAN = auto()
     VIEWS_TOO = auto()  # for a tensor that the step reads in two layouts
-    EVERYTHING = auto()  # if a part could not be differentiated in the step
+    EVERYTHING = auto()  # if a part cannot be differentiated in the step
 
 
-# Ops that have no tag of pointwise ops, but that a step can compute.
+# Ops without the tag of pointwise ops that a step can nevertheless compute.
 _STAYING = """
     alias clone copy detach empty empty_like expand fill full full_like lift_fresh lift_fresh_copy new_empty
     new_full new_ones new_zeros ones ones_like repeat scalar_tensor _to_copy zero zeros zeros_like
@@ -45,7 +45,7 @@ _RESHAPES = VIEW_OPS | {torch.ops.aten._unsafe_view.default}
 
 @dataclass(frozen=True, slots=True)
 class CalledOp:
-    """An op that a call consists of; `writes` holds the memory that it writes to."""
+    """An op within a call. `writes` identifies the memory to which it writes."""
 
     op: Op
     args: tuple[Any, ...]
@@ -56,20 +56,20 @@ class CalledOp:
 def stays(called: CalledOp, hoists: Hoists, *, has_gradient: bool) -> bool:
     """True if an op that is called on captured tensors alone can be a part of the step."""
     if hoists is Hoists.EVERYTHING:
-        return called.op is ELEMENT_WORD  # integers, which a kernel computes in a fraction of the time
+        return called.op is ELEMENT_WORD  # a draw of integers, which a kernel computes in a fraction of the time
     name = called.op._opname.rstrip("_") if called.writes else called.op._opname
     if torch.Tag.pointwise in called.op.tags or name in _STAYING_OPS:
         return True
     if called.op not in _RESHAPES or hoists is Hoists.VIEWS_TOO:
         return False
-    # The gradient of a part is zero elsewhere, which no layout can express.
+    # The gradient of a part of a tensor is zero elsewhere. No layout can express this.
     same_size = isinstance(called.result, Tensor) and called.result.numel() >= called.args[0].numel()
     return same_size or not has_gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor among a call's arguments: the number of its value, and True if it requires a gradient."""
+    """A tensor among a call's arguments: the number of its value, and a flag that is True if it requires a gradient."""
 
     value: int
     requires_grad: bool
@@ -81,10 +81,10 @@ class RecordedCall:
 
     Attributes:
         name: name of the function.
-        results: for each leaf of the function's result, the number of its value; `None` if it is not a new tensor.
+        results: for each leaf of the function's result, the number of its value, or `None` if it is not a new tensor.
         reads: the values that the call needs.
         stays: True if the call is a part of the step.
-        is_view: True if the call makes another view, content or history of memory that the core has.
+        is_view: True if the call creates another view, content or autograd history of memory that the core already has.
         writes: True if the call changes its arguments.
         is_plain: True if the call neither changes its arguments nor is an `autograd.Function`.
         location: the line of the core that makes the call.
@@ -106,11 +106,11 @@ class ComputedBefore:
 
     Attributes:
         forward: `[*captured] -> [*values]`.
-        backward: for each value, `[*captured, its gradient] -> [*gradients]`, or `None` if it has no gradient.
+        backward: for each value, `[*captured, gradient of the value] -> [*gradients]`, or `None` if it has no gradient.
         gradients: for each value, positions of the captured tensors whose gradients `backward` returns.
         first: the call that computes the first value.
         device: device of the captured tensors at the time of recording.
-        refusals: for the index of each value, the error to raise if its gradient is required.
+        refusals: by index of a value, the error to raise if its gradient is required.
     """
 
     forward: fx.GraphModule
@@ -122,15 +122,15 @@ class ComputedBefore:
 
 
 class Prologue:
-    """The function from the captured tensors to the lifted ones.
+    """The function from the captured tensors to the lifted tensors.
 
     Args:
-        tensors: the captured tensors that it needs, by number.
+        tensors: the captured tensors that the function needs, by number.
         lifted: numbers of the values that the step reads.
-        computed: graphs of the lifted values that are not captured; `None` if all are captured.
+        computed: graphs of the lifted values that are not captured, or `None` if all are captured.
 
     Attributes:
-        captured: the captured tensors that it takes, the user's own objects.
+        captured: the captured tensors that are arguments of the function. They are the user's own objects.
     """
 
     def __init__(self, tensors: Mapping[int, Tensor], lifted: Sequence[int], computed: ComputedBefore | None) -> None:
@@ -145,20 +145,20 @@ class Prologue:
         self._as_they_are = computed is None and self._places == list(range(len(self.captured)))
 
     def of(self, captured: Sequence[Tensor]) -> Prologue:
-        """This prologue for other tensors, in the order of `captured`. `fits` has to accept them."""
-        found = copy(self)
-        found.captured = tuple(captured)
-        return found
+        """A copy of this prologue for other tensors, in the order of `captured`. `fits` must accept these tensors."""
+        result = copy(self)
+        result.captured = tuple(captured)
+        return result
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """True if it can compute with these tensors, which have the right shapes and dtypes."""
+        """True if the prologue works with these tensors. Their shapes and dtypes must be right already."""
         return all(
             t.stride() == stride and t.device == device
             for t, (stride, device) in zip(captured, self._layouts, strict=False)
         )
 
     def __call__(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The lifted tensors. Differentiable if gradients are switched on."""
+        """Computes the lifted tensors. The result is differentiable if gradients are enabled."""
         values = tuple(captured)
         if self._as_they_are:
             return values
@@ -179,7 +179,7 @@ class _Computed(torch.autograd.Function):
         ctx.save_for_backward(*captured)
         with _as_recorded(computed):
             values = tuple(computed.forward(*captured))
-        # A tensor that stands for two values may be differentiable as one of them, and not as the other.
+        # A tensor that represents two values may be differentiable as one of them and not as the other.
         values = tuple(v.clone() if any(v is other for other in values[:i]) else v for i, v in enumerate(values))
         differentiable = [bool(to) or i in computed.refusals for i, to in enumerate(computed.gradients)]
         ctx.mark_non_differentiable(*(v for v, is_so in zip(values, differentiable, strict=True) if not is_so))
@@ -187,7 +187,7 @@ class _Computed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Values without a gradient contribute nothing. Zeros would become NaN by an infinite derivative."""
+        """Skips values without a gradient. With zeros as gradients, an infinite derivative would result in NaN."""
         computed: ComputedBefore = ctx.computed
         sums: list[Tensor | None] = [None] * len(ctx.saved_tensors)
         parts = zip(gradients, computed.backward, computed.gradients, strict=True)
@@ -199,13 +199,13 @@ class _Computed(torch.autograd.Function):
             if backward is None:
                 continue
             with _as_recorded(computed):
-                found = backward(*ctx.saved_tensors, gradient)
-            for i, part in zip(to, found, strict=True):
+                result = backward(*ctx.saved_tensors, gradient)
+            for i, part in zip(to, result, strict=True):
                 sums[i] = part if sums[i] is None else sums[i] + part
         return None, *sums
 
 
 def _as_recorded(computed: ComputedBefore) -> AbstractContextManager[object]:
-    """Disables autocast: its conversions are in the graph."""
+    """Disables autocast, because its conversions are already in the graph."""
     kind = computed.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

@@ -27,7 +27,7 @@ _DATA_DEPENDENT_OPS = frozenset({_aten._local_scalar_dense.default, _aten.equal.
 # Functions that pass a tensor's values to Python or NumPy without the dispatcher.
 VALUE_READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 
-# Properties that can be read during a trace, and may differ in a call: maps a function to its name.
+# Properties that can be read during a trace, but may differ in a call. Maps a function to its name.
 _ONCE = """
     requires_grad is_leaf grad_fn grad retains_grad _version _base output_nr
     data_ptr storage_offset stride is_contiguous is_pinned is_shared is_inference untyped_storage _is_view is_set_to
@@ -40,14 +40,14 @@ def reads_value(name: str, location: SourceLocation | None) -> DataDependentErro
     """The error for Python code that depends on a tensor's value."""
     return DataDependentError(
         f"the core reads a tensor's value in Python ({name}): `if`, `while`, `.item()` and "
-        "`float()` on a tensor cannot be compiled. Use `torch.where`. Where torch takes a number, as `alpha=` of "
-        "`torch.add`, it reads a tensor's value, too: multiply by the tensor instead.",
+        "`float()` on a tensor cannot be compiled. Use `torch.where`. If torch takes a number, such as `alpha=` of "
+        "`torch.add`, it also reads a tensor's value: multiply by the tensor instead.",
         name,
         location,
     )
 
 
-# They would run once in the trace, on one step's gradient, and again on the sum of all steps' gradients.
+# A hook would run once in the trace, on one step's gradient, and again on the sum of all steps' gradients.
 HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad})
 
 
@@ -63,7 +63,7 @@ def adds_hook(name: str, location: SourceLocation | None) -> UnsupportedCoreErro
 
 
 def writes_out(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
-    """The error for `out=` on tensors that require gradients, since autograd records none."""
+    """The error for `out=` with tensors that require gradients. Autograd does not record such a call."""
     return UnsupportedCoreError(
         f"the core calls {name} with out=, which autograd does not differentiate. Assign its result, or write it with "
         "`.copy_()`.",
@@ -143,7 +143,7 @@ def written_by(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Te
 
 
 def _indexes_by_number(op: Op, args: tuple[Any, ...]) -> bool:
-    """True if the shape of the result depends on no mask. (If the step indexes, it is refused later.)"""
+    """True if the shape of the result does not depend on a mask. Indexing within a step is rejected later."""
     masks = (torch.bool, torch.uint8)
     return op is _aten.index.Tensor and not any(i is not None and i.dtype in masks for i in args[1])
 

@@ -26,7 +26,7 @@ def _found(owner: Any, names: str) -> set[Any]:
     return {getattr(owner, name) for name in names.split() if hasattr(owner, name)}
 
 
-# Functions along one dimension: by name, the position of the argument `dim`.
+# Functions that work along one dimension, by name, with the position of the argument `dim`.
 _ALONG_ONE = {
     **dict.fromkeys(["cat", "concat", "concatenate", "gather", "index_select"], 1),
     **dict.fromkeys(["narrow", "select", "size", "unbind", "unflatten"], 1),
@@ -52,7 +52,7 @@ def _is_whole(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-# A kernel for one size may be wrong for other sizes if the core calls one of these functions with its arguments.
+# If the core calls one of these functions with its arguments, a kernel for one size may be wrong for other sizes.
 OF_SIZES: frozenset[Callable[..., Any]] = frozenset(
     {
         *(getattr(Tensor, name).__get__ for name in ("shape", "nbytes")),

@@ -20,7 +20,7 @@ class Converted(TorchFunctionMode):
     """Converts arguments of torch functions.
 
     Args:
-        convert: maps an argument to its replacement. Applied to the parts of lists and tuples.
+        convert: maps an argument to its replacement. It is applied to each element of lists and tuples.
     """
 
     def __init__(self, convert: Callable[[Any], Any]) -> None:
@@ -38,11 +38,11 @@ class Converted(TorchFunctionMode):
 
 
 class Substituted(Converted):
-    """Replaces some tensors among the arguments of torch functions by stand-ins.
+    """Replaces some tensors among the arguments of torch functions with stand-ins.
 
     Args:
-        stand_ins: for the `id` of each tensor, its stand-in.
-        make: makes a stand-in for a captured tensor that has none; `None` to keep the tensor.
+        stand_ins: stand-ins by the `id` of the tensor.
+        make: creates a stand-in for a captured tensor that has none. `None` to keep the tensor itself.
     """
 
     def __init__(self, stand_ins: Mapping[int, Tensor], make: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -65,8 +65,8 @@ class Effects:
     Attributes:
         captured: the captured tensors, in order of first use.
         written: positions of the arguments that the function changes.
-        returned: the result, with fake tensors.
-        arguments: the fake tensors that the function was called with.
+        returned: the result, which consists of fake tensors.
+        arguments: the fake tensors with which the function was called.
     """
 
     captured: tuple[Tensor, ...]
@@ -85,9 +85,9 @@ def effects_of(
     """Runs a function once, on fake tensors.
 
     Args:
-        fn: called with `len(examples)` tensors.
+        fn: a function of `len(examples)` tensors.
         examples: the arguments, of which only shape, dtype and device matter.
-        sizes: the shape of stand-ins for captured tensors that have dimensions; `None` for the tensors' own shapes.
+        sizes: the shape of stand-ins for captured tensors that have dimensions. `None` for the tensors' own shapes.
         reads: records the other values that the function reads.
         captured: receives the captured tensors by id, even if the function fails later.
     """

@@ -47,25 +47,25 @@ from flexsn_graph.versions import UnsupportedVersionError
 
 
 class Tracer:
-    """A function on fake tensors.
+    """A function that runs on fake tensors.
 
     Args:
         fn: the function.
-        examples: its arguments, of which only shape, dtype and device matter.
-        as_results: turns the return value of `fn` into a tuple of tensors, or raises.
-        requires_grad: for each argument, True if it is differentiable; `None` for all floating-point ones.
+        examples: arguments of the function, of which only shape, dtype and device matter.
+        as_results: converts the return value of `fn` to a tuple of tensors, or raises an error.
+        requires_grad: for each argument, True if it is differentiable. `None` if all floating-point arguments are.
         hoists: selects the calls on captured tensors alone that are computed before the step.
-        keep_views: True if views of such values remain views, so that an in-place op on one changes all.
+        keep_views: True if views of such values remain views, so that an in-place op on one view changes all views.
         reads: records the other values that `fn` reads.
-        captures: makes the object that stores the captured tensors.
+        captures: creates the object that stores the captured tensors.
 
     Attributes:
-        mode: the fake mode of all tensors here.
+        mode: the fake mode of all tensors in this tracer.
         captures: the tensors that `fn` captures, and values that it computes from them alone.
-        lifted: numbers of the values among these that the step needs.
-        results: fake tensors like the function's results.
+        lifted: numbers of the values in `captures` that the step needs.
+        results: fake tensors with the properties of the function's results.
         differentiable: for each result, True if a gradient can flow through it.
-        leads_to: for each result, the positions in `primals` that its gradient may flow to.
+        leads_to: for each result, the positions in `primals` to which its gradient may flow.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Tracer:
         self._keep_views = keep_views
         self._as_results = as_results
         self._requires_grad = [True] * len(examples) if requires_grad is None else list(requires_grad)
-        # By position: the error with which torch refuses to differentiate an example, such as the target of a loss.
+        # Errors by the position of an example that torch cannot differentiate, such as the target of a loss.
         self._constant: dict[int, TorchError] = {}
         forget_fake_results()
         self.mode = FakeTensorMode()
         self.examples = [fake_like(self.mode, t) for t in examples]
         self.captures = captures(self.mode)
-        # For each setting of gradients: the calls of the function, and the values that it read.
+        # For each combination of tensors that require gradients: the function's calls, and the values that it read.
         self._done: dict[tuple[bool, ...], tuple[list[tuple[str, ...]], set[int]]] = {}
         needed: set[int] = set()
         with self._reads.recording():
@@ -103,7 +103,7 @@ class Tracer:
 
     @property
     def lifted_values(self) -> list[FakeTensor]:
-        """Fake tensors like the lifted ones."""
+        """Fake tensors with the properties of the lifted tensors."""
         return [self.captures.stand_ins[number] for number in self.lifted]
 
     @property
@@ -118,7 +118,7 @@ class Tracer:
 
     @property
     def is_plain(self) -> bool:
-        """True if no call writes to values computed from captured tensors, or gives them a gradient of its own."""
+        """True if no call writes to values computed from captured tensors or gives them a custom gradient."""
         return all(call.is_plain for call in self.captures.decided.values())
 
     def prologue(self) -> Prologue:
@@ -131,12 +131,12 @@ class Tracer:
         return Prologue(tensors, self.lifted, before)
 
     def aliases(self, captured: Sequence[Tensor]) -> tuple[tuple[int, Tensor], ...]:
-        """Captured tensors that share the memory of one of `captured`, each with the position of this one."""
+        """Captured tensors that share memory with one of `captured`, each with the position of the latter."""
         numbers = [next(n for n, t in self.captures.tensors.items() if t is one) for one in captured]
         return tuple((numbers.index(n), t) for n, t in self.captures.aliases if n in numbers)
 
     def compute(self, arguments: Sequence[Tensor]) -> tuple[list[Tensor], CoreCalls]:
-        """The values that are computed from captured tensors alone, from a whole run of the function."""
+        """The values that are computed from captured tensors alone, from a complete run of the function."""
         with torch.enable_grad():
             leaves = self._leaves(arguments)
             results, calls = self._run(leaves, whole=True)
@@ -153,15 +153,15 @@ class Tracer:
             call = self.captures.call_of(missing[0])
             assert call is not None
             raise CaptureError(
-                f"the core calls {call.name} on captured tensors alone, which has to be done before the loop, and this "
-                "call could not be found again. Do it outside of the core.",
+                f"the core calls {call.name} on captured tensors alone, which has to be done before the loop, but this "
+                "call could not be found again. Make the call outside of the core.",
                 call.name,
                 call.location,
             )
         return [computed[number] for number in self.computed], calls
 
     def gradients_of(self, value: Tensor, given: Tensor, calls: CoreCalls) -> list[Tensor | None]:
-        """The gradients of the captured tensors that require one, from the gradient of a value that `compute` returned.
+        """Given the gradient of a value that `compute` returned, the gradients of captured tensors that require one.
 
         Raises:
             UnsupportedCoreError: autograd cannot differentiate the value.
@@ -176,7 +176,7 @@ class Tracer:
         """Records `[*primals] -> [*results]` as ATen ops."""
 
         def forward(*arguments: Tensor) -> list[Tensor]:
-            # Gradients are enabled, though unused, so that the lifted values are those of the VJP.
+            # Gradients are enabled, though unused, so that the lifted values are the same as those of the VJP.
             with torch.enable_grad():
                 results, _ = self._run(self._leaves(arguments[: len(self.examples)]))
             return [self.captures.stand_in(t).detach() for t in results]
@@ -196,14 +196,14 @@ class Tracer:
 
         def vjp(*arguments: Tensor) -> list[Tensor]:
             given = iter(arguments[len(self.primals) :])
-            weights = [next(given) if there else None for there in cotangents]
-            results, found = self._gradients(arguments[: len(self.examples)], weights, wanted)
-            count = iter(range(len(found)))
-            positions.extend(None if g is None else next(count) for g in found)
+            weights = [next(given) if is_present else None for is_present in cotangents]
+            results, result = self._gradients(arguments[: len(self.examples)], weights, wanted)
+            count = iter(range(len(result)))
+            positions.extend(None if g is None else next(count) for g in result)
             first = [self.captures.stand_in(t) for t in results] if with_results else []
-            return [*first, *(g for g in found if g is not None)]
+            return [*first, *(g for g in result if g is not None)]
 
-        present = [t for t, there in zip(self.results, cotangents, strict=True) if there]
+        present = [t for t, is_present in zip(self.results, cotangents, strict=True) if is_present]
         with self._as_discovered(), self._reads.recording():
             recorded = record(vjp, [*self.primals, *present], self.mode, AS_RECORDED)
         return recorded, tuple(positions)
@@ -217,14 +217,14 @@ class Tracer:
         *,
         sums_allowed: bool = False,
     ) -> tuple[fx.GraphModule, dict[int, LiftedLayout]]:
-        """Lowers a recorded graph, checks that it is pointwise, and finds its captured tensors' layouts.
+        """Lowers a recorded graph, checks that it is pointwise, and finds the layouts of its captured tensors.
 
         Args:
             recorded: the result of `record_forward` or `record_vjp`.
             step_shape: shape of one step.
-            positions: the gradients' positions, as `record_vjp` returned them.
+            positions: positions of the gradients, as returned by `record_vjp`.
             known: the layouts in the forward graph.
-            sums_allowed: as for `check_positions`.
+            sums_allowed: see `check_positions`.
         """
         lowered = self.lowered(recorded)
         roles, gradient_of = self.roles(lowered, positions)
@@ -234,7 +234,7 @@ class Tracer:
     def roles(
         self, lowered: fx.GraphModule, positions: Sequence[int | None]
     ) -> tuple[list[int | None], list[int | None]]:
-        """For each placeholder, its lifted tensor; for each result, the placeholder whose gradient it is."""
+        """For each placeholder, its lifted tensor. For each result, the placeholder whose gradient it is."""
         count = sum(n.op == "placeholder" for n in lowered.graph.nodes)
         others = count - len(self.primals)
         lifted = [None] * len(self.examples) + list(range(len(self.lifted)))
@@ -244,7 +244,7 @@ class Tracer:
         return [*lifted, *[None] * others], [*first, *gradient_of]
 
     def lowered(self, recorded: fx.GraphModule, kept: Collection[Any] = ()) -> fx.GraphModule:
-        """A recorded graph without mutation, decomposed except for the ops in `kept`."""
+        """A recorded graph without mutation. All ops except for those in `kept` are decomposed."""
         table = {op: decomposition for op, decomposition in TO_PRIMS.items() if op not in kept} if kept else TO_PRIMS
         with explained():
             return lower(recorded, self.mode, table)
@@ -258,19 +258,19 @@ class Tracer:
     def _run(
         self, arguments: Sequence[Tensor], needed: set[int] | None = None, *, whole: bool = False
     ) -> tuple[tuple[Tensor, ...], CoreCalls]:
-        """Calls the function. `needed` is passed for discovery, and receives the values that the step reads."""
+        """Calls the function. Pass `needed` for discovery. The values that the step reads are added to it."""
         self.captures.locations.clear()
         with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), explained():
             returned = self._fn(*arguments)
             calls.is_core_running = False
             results = calls.finish(self._as_results(returned))
-        # Autograd itself makes a few more calls, depending on which tensors require gradients.
+        # Autograd itself makes a few more calls. They depend on the tensors that require gradients.
         captured = (t.requires_grad for t in self.captures.tensors.values())
         recording = (torch.is_grad_enabled(), whole, *self._requires_grad, *captured)
         if (mode.trail, mode.met) != self._done.setdefault(recording, (mode.trail, mode.met)):
             raise StatefulCoreError(
-                "the core does something else in each call: it must depend on its arguments alone. Return "
-                "what changes as a state, and create captured tensors before tracing.",
+                "the core does something else in each call, but it must depend on its arguments alone. Return "
+                "changing values as states, and create captured tensors before tracing.",
                 "state",
                 None,
             )
@@ -312,7 +312,7 @@ class Tracer:
 
     @contextmanager
     def _as_discovered(self) -> Iterator[None]:
-        """Restores `requires_grad` of captured tensors as at discovery, since one may have been frozen since."""
+        """Restores `requires_grad` of captured tensors from discovery, because the user may have changed it since."""
         captured = self.captures.tensors.items()
         changed = [t for n, t in captured if t.requires_grad != self._trained.get(n, t.requires_grad)]
         for tensor in changed:
@@ -326,11 +326,11 @@ class Tracer:
     def _discover(self, needed: set[int]) -> tuple[list[FakeTensor], tuple[bool, ...]]:
         """Runs forward and backward once to find the captured tensors and the differentiable results.
 
-        The backward is necessary, since a surrogate's parameter may be read in the backward formula alone.
+        The backward is necessary because a surrogate's parameter may be read in the backward formula only.
         """
         with self.mode, torch.no_grad():
-            # First without gradients. Then an in-place op on an argument is refused by name; autograd would only
-            # report that it is a leaf.
+            # The first run is without gradients, so that an in-place op on an argument is rejected by name. Autograd
+            # would only report that the argument is a leaf.
             self._run([t.detach() for t in self.examples], set())
         with self.mode, torch.enable_grad():
             leaves = self._leaves(self.examples)
@@ -347,10 +347,10 @@ class Tracer:
                 of_leaves = [[t] for t in leaves if t.requires_grad]
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
                 of_captured: list[Tensor | None] = [targets[0] for targets in captured.values()]
-                # An error here is raised later, if a gradient is required. Inference needs none.
+                # If a gradient is required, this error is raised again later. Inference does not need gradients.
                 with suppress(RuntimeError), self._reads.of_backward(), self._capturing(ones, needed):
-                    found = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
-                    of_captured = found[len(of_leaves) :]
+                    result = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
+                    of_captured = result[len(of_leaves) :]
                 needed.update(n for n, g in zip(captured, of_captured, strict=True) if g is not None)
             self._reached = [self._reached_from(t, leaves, calls) for t in results]
             described = [fake_like(self.mode, t) for t in stand_ins]
@@ -359,15 +359,15 @@ class Tracer:
     def _reached_from(self, result: Tensor, leaves: Sequence[Tensor], calls: CoreCalls) -> set[int] | None:
         """The values that autograd reaches from a result.
 
-        An example is represented by its position, a captured value by -1 minus its number. `None` if autograd reaches
-        any other variable.
+        An example is represented by its position, and a captured value by -1 minus its number. `None` if autograd
+        reaches any other variable.
         """
         if not result.requires_grad:
             return set()
         known = {id(leaf): i for i, leaf in enumerate(leaves)}
         for number in {*self.captures.tensors, *calls.variables}:
             known.update((id(t), -1 - number) for t in self._targets(number, calls))
-        ends, found = self._ends(), set[int]()
+        ends, match = self._ends(), set[int]()
         if result.grad_fn is None:
             return {known[id(result)]} if id(result) in known else None
         for node, _ in nodes_behind([result.grad_fn], stop=ends):
@@ -375,24 +375,24 @@ class Tracer:
             if variable is not None and id(variable) not in known:
                 return None
             if variable is not None:
-                found.add(known[id(variable)])
-        return found
+                match.add(known[id(variable)])
+        return match
 
     def _positions(self, reached: set[int] | None) -> frozenset[int]:
-        """Positions in `primals` for the result of `_reached_from`; all positions if it is uncertain."""
+        """The positions in `primals` for a result of `_reached_from`. All positions if that result is `None`."""
         count = len(self.examples)
         places = {-1 - number: i for i, number in enumerate(self.lifted, count)}
         if reached is None or any(one < 0 and one not in places for one in reached):
             return frozenset(range(count + len(self.lifted)))
         if not reached:
             return frozenset()
-        # A captured tensor that requires no gradient may require one later.
+        # A captured tensor that does not require a gradient now may require one later.
         tensors = self.captures.tensors
         later = {i for i, n in enumerate(self.lifted, count) if n not in tensors or not tensors[n].requires_grad}
         return frozenset({places.get(one, one) for one in reached} | later)
 
     def _find_constants(self, error: TorchError) -> None:
-        """Finds the examples that torch refuses to differentiate, after an `error` with all of them."""
+        """Finds the examples that torch cannot differentiate, after an `error` with all examples."""
         all_of_them = self._requires_grad
         for i, want in enumerate(all_of_them):
             self._requires_grad = [want and i == j for j in range(len(all_of_them))]
@@ -428,13 +428,13 @@ class Tracer:
                 return results, [None] * len(wanted)
             roots, given = [t for t, _ in weighted], [w for _, w in weighted]
             with self._explaining(roots), self._reads.of_backward(), self._capturing([*arguments, *given]):
-                found = dict(zip(targets, self._gradients_of(roots, list(targets.values()), given), strict=True))
-        return results, [found.get(i) for i in range(len(wanted))]
+                matches = dict(zip(targets, self._gradients_of(roots, list(targets.values()), given), strict=True))
+        return results, [matches.get(i) for i in range(len(wanted))]
 
     # -- targets of autograd ----------------------------------------------------------------------
 
     def _targets(self, number: int, calls: CoreCalls) -> list[Tensor]:
-        """Tensors that autograd follows for a value: the captured tensor, and the variable that replaces the value."""
+        """Tensors that represent a value for autograd: the captured tensor, and the variable that replaces it."""
         both = (self.captures.tensors.get(number), calls.variables.get(number))
         return [t for t in both if t is not None and t.requires_grad]
 
@@ -447,17 +447,17 @@ class Tracer:
     ) -> list[Tensor | None]:
         """The gradient of each entry of `targets`: the sum of the gradients of its tensors."""
         self._check_histories(roots)
-        found = iter(gradients(roots, [t for known_as in targets for t in known_as], given))
+        results = iter(gradients(roots, [t for known_as in targets for t in known_as], given))
         sums: list[Tensor | None] = []
         for known_as in targets:
-            parts = [part for part in (next(found) for _ in known_as) if part is not None]
+            parts = [part for part in (next(results) for _ in known_as) if part is not None]
             sums.append(functools.reduce(torch.add, parts) if parts else None)
         return sums
 
     def _check_histories(self, roots: Sequence[Tensor]) -> None:
-        """Rejects a captured tensor whose history leads to another captured tensor, if nothing can replace it.
+        """Rejects a captured tensor whose autograd history leads to another captured tensor, if it cannot be replaced.
 
-        Autograd would continue through this history, and count the gradient of the other tensor twice.
+        Autograd would continue through this history and count the gradient of the other tensor twice.
         """
         ends = self._ends()
         if not ends:
@@ -491,9 +491,9 @@ class Tracer:
         except (UnsupportedCoreError, UnsupportedVersionError):
             raise
         except RuntimeError as error:
-            # The node of an op without a derivative has no number; then the nodes before it have the location.
-            found = (self.captures.location_of(node._sequence_nr()) for node in reversed(ran))
-            location = next((one for one in found if one is not None), None)
+            # The node of an op without a derivative has no number. In that case, a node before it has the location.
+            results = (self.captures.location_of(node._sequence_nr()) for node in reversed(ran))
+            location = next((one for one in results if one is not None), None)
             message = f"autograd cannot differentiate the core: {error}"
             raise UnsupportedCoreError(message, "autograd", location) from error
 

@@ -1,6 +1,6 @@
-"""All uses of torch's private API in this package. Importing this module probes each name.
+"""All uses of torch's private API in this package. Importing this module checks that each name exists.
 
-Names that change between versions are looked up in this folder alone.
+Only this folder looks up names that differ between versions.
 """
 
 from __future__ import annotations

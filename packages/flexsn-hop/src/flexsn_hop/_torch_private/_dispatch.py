@@ -1,4 +1,4 @@
-"""A higher-order operator's implementations, one for each dispatch key and mode."""
+"""The implementations of a higher-order operator, one for each dispatch key and mode."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def implement(
     num_graphs: int,
     samples: Samples,
 ) -> None:
-    """Gives ``op`` its implementations, except for autograd.
+    """Registers implementations of ``op``, except for autograd.
 
-    The first ``num_graphs`` arguments of ``op`` are callables; ``samples(*args, **kwargs)`` returns
-    the arguments for a call of each. ``dense`` computes; ``shapes`` returns tensors
-    like the results.
+    The first ``num_graphs`` arguments of ``op`` are callables. ``samples(*args, **kwargs)`` returns
+    the arguments for a call of each. ``dense`` computes the results. ``shapes`` returns tensors with the
+    shapes and dtypes of the results.
     """
 
     @op.py_impl(DispatchKey.CompositeExplicitAutograd)  # type: ignore[untyped-decorator]
@@ -86,7 +86,7 @@ def implement(
             results = op.redispatch(*args, **kwargs)
         return track_tensor_tree(results, proxy, constant=None, tracer=mode.tracer)
 
-    # Makes selective activation checkpointing treat the operator like any other.
+    # Selective activation checkpointing then treats the operator like any other operator.
     for mode_class in _CHECKPOINT_MODES:
         if mode_class is not None:
             _redirect_to_mode(op, mode_class)
@@ -104,9 +104,9 @@ def implement(
 
 
 def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, with its effects (``linalg.solve`` checks its result) contained in its own graph.
+    """``function``, with its effects contained in its own graph. For example, ``linalg.solve`` checks its result.
 
-    A functional graph orders effects by tokens. The tokens of an outer graph are not values of this one.
+    A functional graph orders effects by tokens. The tokens of an outer graph are not values of this graph.
     """
     mode: Any = getattr(ctx, "mode", None)
     if not hasattr(mode, "_tokens"):
@@ -126,7 +126,7 @@ def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., A
 
 
 class _Tokens(dict[Any, Any]):
-    """Tokens by kind of effect. Looking up a kind makes its token."""
+    """Tokens by kind of effect. Looking up a kind creates its token."""
 
     def __contains__(self, kind: object) -> bool:
         return True
@@ -138,18 +138,18 @@ class _Tokens(dict[Any, Any]):
 
 
 def _apart(values: Sequence[Any]) -> list[Any]:
-    """``values`` with a separate object for each tensor: a tensor that occurs twice would be one argument of the graph.
+    """``values`` with a separate object for each tensor, because a repeated tensor would be one argument of the graph.
 
-    Two states that start from one tensor differ from the second step on.
+    Two states that start from the same tensor differ from the second step on.
     """
     seen: set[int] = set()
-    found = []
+    results = []
     for value in values:
         if isinstance(value, torch.Tensor) and id(value) in seen:
             value = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
         seen.add(id(value))
-        found.append(value)
-    return found
+        results.append(value)
+    return results
 
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:
@@ -159,5 +159,5 @@ def below_autograd() -> contextlib.AbstractContextManager[None]:
 
 
 def refuse_autograd(op: Any) -> None:
-    """Gives ``op`` an autograd implementation that raises if its gradient is required."""
+    """Registers an autograd implementation of ``op`` that raises an error if its gradient is required."""
     op.py_autograd_impl(_autograd_not_implemented(op, deferred_error=True))

@@ -24,10 +24,10 @@ class CapturedCall:
     """A call of the operator that Dynamo traces, independent of Dynamo's classes.
 
     Attributes:
-        core_fn: The core, or None if Dynamo has no callable for it (Dynamo's own tracing of the
-            call then reports the problem).
-        args: The positional arguments after the core; tensors are fake.
-        kwargs: The keyword arguments, all constants.
+        core_fn: The core, or None if Dynamo has no callable for it. In that case, Dynamo's own tracing of the
+            call reports the problem.
+        args: The positional arguments after the core. Tensors are fake.
+        kwargs: The keyword arguments, which are constants.
     """
 
     core_fn: Callable[..., Any] | None
@@ -37,15 +37,15 @@ class CapturedCall:
 
 @dataclass(frozen=True, slots=True)
 class CaptureHooks:
-    """Hooks of the package before and after a capture.
+    """Hooks of the package that run before and after a capture.
 
     Attributes:
         before: Checks a call. Returns the keyword arguments of the operator's node, or a function
             that Dynamo traces instead of the operator.
         instead: Takes this function, then the operator's positional arguments, and the keyword arguments
             ``output_template_specs`` and ``final_state`` if they were passed.
-        after: Checks the captured graph. Takes the call, the graph, sample values (fake) for the graph,
-            and the result of the core (tensors are fake).
+        after: Checks the captured graph. Takes the call, the graph, fake sample values for the graph,
+            and the result of the core, in which tensors are fake.
     """
 
     before: Callable[[CapturedCall], dict[str, Any] | Callable[..., Any]]
@@ -61,7 +61,7 @@ class DynamoStep:
         graph: The graph. Its results are the tensors among the leaves of the step's return value.
         samples: Fake values of its arguments.
         results: Fake values of its results. Two results that are one object are one tensor here.
-        returned: The step's return value, with these tensors in it.
+        returned: The step's return value, which contains these tensors.
     """
 
     graph: torch.fx.GraphModule
@@ -72,7 +72,7 @@ class DynamoStep:
 
 @dataclass(frozen=True, slots=True)
 class CapturedTreeCall:
-    """A call of the operator on trees that Dynamo traces; tensors are fake.
+    """A call of the operator on trees that Dynamo traces. Tensors are fake.
 
     Attributes:
         step: An object with the signature of the step, or None if Dynamo has no callable for it.
@@ -97,12 +97,12 @@ class TreeParts:
     """Python functions that Dynamo traces before and after the operator.
 
     Attributes:
-        flatten: From ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
-        open: From the step, these four, length, reverse, dim and remat to the core, the input sequences
+        flatten: Maps ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
+        open: Maps the step, these four, length, reverse, dim and remat to the core, the input sequences
             and the states.
-        close: From the operator's results to the caller's result. Also takes carry leaves and carry spec;
-            for each leaf of the step's return value, the index of its result; the structure of that
-            value; and the number of outputs, reverse, dim and remat.
+        close: Maps the operator's results to the caller's result. Also takes the carry leaves and the carry spec,
+            the index of the result for each leaf of the step's return value, the structure of that value, and
+            the number of outputs, reverse, dim and remat.
     """
 
     flatten: Callable[..., Any]
@@ -112,13 +112,13 @@ class TreeParts:
 
 @dataclass(frozen=True, slots=True)
 class TreeCaptureHooks:
-    """Hooks of the package before and after a capture of trees.
+    """Hooks of the package that run before and after a capture of trees.
 
     Attributes:
         before: Checks a call. Returns the keyword arguments of the operator's node, or a function of the
             operator's arguments that Dynamo traces instead of it.
-        after: Checks the captured step. Returns the order that turns the graph's results into those of a
-            core; for each leaf of the step's return value, the index of its core result; and the number of outputs.
+        after: Checks the captured step. Returns the order that turns the graph's results into those of a core,
+            the index of the core result for each leaf of the step's return value, and the number of outputs.
         parts: The functions that Dynamo traces before and after the operator.
         operator: The target of the graph's node.
     """
@@ -130,7 +130,7 @@ class TreeCaptureHooks:
 
 
 _REPLACEMENT_OPTIONS = ("output_template_specs", "final_state")
-"""Keyword arguments of the operator that also matter to the function that is traced instead of it."""
+"""Keyword arguments of the operator that are also passed to the function that is traced instead of it."""
 
 _CONSEQUENCE = "`torch.compile` breaks its graph at `flex_sn_scan`, which then runs as a loop"
 
@@ -167,7 +167,7 @@ _REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
 
 
 def why_dynamo_cannot_capture() -> str | None:
-    """Lists the names that Dynamo needs for capturing the operator and that this torch lacks; None if it has all."""
+    """Lists the names that Dynamo needs to capture the operator and that this torch lacks. None if it has all."""
     missing = [f"{module}.{name}" for module, names in _REQUIRED_FOR_DYNAMO.items() for name in lacking(module, names)]
     return f"torch {torch.__version__} has no {', no '.join(missing)}: {_CONSEQUENCE}" if missing else None
 
@@ -177,7 +177,7 @@ for _module, _names in _REQUIRED_FOR_DYNAMO.items():
 
 
 def register_with_dynamo(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> None:
-    """Makes Dynamo, if it is loaded, capture the operator ``name`` as one node."""
+    """Makes Dynamo capture the operator ``name`` as one node. Does nothing if Dynamo is not loaded."""
     if "torch._dynamo.variables.higher_order_ops" not in sys.modules:
         return
     from torch._dynamo.variables import higher_order_ops
@@ -205,7 +205,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
     @contextlib.contextmanager
     def readable() -> Iterator[None]:
-        """Makes Dynamo raise this package's errors unchanged, and not as bugs of Dynamo."""
+        """Makes Dynamo raise this package's errors unchanged, instead of reporting them as bugs of Dynamo."""
         try:
             yield
         except Exception as error:
@@ -222,7 +222,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
     def example(variable: Any) -> Any:
         """The value of a variable: a fake tensor, a symbolic size or a constant.
 
-        For any other object, a stand-in with the name of its class.
+        For any other object, this is a stand-in whose class has the same name.
         """
         if _is_number_or_tensor(variable):
             return variable.maybe_fx_node().meta["example_value"]
@@ -234,7 +234,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
     def constant(tx: Any, variable: Any) -> Any:
         """The value of an option.
 
-        Dynamo makes numbers symbolic that a module of FSDP holds; they become constants here.
+        Dynamo makes numbers symbolic if a module of FSDP contains them. They become constants here.
         """
         try:
             return variable.as_python_constant()
@@ -251,8 +251,8 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
     class TakenApart(VariableTracker):
         """A core that returns the leaves of another core's result.
 
-        After a call, ``spec`` is their structure (a variable). ``odd`` has, by position, a stand-in for each leaf that
-        no graph can return.
+        After a call, ``spec`` is the structure of the result (a variable). ``odd`` contains, by position, a stand-in
+        for each leaf that no graph can return.
         """
 
         def __init__(self, core: Any) -> None:
@@ -267,7 +267,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             return _tree_unflatten(leaves, self.spec.as_python_constant())
 
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            # Dynamo does this itself if it restores side effects.
+            # Dynamo does the same itself when it restores side effects.
             with getattr(tx.output.side_effects, "defer_side_effect_checks", contextlib.nullcontext)():
                 returned = self.core.call_function(tx, args, kwargs)
             leaves, self.spec = LazyVariableTracker.realize_all(inline(tx, _tree_flatten, returned).items)
@@ -279,12 +279,12 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             return inline(tx, tuple, SourcelessBuilder.create(tx, items))
 
     def specialized(tx: Any, variable: Any) -> Any:
-        """A number that shapes the graph, as `dim` does, where Dynamo has made it symbolic."""
+        """A number that determines the graph, such as `dim`, if Dynamo has made it symbolic."""
         value = example(variable)
         return SourcelessBuilder.create(tx, int(value)) if isinstance(value, torch.SymInt) else variable
 
     def capture(tx: Any, core: Any, num_inputs: int, tensors: Sequence[Any], op: Any) -> Any:
-        """The graph of one step, from the input sequences, states and lifted tensors; see `DynamoStep`.
+        """Captures the graph of one step, from input sequences, states and lifted tensors. See `DynamoStep`.
 
         Also returns the structure of the step's return value, and the proxies of the captured tensors.
         """
@@ -295,10 +295,10 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             copy = variable.call_method(tx, method, constants, {})
             value = copy.as_proxy().node.meta["example_value"]
             # A state may require a gradient from the second step on. Dynamo treats an autograd.Function
-            # differently if its arguments do.
+            # differently if its arguments require gradients.
             if value.dtype.is_floating_point and torch.is_grad_enabled():
                 value.requires_grad_()
-            # In-place operations would refuse a leaf that requires grad before the mutation is reported
+            # A leaf that requires grad would make in-place operations fail before the mutation is reported
             # as a mutation.
             return copy.call_method(tx, "clone", [], {})
 
@@ -315,7 +315,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
                 source_target=op,
                 set_subgraph_inputs="flatten_manual",
                 should_flatten_outputs=True,
-                # Otherwise Dynamo forgets the contents of objects that the step made.
+                # Otherwise, Dynamo discards the contents of objects that the step has created.
                 restore_side_effects=False,
                 supports_input_mutation=False,
                 supports_aliasing=True,
@@ -346,7 +346,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             call = CapturedCall(
                 _callable_behind(tx, core),
                 (
-                    # The counts shape the graph, but Dynamo may have made them symbolic.
+                    # The counts determine the graph, but Dynamo may have made them symbolic.
                     *(int(example(variable)) for variable in rest[:3]),
                     *(example(variable) for variable in rest[3:]),
                 ),
@@ -414,13 +414,13 @@ def _is_number_or_tensor(variable: Any) -> bool:
 
 
 def _likeness(kind: type) -> Any:
-    """A stand-in, for messages, for an object of this class."""
+    """A stand-in for an object of this class, for messages."""
     telling = {name: None for name in ("__array__", "__dataclass_fields__") if hasattr(kind, name)}
     return type(kind.__name__, (), telling)()
 
 
 def _leaves(spec: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The captured tensors together with the constants that Dynamo removed from among them."""
+    """The captured tensors, together with the constants among them that Dynamo has removed."""
     if spec.masks_to_filter_const_values is None:
         return list(tensors)
     came = iter(tensors)

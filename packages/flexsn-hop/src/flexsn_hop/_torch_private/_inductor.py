@@ -13,7 +13,7 @@ from flexsn_hop.versions import expect, needed
 _NO_KERNELS = "a compiled `flex_sn_scan` runs as a loop, without kernels"
 _NO_LOWERING = "Inductor cannot compile `flex_sn_scan`"
 
-# Looked up when code is compiled, because importing Inductor is slow.
+# These names are looked up when code is compiled, because importing Inductor is slow.
 for _module, _names, _without in (
     ("torch._inductor.config", ["triton_kernel_default_layout_constraint"], "compiled kernels are compiled twice"),
     ("torch._inductor.decomposition", ["select_decomp_table"], _NO_KERNELS),
@@ -33,9 +33,9 @@ class InductorCall:
 
     Attributes:
         graphs: The ATen graphs among the operator's arguments.
-        args: The arguments after them, as Inductor's values; sizes may be among them.
+        args: The arguments after the graphs, as values of Inductor. Some may be sizes.
         examples: These arguments as fake tensors and sizes.
-        results: Fake tensors like the results.
+        results: Fake tensors with the properties of the results.
     """
 
     graphs: tuple[torch.fx.GraphModule, ...]
@@ -49,18 +49,18 @@ class InductorCall:
 
     @property
     def is_ahead_of_time(self) -> bool:
-        """True if it becomes part of a C++ program that runs without Python."""
+        """True if the call becomes part of a C++ program that runs without Python."""
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
         return bool(V.graph.aot_mode)
 
     def inline(self, function: Callable[..., Any], who: str, unread: Collection[int] = ()) -> Sequence[Any]:
-        """Makes the operations of ``function(*args)`` part of Inductor's graph; ``who`` names it in errors.
+        """Makes the operations of ``function(*args)`` part of Inductor's graph. ``who`` names it in errors.
 
-        The function may use only the shape and dtype of the arguments at the positions ``unread``: Inductor does
-        not write values without a reader.
+        For arguments at the positions ``unread``, the function may use only the shape and the dtype, because Inductor
+        does not write values that no operation reads.
 
         Raises:
-            ValueError: The function made a constant, which Inductor would look up in the graph that it is lowering.
+            ValueError: The function created a constant, which Inductor would look up in the graph being lowered.
         """
         config = needed("torch._inductor", "config", _NO_KERNELS)
         select_decomp_table = needed("torch._inductor.decomposition", "select_decomp_table", _NO_KERNELS)
@@ -80,15 +80,15 @@ class InductorCall:
         with V.fake_mode:
             traced = make_fx(run, decomposition_table=select_decomp_table())(*(alike for _, alike in settled))
         if traced.graph.find_nodes(op="get_attr"):
-            raise ValueError(f"{who} made a constant tensor, with torch.tensor maybe: torch.full makes none")
-        # Otherwise Inductor compiles each kernel a second time to find the memory that it writes to.
+            raise ValueError(f"{who} created a constant tensor, perhaps with torch.tensor: use torch.full instead")
+        # Otherwise, Inductor compiles each kernel a second time to find the memory to which it writes.
         free = {"triton_kernel_default_layout_constraint": "flexible_layout"}
         patch = free if hasattr(config, next(iter(free))) and _layouts_are_settled(traced.graph) else {}
         with config.patch(patch):
             return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
 
     def fall_back_to(self, op: Any, *args: Any) -> Sequence[Any]:
-        """Makes it a call of an operator that Inductor has no lowering for."""
+        """Makes the call a call of an operator for which Inductor has no lowering."""
         handler = needed("torch._inductor.lowering", "fallback_handler", _NO_LOWERING, takes=["add_to_fallback_set"])
         return handler(op, add_to_fallback_set=False)(*args)  # type: ignore[no-any-return]
 
@@ -96,7 +96,7 @@ class InductorCall:
 def _settled(value: Any, example: Any) -> tuple[Any, Any]:
     """A value of Inductor with a fixed layout in memory, and an example with these strides.
 
-    The strides of Inductor's examples are those of eager mode. Inductor may choose others until
+    The strides of Inductor's examples are those of eager mode. Inductor may choose other strides until
     the layout is fixed.
     """
     ir = needed("torch._inductor", "ir", _NO_KERNELS)
@@ -106,7 +106,7 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
     value.realize()
     base: Any = value.data.unwrap_view() if isinstance(value.data, ir.BaseView) else value.data
     if isinstance(base.data, ir.ComputedBuffer):
-        base.data.decide_layout()  # in the order in which it reads, without a copy or a transposition
+        base.data.decide_layout()  # in the order of its reads, without a copy or a transposition
     realized: Any = ir.ExternKernel.realize_input(value)
     realized.freeze_layout()
     shapes = V.graph.sizevars.shape_env
@@ -122,7 +122,7 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
 def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
     """True if all tensors that Triton kernels take are certain to have the traced strides.
 
-    This is true for arguments, for new memory, and for permutations of these.
+    This is the case for arguments, new memory, and permutations of these.
     """
     mutation = needed("torch._higher_order_ops.triton_kernel_wrap", "triton_kernel_wrapper_mutation", _NO_KERNELS)
     aten = torch.ops.aten
@@ -139,11 +139,11 @@ def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
 
 
 class LowersItself:
-    """Mixin of an operator that lowers itself when Inductor calls it with Inductor's values.
+    """Mixin for an operator that lowers itself when Inductor calls it with values of Inductor.
 
-    If a target has the attribute ``_inductor_lowering_function``, Inductor calls it instead of
-    looking for a registered lowering, and does not change its fake tensors. It lays the results out as
-    the lowering does, and copies if a caller relies on the strides of eager mode.
+    If a target has the attribute ``_inductor_lowering_function``, Inductor calls the target instead of
+    looking for a registered lowering, and does not change the target's fake tensors. The results have the
+    layouts that the lowering gives them. Inductor copies them if a caller relies on the strides of eager mode.
     """
 
     _inductor_lowering_function = True
@@ -155,14 +155,14 @@ class LowersItself:
     def _inductor_lowering_output_metadata_fn(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         """Returns fake results for fake arguments.
 
-        From torch 2.15 on, Inductor computes the metadata of a node again after a pass has changed its arguments.
-        It refuses targets that it lowers by calling them, unless they have this function.
+        From torch 2.15 on, Inductor recomputes the metadata of a node after a pass has changed its arguments.
+        It rejects targets that it lowers by calling them, unless they have this function.
         """
         return self.redispatch(*args, **kwargs)
 
     @staticmethod
     def inductor_call(graphs: Sequence[Any], args: Sequence[Any]) -> InductorCall | None:
-        """The call, if Inductor makes it; otherwise None."""
+        """The call if Inductor makes it, otherwise None."""
         if type(graphs[0]).__module__ != "torch._inductor.ir":
             return None
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)

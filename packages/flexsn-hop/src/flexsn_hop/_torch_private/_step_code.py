@@ -22,7 +22,7 @@ expect("torch._inductor.compile_fx", ["compile_fx_inner"], _NO_CODE)
 expect("torch._inductor.config", ["size_asserts", "nan_asserts"], _NO_CODE)
 expect("torch._inductor.output_code", ["CompiledFxGraph.current_callable"], _NO_CODE)
 
-# Imported when a step is compiled: they import sympy, which takes longer than everything else here.
+# These modules are imported when a step is compiled, because they import sympy, which is slow.
 expect(_PROPAGATION, ["FakeTensorProp"], _NO_CODE)
 expect(
     _SYMBOLS, ["DimDynamic", "ShapeEnv", "ShapeEnv.create_symintnode", "ShapeEnv.create_unspecified_symbol"], _NO_CODE
@@ -32,20 +32,21 @@ expect(_SOURCES, ["ConstantSource"], _NO_CODE)
 _reinterpret_tensor = private("torch._C", "_dynamo.guards._reinterpret_tensor", _NO_CODE, default=None)
 
 StepCode = Callable[[list[Any]], Any]
-"""Takes its arguments as a list, and empties the list."""
+"""A function that takes its arguments as a list, and empties the list."""
 
-# Rows of a sequence have the layout of the first row, so a step has nothing to check. A CUDA graph, if one is used,
+# Rows of a sequence have the layout of the first row, so a step need not check anything. If a CUDA graph is used, it
 # records the whole scan.
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False, "nan_asserts": False, "triton.cudagraphs": False}
 
 ALIGNMENT = 16
-"""Alignment in bytes; code for a GPU depends on whether addresses are multiples of it."""
+"""Alignment in bytes. Code for a GPU depends on whether addresses are multiples of it."""
 
 
 class RowsOf(Sequence[torch.Tensor]):
-    """The rows of a sequence with these numbers, which share its memory, for code for steps.
+    """The rows of a sequence at the given indices, as arguments of code for steps. They share the sequence's memory.
 
-    Iteration makes one row at a time, in less time and memory than ``unbind``: a tensor takes as long as a small step.
+    Iteration creates one row at a time. It takes less time and memory than ``unbind``, because the creation of a tensor
+    takes as long as a small step.
     """
 
     def __init__(self, sequence: torch.Tensor, numbers: range) -> None:
@@ -69,7 +70,7 @@ class RowsOf(Sequence[torch.Tensor]):
 
 
 def fake_results(module: fx.GraphModule, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Fake tensors like the results of a graph that takes tensors like ``rows``."""
+    """Fake tensors with the properties of a graph's results. The graph takes tensors like ``rows``."""
     mode = _fake_mode()
     fakes = [_likeness(mode, row.shape, row, True) for row in rows]
     propagation = needed(_PROPAGATION, "FakeTensorProp", _NO_CODE)
@@ -84,11 +85,11 @@ def compile_step(
     aligned: Sequence[bool],
     longest: int,
 ) -> StepCode:
-    """Inductor's code for a graph of ATen operators, for tensors with the memory layouts of these.
+    """Compiles a graph of ATen operators with Inductor, for tensors with the memory layouts of the examples.
 
-    The graph takes a number below ``longest``, sequences of ``longest`` rows or fewer, and tensors like ``rows``. It
-    writes its results into arguments with ``copy_``, and returns nothing. ``aligned`` has True for each of the tensors
-    whose address is a multiple of ``ALIGNMENT``.
+    The graph takes a number below ``longest``, sequences of at most ``longest`` rows, and tensors like ``rows``. It
+    writes its results to arguments with ``copy_``, and returns nothing. ``aligned`` is True for each tensor whose
+    address is a multiple of ``ALIGNMENT``.
     """
     compile_fx_inner = needed("torch._inductor.compile_fx", "compile_fx_inner", _NO_CODE)
     config = needed("torch._inductor", "config", _NO_CODE)
@@ -98,12 +99,12 @@ def compile_step(
     fakes = [_likeness(mode, *pair, is_aligned) for pair, is_aligned in zip(layouts, aligned, strict=True)]
     with config.patch({name: value for name, value in _OPTIONS.items() if _has(config, name)}), torch.no_grad():
         code = compile_fx_inner(module, [_number(mode.shape_env, longest), *fakes])
-    found: StepCode = code.current_callable
-    return found
+    result: StepCode = code.current_callable
+    return result
 
 
 def _number(shape_env: Any, longest: int) -> Any:
-    """A symbolic number below ``longest``, for none of whose values the code is specialized."""
+    """A symbolic number below ``longest``. The code is not specialized for any of its values."""
     dynamic = needed(_SYMBOLS, "DimDynamic", _NO_CODE).DYNAMIC
     source = needed(_SOURCES, "ConstantSource", _NO_CODE)("row")
     hint = longest // 2

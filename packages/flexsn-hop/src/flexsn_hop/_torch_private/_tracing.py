@@ -1,4 +1,4 @@
-"""Detects graphs under construction, and makes graphs independently of these."""
+"""Detects graphs under construction, and creates graphs independently of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexsn_hop.versions import private
 _NO_GRAPH = "`flex_sn_scan` cannot be traced, exported or compiled"
 _NO_GRADIENT = "a traced or compiled `flex_sn_scan` has no gradient"
 _NO_CHECK = "cores are not checked before they are compiled"
-_NO_TRANSFORM_CHECK = "`flex_sn_scan` cannot tell whether it is inside of a transform of torch.func"
+_NO_TRANSFORM_CHECK = "`flex_sn_scan` cannot detect whether it is inside of a transform of torch.func"
 
 _detect_fake_mode = private("torch._guards", "detect_fake_mode", _NO_GRAPH)
 FakeTensor = private("torch._subclasses.fake_tensor", "FakeTensor", _NO_GRAPH)
@@ -52,7 +52,7 @@ _peek_interpreter_stack = private("torch._C", "_functorch.peek_interpreter_stack
 
 
 def is_tracing(values: Sequence[Any]) -> bool:
-    """True if a graph is being made, or shapes are being propagated, instead of values computed."""
+    """True if a graph is being traced, or shapes are being propagated, so that no values are computed."""
     if any(
         isinstance(value, (FakeTensor, FunctionalTensor))
         or (isinstance(value, torch.Tensor) and _is_functional_tensor(value))
@@ -74,14 +74,14 @@ def capture_with_dynamo(function: Callable[..., Any], *args: Any) -> Any:
     An active tracer then records the captured graph instead of the Python function.
     """
     with warnings.catch_warnings():
-        # Dynamo reads the gradients of its arguments, and torch warns of this for tensors that are not leaves.
+        # Dynamo reads the gradients of its arguments. Torch issues a warning if a tensor is not a leaf.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
         return _maybe_compile_and_run_fn(function, *args)
 
 
 @contextlib.contextmanager
 def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """Fake copies of ``values``, in a context hidden from all tracers, proxies and functionalization."""
+    """Yields fake copies of ``values``, in a context that no tracer, proxy or functionalization observes."""
     fake_mode = _detect_fake_mode(list(values)) or FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
@@ -90,13 +90,13 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
 
     with contextlib.ExitStack() as stack:
-        # Export records even changes of the grad mode, with a separate mode.
+        # Export uses a separate mode to record even changes of the grad mode.
         stack.enter_context(_without_pre_dispatch_mode())
         stack.enter_context(suspend_functionalization())
         stack.enter_context(disable_functional_mode())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(fake_mode)
-        # Composite operators in C++, as those of recurrent cells, compare sizes as numbers: a symbolic one becomes one.
+        # Composite operators in C++, such as recurrent cells, compare sizes as numbers, which fixes symbolic sizes.
         stack.enter_context(_enable_python_dispatcher())
         stack.enter_context(numbers_of_a_step(mode=fake_mode))
         with disable_proxy_modes_tracing():
@@ -105,9 +105,9 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextlib.AbstractContextManager[None]:
-    """Lets a step read a number (``.item()``): a tracer would expect its symbol in a result, but it stays inside.
+    """Allows a step to read a number (``.item()``). A tracer would expect the number's symbol in a result.
 
-    The fake mode is ``mode``, or that of ``values``.
+    The fake mode is ``mode``, or the mode of ``values``.
     """
     shape_env = getattr(mode or _detect_fake_mode(list(values)), "shape_env", None)
     ignore = getattr(shape_env, "ignore_fresh_unbacked_symbols", contextlib.nullcontext)
@@ -117,7 +117,7 @@ def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextli
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Failures on fake tensors raise without logging a traceback first."""
+    """Context in which failures on fake tensors raise errors without logging a traceback first."""
     logger = logging.getLogger(FakeTensorMode.__module__)
     was, logger.disabled = logger.disabled, True
     try:
@@ -133,7 +133,7 @@ def watch_operators(
 ) -> Iterator[None]:
     """Calls ``callback(op, args, kwargs)`` before every operator that runs on tensors.
 
-    An operator such as ``cond`` runs its graphs below the mode. The graphs in ``inside`` turn the mode on again.
+    An operator such as ``cond`` runs its graphs below the mode. The graphs in ``inside`` enable the mode again.
     """
 
     class Watch(_AnyMode):  # type: ignore[misc]
@@ -160,9 +160,9 @@ def watch_operators(
 
 
 def trace_step(function: Callable[..., Any], samples: Sequence[Any]) -> torch.fx.GraphModule:
-    """The ATen graph of ``function``, which may differentiate, for values like ``samples``."""
-    # The dispatch keys of a fresh call: autograd's own implementation excludes some of them. Keys of
-    # autocast are excluded wherever it is off.
+    """The ATen graph of ``function`` for values like ``samples``. The function may compute derivatives."""
+    # The dispatch keys of a new call, because autograd's own implementation excludes some of them. Keys of
+    # autocast are excluded wherever autocast is off.
     autocast = _DispatchKeySet(DispatchKey.Undefined)
     for name in dir(DispatchKey):
         if name.startswith("Autocast"):

@@ -1,4 +1,4 @@
-"""The scan as PyTorch's own operators: the lowerings ``"scan"`` and ``"while_loop"`` in eager mode."""
+"""The scan with PyTorch's own operators: the lowerings ``"scan"`` and ``"while_loop"`` in eager mode."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def lowerable_scan(
 
     Restrictions:
         In training, every floating-point state must require grad, even if its gradient is ignored. If an
-        initial state does not, ``scan`` computes wrong gradients for captured tensors (seen on 2.11).
+        initial state does not, ``scan`` computes wrong gradients for captured tensors (observed on 2.11).
 
     Raises:
-        LoweringGradientError: A gradient is required and could be wrong (a ``RuntimeError``).
+        LoweringGradientError: A gradient is required, but it might be wrong (a ``RuntimeError``).
         LoweringError: This torch has no ``scan`` (a ``ValueError``).
     """
     layout = ScanLayout(num_inputs, num_states, num_outputs)
@@ -63,7 +63,7 @@ def lowerable_scan_final_state(
     *flat_args: torch.Tensor,
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """:func:`eager_scan_final_state` through ``scan``; see :func:`lowerable_scan`."""
+    """:func:`eager_scan_final_state` through ``scan``. See :func:`lowerable_scan`."""
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
     return through_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
@@ -79,11 +79,11 @@ def lowerable_while_loop_scan(
     """:func:`eager_scan` through PyTorch's ``while_loop`` operator, without gradients.
 
     Arguments, results and errors are those of :func:`eager_scan`. The first step runs before the
-    loop: it determines the shapes of the loop's results.
+    loop, because it determines the shapes of the loop's results.
 
     Restrictions:
-        Without gradients only. ``while_loop`` silently computes wrong gradients unless every
-        floating-point value that it carries requires grad (seen on 2.11 and 2.13).
+        Works only without gradients. ``while_loop`` silently computes wrong gradients unless every
+        floating-point value that it carries requires grad (observed on 2.11 and 2.13).
 
     Raises:
         LoweringGradientError: A result would require grad (a ``RuntimeError``).

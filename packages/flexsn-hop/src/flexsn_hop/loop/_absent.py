@@ -1,6 +1,6 @@
-"""The VJP of a step with absent gradients, which stay absent as in autograd.
+"""The VJP of a step with absent gradients, which remain absent as in autograd.
 
-If they were replaced by zeros, their products with infinite derivatives would be NaN.
+If they were replaced with zeros, their products with infinite derivatives would be NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 _SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
 
 Gradients = tuple[Any, ...]
-"""Tensors, and None for absent gradients."""
+"""A tuple of tensors. It contains None for absent gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class PartialVJP:
     """The VJP of a step for some present and some absent gradients.
 
     Attributes:
-        graph: Takes the step's values and all gradients, with stand-in tensors for absent ones. Returns the present
-            results.
+        graph: Takes the step's values and all gradients, with stand-in tensors for absent gradients. Returns the
+            present results.
         results: For each result of the whole VJP, True if it is present.
     """
 
@@ -40,8 +40,8 @@ class StepVJP:
     """Calls the VJP of a step with gradients, some of which may be absent.
 
     Args:
-        vjp: Takes the step's values and gradients. A graph shows which results depend on which gradients. All other
-            callables receive zeros for absent gradients.
+        vjp: Takes the step's values and gradients. If it is a graph, it shows which results depend on which gradients.
+            Any other callable receives zeros for absent gradients.
         num_values: Number of values of the step.
     """
 
@@ -57,16 +57,16 @@ class StepVJP:
                     self._linear.add(node)
 
     def __call__(self, values: Sequence[Any], gradients: Gradients, like: Sequence[torch.Tensor]) -> Gradients:
-        """Results of the VJP; None for zeros, and for results that depend on absent gradients alone.
+        """Results of the VJP. They are None for zeros, and for results that depend on absent gradients alone.
 
-        ``like`` has a tensor for each of ``gradients``, with its shape and dtype.
+        ``like`` contains a tensor for each of ``gradients``, with its shape and dtype.
         """
         if not isinstance(self._vjp, fx.GraphModule):
             filled = [zeros(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
             return tuple(self._vjp(*values, *filled))
         partial = self.partial([gradient is not None for gradient in gradients])
-        found = iter(partial.graph(*values, *(t if g is None else g for g, t in zip(gradients, like, strict=True))))
-        return tuple(next(found) if is_there else None for is_there in partial.results)
+        results = iter(partial.graph(*values, *(t if g is None else g for g, t in zip(gradients, like, strict=True))))
+        return tuple(next(results) if is_there else None for is_there in partial.results)
 
     def partial(self, present: Sequence[bool]) -> PartialVJP:
         """The VJP for the present gradients.
@@ -104,11 +104,11 @@ class _Specialization:
         raise AssertionError("a graph ends with its output")
 
     def _close(self, results: Sequence[Any]) -> PartialVJP:
-        found = [self._result(result) for result in results]
-        self._graph.output(tuple(value for value in found if value is not None))
+        matches = [self._result(result) for result in results]
+        self._graph.output(tuple(value for value in matches if value is not None))
         self._graph.eliminate_dead_code()
         module = fx.GraphModule(self._module, self._graph, "StepVJP")
-        return PartialVJP(module, tuple(value is not None for value in found))
+        return PartialVJP(module, tuple(value is not None for value in matches))
 
     def _result(self, result: Any) -> Any:
         if not isinstance(result, fx.Node):
@@ -119,7 +119,7 @@ class _Specialization:
         if node.op == "call_function" and any(self._values[source] is None for source in node.all_input_nodes):
             if all(self._values[source] is None for source in node.all_input_nodes if source in self._linear):
                 return None
-            # This op combines present and absent gradients. It is usually a sum: the absent terms are left out.
+            # This op combines present and absent gradients. It is usually a sum, whose absent terms are omitted.
             if node.target in _SUMS:
                 return self._sum(node)
         return self._apply(node)
@@ -133,7 +133,7 @@ class _Specialization:
         if value is not None:
             return value
         if node not in self._zeros:
-            # Computed with stand-in arguments, which give it its shape. Its numbers may be NaN.
+            # It is computed with stand-in arguments, which determine its shape. Its numbers may be NaN.
             copy = self._arguments[node] if node.op == "placeholder" else self._apply(node)
             is_tuple = user.target is operator.getitem  # its items are replaced instead
             self._zeros[node] = copy if is_tuple else self._graph.call_function(_aten.zeros_like.default, (copy,))
@@ -149,7 +149,7 @@ class _Specialization:
 
 
 _ZEROS = (_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default)
-# For each operator, the position of its argument that is the number to fill the tensor with.
+# For each operator, the position of the argument with which it fills the tensor.
 _FILLS = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.new_full.default: 2, _aten.scalar_tensor.default: 0}
 _VIEWS = (
     *(_aten.expand.default, _aten.view.default, _aten.detach.default, _aten.alias.default, _aten.clone.default),
@@ -158,12 +158,12 @@ _VIEWS = (
 
 
 def is_zero(node: fx.Node) -> bool:
-    """True for zeros that a graph makes, such as the gradient of a leaf that no result depends on."""
+    """True for zeros that a graph creates, such as the gradient of a leaf on which no result depends."""
     if node.target in _FILLS:
         return bool(node.args[_FILLS[node.target]] == 0)
     return node.target in _ZEROS or (node.target in _VIEWS and is_zero(node.all_input_nodes[0]))
 
 
 def zeros(value: Any) -> Any:
-    """Zeros like a tensor. Other values are returned unchanged."""
+    """Zeros with the shape and dtype of a tensor. Other values are returned unchanged."""
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value

@@ -45,8 +45,8 @@ class ScanCall:
 
     Attributes:
         core: One time step.
-        layout: The counts, and True in ``final_state`` to return the last states instead of the state sequences.
-        flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors, or sizes if
+        layout: The counts. ``final_state`` is True to return the last states instead of the state sequences.
+        flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors. They may also be sizes if
             the core was captured with symbolic shapes.
         output_template_specs: Description of the outputs for ``T == 0``.
     """
@@ -63,7 +63,7 @@ class ScanCall:
         return steps
 
     def split(self) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """Input sequences, initial states, lifted values."""
+        """Splits the arguments into input sequences, initial states and lifted values."""
         return self.layout.split(self.flat_args)
 
 
@@ -83,9 +83,9 @@ def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
 
 
 def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]] | None:
-    """Fewest and most positional arguments (None: any number), and required keyword-only names.
+    """Fewest and most positional arguments (None for any number), and names of required keyword-only arguments.
 
-    None if Python has no signature, as for many builtins. Then the call itself raises.
+    None if Python has no signature, as for many builtins. In that case, the call itself raises an error.
     """
     target = core_fn.forward if isinstance(core_fn, torch.nn.Module) else core_fn
     try:
@@ -145,14 +145,14 @@ def check_call(call: ScanCall, *, captured: bool = False) -> None:
             f"zero_states has {len(call.layout.zero_states)} entries and num_states is {num_states}: "
             "pass one for each state, or none at all"
         )
-    wanted = num_inputs + num_states
-    if len(call.flat_args) < wanted:
+    requested = num_inputs + num_states
+    if len(call.flat_args) < requested:
         raise TooFewTensorsError(
-            f"{len(call.flat_args)} tensors came; num_inputs + num_states is {wanted} "
+            f"the call has {len(call.flat_args)} tensors; num_inputs + num_states is {requested} "
             f"({num_inputs} + {num_states}): pass every input sequence and every initial state"
         )
     for index, value in enumerate(call.flat_args):
-        if captured and index >= wanted and isinstance(value, (int, torch.SymInt)):
+        if captured and index >= requested and isinstance(value, (int, torch.SymInt)):
             continue
         if not isinstance(value, torch.Tensor):
             raise NotATensorError(
@@ -180,8 +180,8 @@ def check_zero_states(call: ScanCall) -> None:
     for position in call.layout.zero_positions:
         if call.flat_args[position].any():
             raise NonzeroStateError(
-                f"state {position - call.layout.num_inputs} is not zeros, and zero_states says that it is: "
-                "a compiled scan would start at zeros. Leave it out of zero_states"
+                f"state {position - call.layout.num_inputs} is not zeros, but zero_states is True for it: "
+                "a compiled scan would start at zeros. Make this entry of zero_states False"
             )
 
 
@@ -191,14 +191,14 @@ def check_output_specs(
     """The specs from which the outputs of an empty scan are built, one for each output.
 
     Raises:
-        EmptyScanError: The number of specs differs from that of outputs, or a spec is neither ``(shape, dtype)``
-            nor ``(shape, dtype, device)``.
+        EmptyScanError: The number of specs differs from the number of outputs, or a spec is neither
+            ``(shape, dtype)`` nor ``(shape, dtype, device)``.
     """
     specs = () if output_template_specs is None else tuple(output_template_specs)
     if len(specs) != num_outputs:
-        came = "no output_template_specs" if output_template_specs is None else f"{len(specs)} of them"
+        came = "no output_template_specs" if output_template_specs is None else f"{len(specs)} output_template_specs"
         raise EmptyScanError(
-            f"the scan is empty (T == 0) and num_outputs is {num_outputs}, but {came} came: pass "
+            f"the scan is empty (T == 0) and num_outputs is {num_outputs}, but the call has {came}: pass "
             f"output_template_specs with {num_outputs} entries (shape, dtype) or "
             "(shape, dtype, device), one per output, without the time dimension"
         )

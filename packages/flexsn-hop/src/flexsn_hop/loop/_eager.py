@@ -43,8 +43,8 @@ def eager_scan(
 ) -> tuple[torch.Tensor, ...]:
     """Runs ``core_fn`` over time in a plain loop and stacks its outputs and states.
 
-    Every kernel and every other form of the scan must equal this function. Its cost is linear in
-    ``T``, forward and backward.
+    Every kernel and every other form of the scan must give the same results as this function. Its cost is linear
+    in ``T``, forward and backward.
 
     Args:
         core_fn: One time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
@@ -52,29 +52,29 @@ def eager_scan(
         num_inputs: Number of input sequences, at least 1.
         num_states: Number of states carried over time.
         num_outputs: Number of outputs of one step.
-        *flat_args: ``[*input_seqs, *init_states, *lifted]``. An input sequence is ``[T, *step]``;
-            a state is ``[*step]`` and keeps its shape, dtype and device; lifted tensors are passed
-            to the core after the states, unchanged at every step. Any dtypes and devices that the
-            core takes.
+        *flat_args: ``[*input_seqs, *init_states, *lifted]``. An input sequence is ``[T, *step]``.
+            A state is ``[*step]`` and keeps its shape, dtype and device. Lifted tensors are passed
+            to the core after the states, unchanged at every step. All dtypes and devices that the
+            core accepts are allowed.
         output_template_specs: One ``(shape, dtype)`` or ``(shape, dtype, device)`` per output,
-            for one step; the device defaults to the first input's. Required, and only read, if
-            ``T == 0`` and ``num_outputs > 0``.
+            for one step. The device defaults to that of the first input. This argument is required, and
+            only used, if ``T == 0`` and ``num_outputs > 0``.
 
     Returns:
-        ``(*output_seqs, *state_seqs)``, each ``[T, *shape of one step]``; a state sequence holds
-        the state after each step. For ``T == 0`` the core is not called and all are empty. Their
+        ``(*output_seqs, *state_seqs)``, each ``[T, *shape of one step]``. A state sequence contains
+        the state after each step. For ``T == 0``, the core is not called and all sequences are empty. Their
         memory format is that of an elementwise function of the input sequences, or of the states if the
-        inputs do not determine it: channels-last inputs give channels-last outputs. A gradient has the
-        format of its argument.
+        inputs do not determine it. For example, channels-last inputs give channels-last outputs. A gradient
+        has the format of its argument.
 
     Raises:
         ScanCountError: ``num_inputs`` below 1, or another count below 0 (a ``ValueError``).
         TooFewTensorsError: Fewer than ``num_inputs + num_states`` tensors (a ``ValueError``).
-        SequenceLengthError: Unequal leading dimensions, or none (a ``ValueError``).
+        SequenceLengthError: Leading dimensions are unequal or missing (a ``ValueError``).
         CoreArityError: The core cannot take this number of arguments (a ``ValueError``).
         CoreReturnCountError: The core returned another number of values (a ``ValueError``).
         StateChangedError: A state changed shape, dtype or device (a ``ValueError``).
-        OutputChangedError: An output did, between two steps (a ``ValueError``).
+        OutputChangedError: An output changed shape, dtype or device between two steps (a ``ValueError``).
         EmptyScanError: ``T == 0`` without fitting specs (a ``ValueError``).
         NotATensorError: An argument or a returned value is not a tensor (a ``TypeError``).
 
@@ -156,7 +156,7 @@ def state_copies(
 def stack_values(
     inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], by_step: Sequence[Tensors]
 ) -> list[torch.Tensor]:
-    """One ``[T, *shape]`` for each value, in the format of the results, from T tuples of values."""
+    """Stacks T tuples of values. Returns one ``[T, *shape]`` for each value, in the format of the results."""
     return [
         stack_in_order(values, sequence_order(values[0].shape, inputs, states)) for values in zip(*by_step, strict=True)
     ]
@@ -170,10 +170,10 @@ def step_values(returned: object, num_outputs: int, num_states: int) -> tuple[to
             f"the core returned a {type(values).__name__}; it must return a tensor or a tuple or "
             "list of tensors, (*outputs, *new_states)"
         )
-    wanted = num_outputs + num_states
-    if len(values) != wanted:
+    requested = num_outputs + num_states
+    if len(values) != requested:
         raise CoreReturnCountError(
-            f"the core returned {len(values)} values; num_outputs + num_states is {wanted} "
+            f"the core returned {len(values)} values; num_outputs + num_states is {requested} "
             f"({num_outputs} + {num_states}): return (*outputs, *new_states)"
         )
     tensors = []
@@ -188,7 +188,7 @@ def step_values(returned: object, num_outputs: int, num_states: int) -> tuple[to
 def check_step(
     returned: object, states: Sequence[torch.Tensor], num_outputs: int, step: int
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """Outputs and new states of a step that began with ``states``, checked."""
+    """Checks and returns the outputs and new states of a step that started with ``states``."""
     values = step_values(returned, num_outputs, len(states))
     outputs, new_states = values[:num_outputs], values[num_outputs:]
     for index, (old, new) in enumerate(zip(states, new_states, strict=True)):
@@ -213,7 +213,7 @@ def plain_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     outputs = stack_values(inputs, states, outputs_by_step)
     if not call.layout.final_state:
         return (*outputs, *stack_values(inputs, states, list(states_after.values())))
-    # A core may return a state unchanged; the copy keeps the result's memory apart from the argument's.
+    # A core may return a state unchanged. The copy separates the result's memory from the argument's memory.
     return (*outputs, *state_copies(inputs, states, states_after[last]))
 
 
@@ -222,7 +222,7 @@ class CoreSteps:
 
     Args:
         core_fn: ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
-        lifted: Its arguments after the states, which are equal at every step.
+        lifted: Arguments of the core after the states. They are equal at every step.
         num_outputs: Number of outputs of one step.
     """
 
@@ -263,12 +263,12 @@ def run_steps(
     """Outputs of every step, and the states after each step in ``kept``.
 
     ``take_step(slices, states, step)`` returns a step's outputs and new states. Steps are counted in the order of
-    the calls; if ``backwards``, the first one takes the last slices. If ``go_on``, earlier steps computed the states.
+    the calls. If ``backwards``, the first step takes the last slices. If ``go_on``, earlier steps computed the states.
     """
     outputs_by_step: list[Tensors] = []
     states_after: dict[int, Tensors] = {}
-    # unbind, not x[t]: the backward of T separate selects writes T full-size gradients, O(T^2).
-    # Initial states become sequences of one step, so that their gradients have their own format, too.
+    # unbind is used instead of x[t], because the backward of T separate selects writes T full-size gradients, O(T^2).
+    # Initial states become sequences of one step, so that their gradients also have their own format.
     states = states if go_on else [_first_state(state) for state in states]
     slices_by_step = list(zip(*[split_steps(sequence) for sequence in inputs], strict=True))
     if backwards:
@@ -287,22 +287,22 @@ def _first_state(state: torch.Tensor) -> torch.Tensor:
 
 
 Kind = tuple[torch.Size, torch.dtype, torch.device]
-"""Shape, dtype and device, which a value keeps in all steps."""
+"""Shape, dtype and device. A value keeps them in all steps."""
 
 
 def kinds(values: Sequence[torch.Tensor]) -> list[Kind]:
-    """The kinds of values, for comparison with later ones."""
+    """The kinds of values, for comparison with later values."""
     return [(value.shape, value.dtype, value.device) for value in values]
 
 
 def are_plain_and_of(values: Sequence[Any], expected: Sequence[Kind]) -> bool:
     """True if all values are plain tensors of these kinds. If False, a more thorough check has to decide.
 
-    A loop adds little more than this check to a step, so it makes no call for each value.
+    A loop adds little more than this check to a step, so the check makes no call for each value.
     """
     if len(values) != len(expected):
         return False
-    for value, (shape, dtype, device) in zip(values, expected):  # noqa: B905 - lengths are equal, and `strict` takes time
+    for value, (shape, dtype, device) in zip(values, expected):  # noqa: B905 - lengths are equal, and `strict` is slow
         if type(value) is not torch.Tensor or value.is_nested:
             return False
         if value.dtype is not dtype or value.shape != shape or value.device != device:

@@ -1,4 +1,4 @@
-"""The two operators as loops over steps: on dense tensors, and on fake ones for shapes alone."""
+"""The two operators as loops over steps: on dense tensors, and on fake tensors to get the shapes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def forward_samples(layout: ScanLayout, flat_args: Sequence[Any]) -> tuple[Any, 
 
 
 def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
-    """The forward operator on dense tensors, for ``T >= 1``. Must equal ``eager_scan``."""
+    """The forward operator on dense tensors, for ``T >= 1``. Its results must equal those of ``eager_scan``."""
     inputs, states, lifted = layout.split(flat_args)
     steps = inputs[0].shape[0]
     interval = layout.checkpoint_interval
     before_segments = range(interval - 1, steps - 1, interval) if interval else range(0)
-    asked = {*before_segments, steps - 1} if layout.final_state else range(steps)
+    requested = {*before_segments, steps - 1} if layout.final_state else range(steps)
     take_step = CoreSteps(core, lifted, layout.num_outputs)
-    outputs_by_step, states_after = run_steps(take_step, inputs, states, asked)
+    outputs_by_step, states_after = run_steps(take_step, inputs, states, requested)
     outputs = stack_values(inputs, states, outputs_by_step)
     if layout.final_state:
         state_results = state_copies(inputs, states, states_after[steps - 1])
@@ -60,7 +60,7 @@ def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any
 
 
 def forward_shapes(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
-    """Tensors like the forward operator's results, from one call of the core."""
+    """Tensors with the properties of the forward operator's results, from one call of the core."""
     inputs, states, lifted = layout.split(flat_args)
     first = [sequence[:1] for sequence in inputs]
     (outputs,), states_after = run_steps(CoreSteps(core, lifted, layout.num_outputs), first, states, [0])
@@ -91,7 +91,7 @@ def _checkpoint_order(step: Sequence[int]) -> tuple[int, ...]:
 
 
 def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments of the step's VJP: the step's values, output gradients, active state cotangents."""
+    """Arguments of the step's VJP: the step's values, output gradients, and cotangents of active states."""
     flat_args, _, output_grads, _ = layout.split(args)
     _, states, _ = layout.scan.split(flat_args)
     return (
@@ -102,9 +102,9 @@ def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, 
 
 
 def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any]) -> Tensors:
-    """The backward operator on dense tensors: walks back in time, segment by segment.
+    """The backward operator on dense tensors. It walks back in time, segment by segment.
 
-    The states within a segment are computed again from the state at its beginning.
+    The states within a segment are recomputed from the state at its start.
     """
     flat_args, saved, output_grads, state_grads = layout.split(args)
     inputs, states, lifted = layout.scan.split(flat_args)
@@ -166,13 +166,13 @@ def _filled(gradients: Gradients, like: Sequence[torch.Tensor]) -> Tensors:
 
 
 def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any], samples: Sequence[Any]) -> Tensors:
-    """Tensors like the backward operator's results, from one call of the step's VJP."""
+    """Tensors with the properties of the backward operator's results, from one call of the step's VJP."""
     flat_args, *_ = layout.split(args)
     gradients = tuple(vjp(*samples))
     num_inputs = sum(layout.needs[: layout.scan.num_inputs])
     num_carried = sum(layout.active_states)
     carried = gradients[num_inputs : num_inputs + num_carried]
-    wanted = (
+    requested = (
         *gradients[:num_inputs],
         *(carried[i] for i in needed_carried(layout)),
         *gradients[num_inputs + num_carried :],
@@ -180,7 +180,7 @@ def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[An
     arguments = differentiated(layout, flat_args)
     return tuple(
         _empty(gradient, argument.shape, order_like(argument))
-        for gradient, argument in zip(wanted, arguments, strict=True)
+        for gradient, argument in zip(requested, arguments, strict=True)
     )
 
 
@@ -190,7 +190,7 @@ def differentiated(layout: BackwardLayout, flat_args: Sequence[Any]) -> list[tor
 
 
 def needed_carried(layout: BackwardLayout) -> list[int]:
-    """Positions, among the active states, of those whose initial value needs a gradient."""
+    """Positions among the active states of those whose initial value needs a gradient."""
     _, needs, _ = layout.scan.split(layout.needs)
     flags = zip(needs, layout.active_states, strict=True)
     carried = [need for need, active in flags if active]
@@ -200,7 +200,7 @@ def needed_carried(layout: BackwardLayout) -> list[int]:
 def _segments_backwards(
     layout: BackwardLayout, states: Sequence[Any], saved: Sequence[Any], steps: int
 ) -> Iterator[tuple[int, int, Tensors]]:
-    """First step, end (exclusive) and initial states of each segment, beginning with the last segment."""
+    """The first step, the end (exclusive) and the initial states of each segment, from the last segment on."""
     interval = layout.saved_interval
     befores = [tuple(states), *zip(*(sequence.unbind(0) for sequence in saved), strict=True)]
     for segment in range(num_checkpoints(steps, interval), -1, -1):
@@ -209,7 +209,7 @@ def _segments_backwards(
 
 
 class _StateGradients:
-    """The gradients of the state results, by active state (None if absent)."""
+    """The gradients of the state results, by active state. They are None if absent."""
 
     def __init__(self, layout: BackwardLayout, states: Sequence[Any], gradients: Sequence[Any], steps: int) -> None:
         came = iter(gradients)
@@ -226,7 +226,7 @@ class _StateGradients:
         return tuple(gradient if self._final else None for gradient in self._gradients)
 
     def at(self, step: int, cotangents: Gradients) -> Gradients:
-        """Cotangents of the states after ``step``: the carried ones, plus those of the state results."""
+        """Cotangents of the states after ``step``: the carried cotangents, plus those of the state results."""
         return tuple(
             carried if sequence is None else _sum(carried, sequence[step])
             for carried, sequence in zip(cotangents, self._by_step, strict=True)

@@ -1,7 +1,7 @@
-"""A scan as PyTorch's own control-flow operators, ``scan`` and ``while_loop``, for comparison.
+"""Runs a scan with PyTorch's own control-flow operators, ``scan`` and ``while_loop``, for comparison.
 
-Both are refused where they are incorrect. Neither accepts results that alias or that pass an argument through (so all
-of them are copied here), and both silently compute wrong gradients (`flexsn_hop.lowerable_scan`).
+Both are rejected where they are incorrect. Neither accepts results that are aliases or unchanged arguments, so all
+results are copied here. Both silently compute wrong gradients in some cases (see `flexsn_hop.lowerable_scan`).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["through_scan", "through_while_loop"]
 
 
 def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """The scan as ``scan``. Dynamo traces it for the lowering ``"scan"``."""
+    """Runs the scan with torch's ``scan``. Dynamo traces it for the lowering ``"scan"``."""
     if builtin_scan is None:
         raise LoweringError(f"torch {torch.__version__} has no scan operator; use another lowering")
     _check(call)
     if call.steps == 0:
         return empty_scan(call)
     layout, (inputs, states, lifted) = call.layout, call.split()
-    # The operator needs at least one carried value, with the strides that it has after a step.
+    # The operator needs at least one carried value. Its strides have to equal its strides after a step.
     carried = [state.contiguous() for state in states] or [inputs[0].new_zeros(())]
 
     def combine(carry: list[torch.Tensor], slices: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         before = carry[: layout.num_states]
         outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
         kept = outputs if layout.final_state else (*outputs, *new_states)
-        # Copies, since the operator refuses results that alias an argument or each other.
+        # Copies, because the operator rejects results that alias an argument or each other.
         next_carry = [contiguous_copy(state) for state in new_states] or [carry[0].clone()]
         return next_carry, [contiguous_copy(value) for value in kept]
 
@@ -52,7 +52,7 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
 
 def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """The scan as ``while_loop``. Dynamo traces it for the lowering ``"while_loop"``."""
+    """Runs the scan with torch's ``while_loop``. Dynamo traces it for the lowering ``"while_loop"``."""
     if builtin_while_loop is None:
         raise LoweringError(f"torch {torch.__version__} has no while_loop operator; use another lowering")
     _check(call)
@@ -99,7 +99,7 @@ def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
 def _in_format(
     call: ScanCall, sequences: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """The operators' contiguous results, in the memory formats of the eager scan."""
+    """The operators' contiguous results, converted to the memory formats of the eager scan."""
     inputs, states, _ = call.split()
     orders = [sequence_order(sequence.shape[1:], inputs, states) for sequence in sequences]
     orders += [state_order(final.shape, inputs, states) for final in finals]
@@ -110,9 +110,9 @@ def _in_format(
 
 
 def _check(call: ScanCall) -> None:
-    """The checks of the eager scan.
+    """Performs the checks of the eager scan.
 
-    Skipped when compiling: Dynamo cannot trace them, and the operator has made them.
+    They are skipped in compiled code, because Dynamo cannot trace them and the operator has already performed them.
     """
     if not torch.compiler.is_compiling():
         check_call(call)

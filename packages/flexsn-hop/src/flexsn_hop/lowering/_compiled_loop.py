@@ -1,7 +1,7 @@
 """The two operators as loops over Inductor's code for one step.
 
-The code writes its results into memory for all steps: the rows of the sequences that the operators return, and two
-alternating rows for a state whose values are not kept. The loop does nothing but call the code.
+The code writes its results into memory for all steps. This memory consists of the rows of the sequences that the
+operators return, and of two alternating rows for a state whose values are not kept. The loop only calls the code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["CompiledBackward", "CompiledForward", "has_no_elements"]
 
 Tensors = tuple[torch.Tensor, ...]
 Rows = Sequence[torch.Tensor]
-"""A tensor for each step, all of one layout."""
+"""A tensor for each step. All have the same layout."""
 
 
 def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:
@@ -44,7 +44,7 @@ Plan = TypeVar("Plan")
 
 
 class _Plans(Generic[Plan]):
-    """Plans by the layouts of the arguments that they are made from. Making one takes longer than many steps."""
+    """Plans by the layouts of the arguments for which they are made. Making a plan takes longer than many steps."""
 
     _MOST = 64
 
@@ -65,7 +65,7 @@ class _Plans(Generic[Plan]):
 
 
 class CompiledForward:
-    """The forward operator. Equals ``eager_scan`` as far as Inductor's code for a step equals the step."""
+    """The forward operator. It equals ``eager_scan`` as far as Inductor's code for a step equals the step."""
 
     def __init__(self, core: fx.GraphModule, layout: ScanLayout) -> None:
         self._core = core
@@ -74,10 +74,10 @@ class CompiledForward:
         self._plans = _Plans(self._plan)
 
     def __call__(self, flat_args: Sequence[Any]) -> Tensors:
-        """Runs the operator, for ``T >= 1``.
+        """Runs the operator for ``T >= 1``.
 
         Raises:
-            StepCodeError: Inductor has no code for the step.
+            StepCodeError: Inductor cannot generate code for the step.
         """
         layout = self._layout
         plan = self._plans.of(flat_args)
@@ -119,7 +119,7 @@ class CompiledForward:
         )
 
     def _step(self, flat_args: Sequence[Any], rows: Rows) -> tuple[WritingStep, list[torch.Tensor]]:
-        """The step, and fake tensors like its results."""
+        """The step, and fake tensors with the properties of its results."""
         sizes = tuple(value for value in flat_args if not isinstance(value, torch.Tensor))
         key = (sizes, *((row.shape, row.dtype, row.device) for row in rows))
         if key not in self._steps:
@@ -129,7 +129,7 @@ class CompiledForward:
 
 
 class _Memory(NamedTuple):
-    """A description of memory for a value of each step, which is allocated later."""
+    """A description of memory for a value of each step. The memory is allocated later."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -138,7 +138,7 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, steps: int, like: torch.Tensor, order: Order) -> _Memory:
-        """Describes adjacent rows, in the order of a sequence ``order`` without its time."""
+        """Describes adjacent rows whose order is the order ``order`` of a sequence without its time dimension."""
         shape = (steps, *like.shape)
         return cls(shape, dense_strides(shape, (0, *(d for d in order if d != 0))), like.dtype, like.device)
 
@@ -151,7 +151,7 @@ class _ForwardPlan(NamedTuple):
 
     Attributes:
         step, steps: The step, and the number of steps.
-        input_orders: For each input, the order in which it is copied; None if it is not copied.
+        input_orders: For each input, the order in which it is copied, or None if it is not copied.
         outputs, output_orders: Memory for the outputs, and their orders as results.
         states: Memory for the states.
     """
@@ -170,7 +170,7 @@ class _StatePlan(NamedTuple):
     Attributes:
         kept: The steps after which checkpoints are taken.
         checkpoints, scratch: Memory for the checkpoints, and two rows.
-        sequence: Memory for the states after all steps; None if only the last one is a result.
+        sequence: Memory for the states after all steps, or None if only the last state is a result.
         order: The order of ``sequence`` as a result.
     """
 
@@ -198,10 +198,10 @@ class _StatePlan(NamedTuple):
 
 
 class _StateMemory:
-    """Memory for a state before and after each step, in one layout.
+    """Memory for a state before and after each step. All rows have one layout.
 
     Attributes:
-        checkpoints: The states that the layout's interval keeps.
+        checkpoints: The states that are stored according to the layout's interval.
     """
 
     def __init__(self, plan: _StatePlan, initial: torch.Tensor, steps: int) -> None:
@@ -221,7 +221,7 @@ class _StateMemory:
         else:
             afters = [self._scratch[step % 2] for step in range(first, last)]
             if last == self._steps:
-                afters[-1] = torch.empty_like(self._scratch[0])  # the result, which shares memory with nothing
+                afters[-1] = torch.empty_like(self._scratch[0])  # the result, which does not share memory
             kept = self._kept_within(first, last)
             for index, checkpoint in zip(kept, RowsOf(self.checkpoints, kept), strict=True):
                 afters[self._kept[index] - first] = checkpoint
@@ -249,8 +249,8 @@ class _StateMemory:
 class CompiledBackward:
     """The backward operator, as a loop over Inductor's code for the VJP of a step.
 
-    Steps with cotangents that are absent for a while, such as those of a state without a gradient at the end, run
-    operator by operator. The code is compiled for the cotangents that are present in the steps after them.
+    Some cotangents may be absent for a few steps, such as the cotangent of a state without a gradient at the end.
+    Such steps run operator by operator. The code is compiled for the cotangents that are present in the other steps.
     """
 
     def __init__(self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout) -> None:
@@ -260,10 +260,10 @@ class CompiledBackward:
         self._graphs: dict[tuple[Any, ...], _BackwardGraphs] = {}
 
     def __call__(self, args: Sequence[Any]) -> Tensors:
-        """Runs the operator, for ``T >= 1``.
+        """Runs the operator for ``T >= 1``.
 
         Raises:
-            StepCodeError: Inductor has no code for the step or its VJP.
+            StepCodeError: Inductor cannot generate code for the step or its VJP.
         """
         flat_args, *_ = self._layout.split(args)
         sizes = tuple(value for value in flat_args if not isinstance(value, torch.Tensor))
@@ -273,7 +273,7 @@ class CompiledBackward:
 
 
 class _BackwardGraphs:
-    """The graphs of a backward, for given sizes among its arguments."""
+    """The graphs of a backward, for fixed values of the sizes among its arguments."""
 
     def __init__(self, forward: WritingStep, vjp: StepVJP, layout: BackwardLayout, num_values: int) -> None:
         self.forward = forward
@@ -301,7 +301,7 @@ class _BackwardGraphs:
 
 @dataclass
 class _Carried:
-    """The cotangent of one state, and alternating memory for the next ones."""
+    """The cotangent of one state, and alternating memory for the following cotangents."""
 
     current: torch.Tensor | None
     memory: Rows
@@ -351,11 +351,11 @@ class _BackwardRun:
             zeros(state) if carried.current is None else carried.current
             for carried, state in zip(self._carried, states, strict=True)
         ]
-        found = [*(carried[index] for index in needed_carried(self._layout))]
+        matches = [*(carried[index] for index in needed_carried(self._layout))]
         orders = [order_like(argument) for argument in differentiated(self._layout, self._flat_args)]
         num_inputs = len(self._input_grads)
         sequences = zip(self._input_grads, orders[:num_inputs], strict=True)
-        copies = zip(found, orders[num_inputs:], strict=False)
+        copies = zip(matches, orders[num_inputs:], strict=False)
         return (
             *(_in_order(*pair) for pair in sequences),
             *(copy_in_order(*pair) for pair in copies),
@@ -363,9 +363,9 @@ class _BackwardRun:
         )
 
     def _walk_back(self, first: int, last: int, befores: Sequence[torch.Tensor]) -> int:
-        """Goes back from step ``last`` towards ``first``: a block if the same cotangents stay present, else one step.
+        """Walks back from step ``last`` towards ``first``, by a block if the same cotangents stay present, or one step.
 
-        Returns the step that it reached. ``befores`` has the states before the steps from ``first`` on.
+        Returns the step that it reached. ``befores`` contains the states before the steps from ``first`` on.
         """
         present = [carried.current is not None for carried in self._carried]
         step = self._graphs.backward(present, [sequence is not None for sequence in self._by_step])
@@ -405,7 +405,7 @@ class _BackwardRun:
         return begin
 
     def _segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
-        """For each segment, the last one first: its first step, the step after it, and the states before its steps.
+        """For each segment, from the last one on: its first step, the step after it, and the states before its steps.
 
         Memory for the states of a segment is reused for the next segment.
         """
@@ -429,7 +429,7 @@ class _BackwardRun:
             yield first, last, memory
 
     def _compute_again(self, first: int, last: int, memory: Sequence[torch.Tensor]) -> None:
-        """Computes the states before the steps of a segment, from its first state."""
+        """Recomputes the states before the steps of a segment from its first state."""
         for begin in range(first, last - 1, BLOCK) if memory else ():
             count = min(begin + BLOCK, last - 1) - begin
             start = begin - first
@@ -456,14 +456,14 @@ def _empty(like: torch.Tensor, order: Order) -> torch.Tensor:
 
 
 def _sequence(steps: int, like: torch.Tensor, order: Order) -> torch.Tensor:
-    """Adjacent memory for a value of each step, in the order of a sequence ``order`` without its time."""
+    """Adjacent memory for a value of each step, in the order ``order`` of a sequence without its time dimension."""
     shape = (steps, *like.shape)
     strides = dense_strides(shape, (0, *(d for d in order if d != 0)))
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
 def _in_order(sequence: torch.Tensor, order: Order) -> torch.Tensor:
-    """The sequence in this order: unchanged, if time is outermost in it."""
+    """The sequence in this order. It is returned unchanged if time is the outermost dimension."""
     return sequence if order[0] == 0 else copy_in_order(sequence, order)
 
 
@@ -473,7 +473,7 @@ def _time_major(sequence: torch.Tensor) -> torch.Tensor:
 
 
 def _needed_order(sequence: torch.Tensor) -> Order | None:
-    """The order of a copy with dense, adjacent rows; None if the sequence has such rows."""
+    """The order of a copy with dense, adjacent rows, or None if the sequence already has such rows."""
     ours = (0, *(d for d in order_like(sequence) if d != 0))
     return None if sequence.stride() == dense_strides(sequence.shape, ours) else ours
 

@@ -1,4 +1,4 @@
-"""Graphs of steps without writes: Inductor has made some in place before it lowers the operators."""
+"""Graphs of steps without writes. Inductor may introduce in-place operations before it lowers the operators."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _SCATTERS = {
     _aten.slice.Tensor: _aten.slice_scatter.default,
     _aten.as_strided.default: _aten.as_strided_scatter.default,
 }
-"""By operator that takes a part of a tensor: the one that replaces the part."""
+"""Maps an operator that takes a part of a tensor to the operator that replaces this part."""
 
 
 class _UnknownWriteError(Exception):
-    """A write that has no form as an operator without one."""
+    """Raised for a write for which there is no operator without a write."""
 
 
 def without_writes(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph with a new value for each write; itself if it has none, or one of another kind.
+    """The graph with a new value for each write. Returns the graph itself if it has no write or an unsupported one.
 
-    The gradient of a step that takes a diagonal is zeros that are written to. What depends on which gradient, and what
-    is zero, shows in a graph without writes alone.
+    For example, the gradient of a step that takes a diagonal consists of zeros to which a diagonal is written. Only a
+    graph without writes shows which results depend on which gradient, and which results are zero.
     """
     if not any(_is_write(node) for node in module.graph.nodes):
         return module
@@ -45,14 +45,14 @@ def _is_write(node: fx.Node) -> bool:
 
 
 class _Rewrite:
-    """A copy of a graph. Nodes of the old graph stand for memory, those of the new one for values."""
+    """A copy of a graph. Nodes of the old graph represent memory, and nodes of the new graph represent values."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
         self._graph = fx.Graph()
         self._values: dict[fx.Node, Any] = {}
-        self._parents: dict[fx.Node, fx.Node] = {}  # of views
-        self._same: dict[fx.Node, fx.Node] = {}  # results of writes: the memory that was written to
+        self._parents: dict[fx.Node, fx.Node] = {}  # maps a view to the memory of which it is a view
+        self._same: dict[fx.Node, fx.Node] = {}  # maps the result of a write to the memory that was written
         self._versions: dict[fx.Node, int] = {}
 
     def run(self) -> fx.GraphModule:
@@ -76,7 +76,7 @@ class _Rewrite:
         return node
 
     def _read(self, node: fx.Node) -> Any:
-        """The value of memory now: of a view, taken again if what it is a part of has been written to."""
+        """The current value of memory. A view is taken again if its source has been written to."""
         node = self._memory(node)
         if node in self._parents and self._versions[node] != self._versions.get(self._root(node), 0):
             self._values[node] = self._graph.node_copy(node, self._read)

@@ -26,6 +26,7 @@ from flexsn_hop.lowering._lowering import (
     reasons,
     requested_lowering,
 )
+from flexsn_hop.lowering._masks import masks_as_conditions
 from flexsn_hop.lowering._opaque import encode_program, run_scan
 from flexsn_hop.lowering._padding import without_padding
 
@@ -38,28 +39,28 @@ def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
     """Lower one call of an operator; ``name`` is the requested lowering."""
-    call = replace(call, graphs=tuple(without_padding(without_writes(graph)) for graph in call.graphs))
-    found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
-    refused = dict(found.refused)
-    for lowering in found.lowerings:
+    call = replace(call, graphs=tuple(without_padding(masks_as_conditions(without_writes(g))) for g in call.graphs))
+    result = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
+    refused = dict(result.refused)
+    for lowering in result.lowerings:
         try:
             return _lower_with(lowering, call, layout)
         except NotImplementedError as error:
             refused[lowering.name] = str(error)
-    if not found.may_be_the_loop:
+    if not result.may_be_the_loop:
         raise LoweringError(
-            f"the lowering {found.asked!r} cannot compile this core: {reasons(refused)} Use 'auto' or 'loop' instead"
+            f"the lowering {result.asked!r} cannot compile this core: {reasons(refused)} Use 'auto' or 'loop' instead"
         )
-    if found.lowerings and not _attributes(call):
+    if result.lowerings and not _attributes(call):
         warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}")
-    elif found.asked == "auto":
+    elif result.asked == "auto":
         _log_once(f"a compiled scan runs as a loop, without kernels: {reasons(refused) or NO_KERNELS}")
-    return _lower_to_loop(call, layout, found.asked)
+    return _lower_to_loop(call, layout, result.asked)
 
 
 @functools.cache
 def _log_once(message: str) -> None:
-    """Logs once a fallback that may be intended; ``lowering="loop"`` requests it explicitly."""
+    """Logs a fallback once, because it may be intended. ``lowering="loop"`` requests it explicitly."""
     _logger.warning("%s (lowering='loop', or %s=loop, selects the loop)", message, LOWERING_VARIABLE)
 
 
@@ -67,11 +68,11 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
     attributes = _attributes(call)
     if any(isinstance(attribute, torch.Tensor) for attribute in attributes):
         raise NotImplementedError(
-            "the core makes a constant tensor, which only the loop supports: make it outside of the core."
+            "the core creates a constant tensor, which only the loop supports: create it outside of the core."
         )
     if attributes:
         raise NotImplementedError(
-            "the core calls an operator that has graphs of its own, as scan, cond and while_loop do, which only the "
+            "the core calls an operator that contains graphs, such as scan, cond or while_loop, which only the "
             "loop supports."
         )
 
@@ -91,27 +92,29 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
 
 
 def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
-    """Rejects results that differ from those that the rest of the graph was made for.
+    """Rejects results that differ from those for which the rest of the graph was made.
 
     Raises:
         LoweringError.
     """
     if len(results) != len(wanted):
-        raise LoweringError(f"{who} gave {len(results)} results; the layout wants {len(wanted)}")
+        raise LoweringError(f"{who} returned {len(results)} results; the layout requires {len(wanted)}")
     for index, (result, like) in enumerate(zip(results, wanted, strict=True)):
         if not isinstance(result, torch.Tensor):
-            raise LoweringError(f"{who} gave a {type(result).__name__} as result {index}; it must be a torch.Tensor")
+            raise LoweringError(
+                f"{who} returned a {type(result).__name__} as result {index}; it must be a torch.Tensor"
+            )
         sizes = zip(result.shape, like.shape, strict=False)
         if (
             result.dim() != like.dim()
             or any(type(size) is type(right) is int and size != right for size, right in sizes)
             or (result.dtype, result.device) != (like.dtype, like.device)
         ):
-            raise LoweringError(f"{who} gave {describe(result)} as result {index}; it must be {describe(like)}")
+            raise LoweringError(f"{who} returned {describe(result)} as result {index}; it must be {describe(like)}")
 
 
 def _attributes(call: InductorCall) -> list[Any]:
-    """Attributes of the graphs other than operators: constant tensors, and graphs."""
+    """Attributes of the graphs that are not operators: constant tensors, and graphs."""
     return [
         operator.attrgetter(str(node.target))(graph)
         for graph in call.graphs
@@ -122,8 +125,8 @@ def _attributes(call: InductorCall) -> list[Any]:
 def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout, asked: str) -> Sequence[Any]:
     if call.is_ahead_of_time:
         warn(
-            "a program that is compiled ahead of time calls a scan's loop, which is Python: it runs in processes that "
-            f"have imported flexsn_hop, and nowhere else. With {LOWERING_VARIABLE}=scan in the environment and torch "
+            "a program that is compiled ahead of time calls a scan's loop, which is Python: it runs only in processes "
+            f"that have imported flexsn_hop. With {LOWERING_VARIABLE}=scan in the environment and torch "
             "2.15, torch.export.export records torch's own scan instead, and the program needs no Python",
         )
     sizes = [index for index, example in enumerate(call.examples) if not isinstance(example, torch.Tensor)]

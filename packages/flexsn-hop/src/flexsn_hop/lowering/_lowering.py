@@ -1,4 +1,4 @@
-"""Selection of the code that a compiled scan becomes, and the registration of lowerings by other packages."""
+"""Selection of the code for a compiled scan, and registration of lowerings by other packages."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ LOWERING_VARIABLE = "FLEXSN_HOP_LOWERING"
 LOWERINGS = ("auto", "kernel", "compiled_loop", "scan", "while_loop", "loop")
 
 KERNELS = "flexsn_runtime"
-"""The lowering that is tried first, and its package. The order of imports does not matter."""
+"""The lowering that is tried first, and the name of its package. The order of imports does not matter."""
 
 NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 
 CODE_VERSION = 9
-"""Raised whenever the code that this package generates for a scan or its gradient changes.
+"""Increased whenever the code that this package generates for a scan or its gradient changes.
 
-It is among the operator's arguments, and so in the key by which Inductor finds compiled code on
+It is among the operator's arguments, and thus in the key by which Inductor finds compiled code on
 disk. This key does not contain the lowering itself.
 """
 
@@ -55,13 +55,13 @@ class ScanLowering(Protocol):
     the operator, and all of their calls, even Triton launches through ``torch.library.wrap_triton``,
     become part of its graph. They must not depend on the values of tensors. The number of steps may be
     symbolic, so they must not rely on a plain int. Strides are those that the tensors will
-    have. For an initial state for which ``layout.zero_states`` is True, they may use the shape and
-    dtype alone: its memory is not written. A ``NotImplementedError`` means that no kernels exist
-    for this core; then the next lowering is tried. If none is left, the scan becomes the loop, with
-    a warning that lists all reasons, or is refused, if ``"kernel"`` is requested.
+    have. For an initial state for which ``layout.zero_states`` is True, they may use only the shape and
+    the dtype, because its memory is not written. A ``NotImplementedError`` means that there are no kernels
+    for this core. In that case, the next lowering is tried. If there is none left, the scan becomes the loop
+    with a warning that lists all reasons, or is rejected if ``"kernel"`` is requested.
 
-    Inductor lowers the two one by one. So a backward may receive checkpoints at the interval of another
-    lowering, which was tried before and refused the core.
+    Inductor lowers the two operators one by one. Therefore, a backward may receive checkpoints at the interval of
+    another lowering, which was tried before and rejected the core.
     """
 
     @property
@@ -73,28 +73,28 @@ class ScanLowering(Protocol):
     def version(self) -> str:
         """Version of the generated code.
 
-        It changes whenever this code does, and is part of the keys of caches on disk.
+        It changes whenever this code changes, and is part of the keys of caches on disk.
         """
         ...
 
     def checkpoint_interval(self, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
-        """K of the states that a training forward saves, at least 1; see :class:`ScanLayout`.
+        """K of the states that a training forward saves, at least 1. See :class:`ScanLayout`.
 
-        ``core`` is the captured graph of one step; ``primals`` are (fake) input sequences and states.
+        ``core`` is the captured graph of one step. ``primals`` are (fake) input sequences and states.
         """
         ...
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """The reason why it cannot lower a scan of (fake) arguments like these; None if it can."""
+        """The reason why it cannot lower a scan of (fake) arguments like these, or None if it can."""
         ...
 
     def forward(
         self, core: torch.fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]
     ) -> Sequence[torch.Tensor]:
-        """The forward operator; ``core`` is the ATen graph of one step.
+        """The forward operator. ``core`` is the ATen graph of one step.
 
-        ``layout`` defines its results. They have the memory format of :func:`eager_scan`, and share memory
-        with nothing. Rows of checkpoints have the format of the state, one after the other.
+        ``layout`` defines its results. They have the memory format of :func:`eager_scan`, and do not share memory.
+        Rows of checkpoints are adjacent, and each has the format of the state.
         """
         ...
 
@@ -105,7 +105,7 @@ class ScanLowering(Protocol):
         layout: BackwardLayout,
         args: Sequence[Any],
     ) -> Sequence[torch.Tensor]:
-        """The backward operator; ``vjp`` is the ATen graph of the step's VJP.
+        """The backward operator. ``vjp`` is the ATen graph of the step's VJP.
 
         ``vjp`` takes the values of one step (inputs, states, lifted), the output gradients that are
         present, and the cotangents of the active new states. It returns the gradients of the inputs
@@ -129,7 +129,7 @@ def _installed_kernels() -> ScanLowering | None:
         kernels: ScanLowering = importlib.import_module(KERNELS).KernelLowering()
     except Exception as error:
         warn(
-            f"compiled scans run as loops, since {KERNELS} is installed and cannot be imported: "
+            f"compiled scans run as loops, because {KERNELS} is installed but cannot be imported: "
             f"{type(error).__name__}: {error}"
         )
         return None
@@ -142,29 +142,29 @@ _registered: list[_Registration | None] = [None]
 
 def _registrations() -> list[_Registration]:
     """The registered lowerings, and the installed kernels unless kernels of their name are registered."""
-    found = [entry for entry in _registered if entry is not None]
-    if None in _registered and all(entry.lowering.name != KERNELS for entry in found):
+    results = [entry for entry in _registered if entry is not None]
+    if None in _registered and all(entry.lowering.name != KERNELS for entry in results):
         kernels = _installed_kernels()
         if kernels is not None:
-            found.append(_Registration(kernels, None))
-    return found
+            results.append(_Registration(kernels, None))
+    return results
 
 
 def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None) -> Callable[[], None]:
-    """Offers a lowering for compiled scans, after the registered ones. Returns a function that undoes this.
+    """Registers a lowering for compiled scans after the existing ones. Returns a function that undoes this.
 
-    A scan is lowered by the first lowering that can lower it. Their order does not depend on imports:
-    first ``"flexsn_runtime"``, the kernels of flexsn-runtime, which is found if it is installed; then the
-    others in the order of registration. A lowering with ``before`` precedes the one of this name.
+    A scan is lowered by the first lowering that can lower it. Their order does not depend on imports. The first
+    one is ``"flexsn_runtime"``, the kernels of flexsn-runtime, which are used if they are installed. The others
+    follow in the order of registration. A lowering with ``before`` precedes the lowering of this name.
     :func:`scan_lowerings` lists the order, and the reasons why lowerings cannot lower a scan.
 
     Args:
-        lowering: The lowering; its name must be unique.
+        lowering: The lowering. Its name must be unique.
         before: The name of a lowering, registered now or later, that this one precedes.
 
     Raises:
-        LoweringError: A lowering of this name exists, or the name is that of the kernels and ``lowering`` does
-            not belong to them (a ``ValueError``).
+        LoweringError: There is already a lowering of this name, or the name is that of the kernels and ``lowering``
+            does not belong to them (a ``ValueError``).
         TypeError: ``lowering`` is not an object with all attributes of :class:`ScanLowering`.
 
     Example:
@@ -203,11 +203,11 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
 def _check_lowering(lowering: object) -> None:
     if isinstance(lowering, type):
         raise TypeError(f"a lowering is an object, and not a class: register {lowering.__name__}()")
-    wanted = ("name", "version", "checkpoint_interval", "why_unavailable", "forward", "backward")
-    missing = [name for name in wanted if not hasattr(lowering, name)]
+    requested = ("name", "version", "checkpoint_interval", "why_unavailable", "forward", "backward")
+    missing = [name for name in requested if not hasattr(lowering, name)]
     if missing:
         raise TypeError(
-            f"a {type(lowering).__name__} is no lowering: it has no {', no '.join(missing)}; see ScanLowering"
+            f"a {type(lowering).__name__} is not a lowering: it has no {', no '.join(missing)}; see ScanLowering"
         )
 
 
@@ -219,12 +219,12 @@ def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
     """The registered lowerings in the order in which they are tried, each with the reason why it cannot lower a scan.
 
     Args:
-        *flat_args: Arguments of the scan: ``[*input_seqs, *init_states, *lifted]``. Without any, all
+        *flat_args: Arguments of the scan: ``[*input_seqs, *init_states, *lifted]``. If there are none, all
             reasons are None.
 
     Returns:
         By name of a lowering, the reason why it cannot lower a scan of tensors like these. None means that it can,
-        unless it refuses the core.
+        unless it rejects the core.
 
     Example:
         >>> from flexsn_hop import scan_lowerings
@@ -240,23 +240,24 @@ def _why_unavailable(lowering: ScanLowering, flat_args: Sequence[Any]) -> str | 
 
 
 def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
-    """The interval between checkpoints that a lowering sets.
+    """The interval between checkpoints that a lowering specifies.
 
     Raises:
-        LoweringError: It is not a valid interval: without checkpoints, the gradient would be wrong.
+        LoweringError: The interval is invalid. Without checkpoints, the gradient would be wrong.
     """
     with naming(lowering, "checkpoint_interval"):
         interval = lowering.checkpoint_interval(core, primals)
     if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
         raise LoweringError(
-            f"checkpoint_interval of the lowering {lowering.name!r} gave {interval!r}; it must give an int, 1 or more"
+            f"checkpoint_interval of the lowering {lowering.name!r} returned {interval!r}; it must return an int, 1 "
+            "or more"
         )
     return interval
 
 
 @contextlib.contextmanager
 def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
-    """Adds the lowering's name to its own errors. A ``NotImplementedError``, for a core that it cannot lower, is none.
+    """Adds the lowering's name to its errors, except for a ``NotImplementedError``, which rejects a core.
 
     Raises:
         LoweringError: The lowering raised any other error.
@@ -268,7 +269,7 @@ def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
     except Exception as error:
         raise LoweringError(
             f"{what} of the lowering {lowering.name!r} failed with {type(error).__name__}: {error}; "
-            f"lowering='loop', or {LOWERING_VARIABLE}=loop, does without it"
+            f"lowering='loop', or {LOWERING_VARIABLE}=loop, avoids it"
         ) from error
 
 
@@ -291,7 +292,7 @@ def requested_lowering(argument: str | None) -> str:
     """The lowering requested by the argument, otherwise by ``FLEXSN_HOP_LOWERING``, otherwise ``"auto"``.
 
     Raises:
-        LoweringError: No lowering has this name.
+        LoweringError: There is no lowering of this name.
     """
     origin = "the argument lowering" if argument else f"the environment's {LOWERING_VARIABLE}"
     name = argument or os.environ.get(LOWERING_VARIABLE) or "auto"
@@ -305,12 +306,12 @@ def requested_lowering(argument: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The registered lowerings that can lower a scan, in order, and reasons why the others cannot.
+    """The registered lowerings that can lower a scan, in order, and the reasons why the others cannot.
 
     Attributes:
         asked: The requested lowering: ``"auto"``, ``"kernel"``, ``"loop"`` or a registered name.
-        lowerings: The lowerings that can; if empty, the scan becomes the loop.
-        refused: By name of a lowering that cannot, the reason.
+        lowerings: The lowerings that can lower the scan. If empty, the scan becomes the loop.
+        refused: The reasons of the lowerings that cannot, by name.
     """
 
     asked: str
@@ -338,8 +339,8 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
     """
     if name in ("scan", "while_loop"):
         raise LoweringError(
-            f"the lowering {name!r} takes the place of flex_sn_scan when Dynamo captures it; a graph "
-            "that already holds the operator, and `scan`, accept auto, kernel and loop"
+            f"the lowering {name!r} replaces flex_sn_scan when Dynamo captures it; a graph "
+            "that already contains the operator, and `scan`, accept auto, kernel and loop"
         )
     able, refused = [], {}
     for lowering in _in_order():
@@ -350,13 +351,13 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
             able.append(lowering)
         else:
             refused[lowering.name] = why
-    found = Candidates(name, able, refused)
-    if not able and not found.may_be_the_loop:
+    result = Candidates(name, able, refused)
+    if not able and not result.may_be_the_loop:
         why = reasons(refused) or f"none is registered, and {NO_KERNELS}"
         raise LoweringError(f"the lowering {name!r} is not available: {why}. Use 'auto' or 'loop' instead")
-    return found
+    return result
 
 
 def code_version() -> str:
-    """The versions, besides its graph, that code generated for a scan depends on."""
+    """The versions on which code generated for a scan depends, in addition to its graph."""
     return "+".join([str(CODE_VERSION), *(f"{lowering.name}:{lowering.version}" for lowering in _in_order())])

@@ -1,6 +1,6 @@
-"""The loop as an ordinary custom operator, which takes the step's graph as text.
+"""The loop as an ordinary custom operator that takes the step's graph as text.
 
-A compiler without support for the scan can call it. Inductor does if no kernel is registered.
+A compiler without support for the scan can call it. Inductor calls it if no kernel is registered.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ class _Program:
                     return self._compiled(args)
             except StepCodeError as error:
                 self._refuse(str(error))
-                self._compiled = None  # otherwise each call would try again
+                self._compiled = None  # otherwise, each call would try again
         if isinstance(self.layout, BackwardLayout):
             return backward_loop(self.graphs[0], self.graphs[1], self.layout, args)
         return forward_loop(self.graphs[0], self.layout, args)
 
     def _refuse(self, reason: str) -> None:
-        """Logs the reason why steps run operator by operator, or raises if their code was required."""
+        """Logs the reason why steps run operator by operator, or raises an error if compiled steps were required."""
         if self._lowering == "compiled_loop":
             raise StepCodeError(
                 f"the lowering 'compiled_loop' is not available: {reason}. Use 'auto' or 'loop' instead"
             )
-        _log_once(f"a compiled scan runs operator by operator: {reason} (lowering='loop' demands it)")
+        _log_once(f"a compiled scan runs operator by operator: {reason} (lowering='loop' requests it)")
 
     def shapes(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         if isinstance(self.layout, BackwardLayout):
@@ -82,10 +82,10 @@ def _log_once(message: str) -> None:
 
 
 def encode_program(graphs: Sequence[torch.fx.GraphModule], layout: ScanLayout | BackwardLayout, lowering: str) -> str:
-    """The argument ``program`` of :func:`run_scan`: layout and graphs as text.
+    """The argument ``program`` of :func:`run_scan`: the layout and the graphs as text.
 
     Args:
-        lowering: ``"compiled_loop"`` for Inductor's code for the steps, ``"loop"`` for single operators,
+        lowering: ``"compiled_loop"`` for Inductor's code for the steps, ``"loop"`` for single operators, or
             ``"auto"`` for the first of these that is available.
 
     Raises:
@@ -117,12 +117,12 @@ def _shapes(
     sizes: Sequence[int] | None,
     size_positions: Sequence[int] | None,
 ) -> list[torch.Tensor]:
-    # Bypasses the cache, since the graph's constants are fake here.
+    # Bypasses the cache, because the graph's constants are fake here.
     with numbers_of_a_step(tensors):
         return list(_decode.__wrapped__(program).shapes(merged(tensors, sizes, size_positions)))
 
 
-# The loop reads any strides, so the compiler need not copy inputs to a certain layout.
+# The loop works with any strides, so the compiler need not copy inputs to a certain layout.
 torch.library.define("flexsn_hop::run_scan", _SCHEMA, tags=(torch.Tag.flexible_layout,))
 torch.library.impl("flexsn_hop::run_scan", "CompositeExplicitAutograd", _run)
 torch.library.register_fake("flexsn_hop::run_scan", _shapes)

@@ -10,7 +10,7 @@ from torch import fx
 __all__ = ["without_padding"]
 
 _aten = torch.ops.aten
-# By product: positions of its matrices among its arguments.
+# For each product, the positions of its matrices among its arguments.
 _PRODUCTS: dict[Any, tuple[int, int]] = {
     _aten.mm.default: (0, 1),
     _aten.bmm.default: (0, 1),
@@ -20,10 +20,10 @@ _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.full.default)
 
 
 def without_padding(module: fx.GraphModule) -> fx.GraphModule:
-    """A step's graph as it was before Inductor padded the matrices of its products, on a GPU, for their alignment.
+    """Restores a step's graph to its form before Inductor padded the matrices of its products for alignment on a GPU.
 
-    Inductor times both forms and keeps the faster one, before any lowering is tried. For a lowering with products of
-    its own, the padding would be an additional operation that mixes elements. Returns `module` itself if nothing is
+    Inductor times both forms and keeps the faster one, before any lowering is tried. For a lowering with its own
+    products, the padding would be an additional operation that mixes elements. Returns `module` itself if nothing is
     padded.
 
     Args:
@@ -51,7 +51,7 @@ def _unpad(graph: fx.Graph, product: fx.Node) -> None:
         return
     for i, arg in enumerate(args[:one]):  # the addend
         if arg is not product.args[i] and _shape(arg) != sizes[-len(_shape(arg)) :]:
-            return  # its trailing zeros do not belong to the padding
+            return  # the trailing zeros of the addend do not belong to the padding
     with graph.inserting_before(product):
         new = graph.call_function(product.target, tuple(args), dict(product.kwargs))  # type: ignore[arg-type]
     new.meta = dict(last.meta)
@@ -59,7 +59,7 @@ def _unpad(graph: fx.Graph, product: fx.Node) -> None:
 
 
 def _within(value: Any) -> Any:
-    """The value inside of padding with zeros at the end of each dimension; otherwise the value itself."""
+    """The value inside of padding with zeros at the end of each dimension. Without padding, the value itself."""
     if not isinstance(value, fx.Node) or not _is_padding(value):
         return value
     padded = value.args[0]
@@ -88,5 +88,5 @@ def _is_beginning(node: fx.Node) -> bool:
 
 
 def _shape(node: Any) -> list[str]:
-    """The sizes as text, which can be compared without a guard."""
+    """The sizes as text, so that they can be compared without a guard."""
     return [str(size) for size in node.meta["val"].shape]

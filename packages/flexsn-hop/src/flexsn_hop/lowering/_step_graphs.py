@@ -21,15 +21,15 @@ __all__ = ["BLOCK", "BackwardStep", "StepCodeError", "WritingStep", "backward_st
 _aten = torch.ops.aten
 
 BLOCK = 1024
-"""Number of steps whose rows exist as tensors at a time: such a tensor takes some 500 bytes by itself."""
+"""Number of steps whose rows exist as tensors at a time. Each of these tensors takes some 500 bytes."""
 
 
 class StepCodeError(LoweringError):
-    """Inductor has no code for a step."""
+    """Inductor cannot generate code for a step."""
 
 
 class WritingStep:
-    """A step that reads rows of sequences by their number, and writes its results into its last arguments.
+    """A step that reads rows of sequences by their number, and writes its results to its last arguments.
 
     Its graph takes the number, the sequences, and tensors. Its code is compiled once for each memory layout.
     """
@@ -39,17 +39,17 @@ class WritingStep:
         self._codes: dict[tuple[Any, ...], StepCode] = {}
 
     def run(self, numbers: range, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Takes a step for each of the numbers, at most ``BLOCK``.
+        """Runs a step for each of at most ``BLOCK`` consecutive numbers.
 
-        A step reads the row of its number from each sequence, and its entry of each column. Entries of a column are
-        alike. The sequences are dense, and time is their outermost dimension.
+        A step reads the row of its number from each sequence, and its entry of each column. All entries of a column
+        have the same properties. The sequences are dense, and time is their outermost dimension.
 
         Raises:
-            StepCodeError: Inductor fails to compile the step.
+            StepCodeError: Inductor failed to compile the step.
         """
         code = self._code(sequences, columns)
         repeated = ([sequence] * len(numbers) for sequence in sequences)
-        # This loop runs in C: a loop in Python would be a large part of the time of a small step.
+        # This loop runs in C, because a loop in Python would take a large part of the time of a small step.
         deque(map(code, map(list, zip(numbers, *repeated, *columns, strict=True))), maxlen=0)
 
     def _code(self, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> StepCode:
@@ -77,9 +77,9 @@ def _are_aligned(column: Sequence[torch.Tensor]) -> bool:
 
 
 def bind_sizes(module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModule:
-    """The graph for these sizes. All of its arguments are tensors.
+    """Replaces the sizes among the arguments of a graph with numbers, so that all its arguments are tensors.
 
-    ``values`` are the values of its first arguments; the arguments after them are tensors.
+    ``values`` are the values of its first arguments. The arguments after them are tensors.
     """
     if all(isinstance(value, torch.Tensor) for value in values):
         return module
@@ -109,15 +109,15 @@ class _Builder:
         return [self.argument(kind) for _ in range(count)]
 
     def row(self, sequence: fx.Node) -> fx.Node:
-        """A step's row of a sequence. Call this after all arguments are made."""
+        """A step's row of a sequence. Call this after all arguments have been created."""
         return self._graph.call_function(_aten.select.int, (sequence, 0, self._number))
 
     def inline(self, arguments: Sequence[fx.Node]) -> Sequence[Any]:
         """The results of the step for these arguments."""
-        found: Any = self._graph.graph_copy(
+        result: Any = self._graph.graph_copy(
             self._source.graph, dict(zip(self._source.graph.find_nodes(op="placeholder"), arguments, strict=True))
         )
-        return found  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]
 
     def add(self, one: fx.Node, other: Any) -> fx.Node:
         return self._graph.call_function(_aten.add.Tensor, (one, other))
@@ -134,7 +134,7 @@ class _Builder:
 
 
 def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> WritingStep:
-    """A step that takes the arguments of ``core``, and memory for each of its results but the first ``skipped``."""
+    """A step that takes the arguments of ``core``, and memory for its results except for the first ``skipped``."""
     builder = _Builder(core)
     sequences = builder.arguments("sequence", layout.num_inputs)
     constants = builder.arguments("value", len(core.graph.find_nodes(op="placeholder")) - layout.num_inputs)
@@ -150,10 +150,10 @@ def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> 
 class BackwardStep:
     """A step of the backward, for cotangents of the active states, some of which are absent.
 
-    Its sequences are the inputs, the states before each step, the gradients of the outputs, and those of the states'
-    sequences. The other arguments are the lifted tensors; the present cotangents; and memory for the present gradients
-    of inputs, for the cotangents that are present before the step, and for the sums of the present gradients of lifted
-    tensors.
+    Its sequences are the inputs, the states before each step, the gradients of the outputs, and the gradients of the
+    states' sequences. The other arguments are the lifted tensors, the present cotangents, and memory for three kinds of
+    results: the present gradients of inputs, the cotangents that are present before the step, and the sums of the
+    present gradients of lifted tensors.
 
     Attributes:
         step: The step itself.
@@ -169,16 +169,16 @@ class BackwardStep:
 def backward_step(
     vjp: StepVJP, layout: BackwardLayout, num_values: int, carried: Sequence[bool], in_sequences: Sequence[bool]
 ) -> BackwardStep:
-    """The step for these cotangents and these gradients of the states by step; True means that one is present."""
+    """The step for these cotangents, and for gradients of the states by step. True means that a gradient is present."""
     is_present = [c or s for c, s in zip(carried, in_sequences, strict=True)]
     partial = vjp.partial([*[True] * sum(layout.output_grads), *is_present])
     builder = _Builder(partial.graph)
     num_by_step = layout.scan.num_inputs + layout.scan.num_states
     values = builder.arguments("sequence", num_by_step)
     gradients = builder.arguments("gradient", sum(layout.output_grads))
-    by_step = [builder.argument("gradient") if there else None for there in in_sequences]
+    by_step = [builder.argument("gradient") if present else None for present in in_sequences]
     lifted = builder.arguments("value", num_values - num_by_step)
-    cotangents = [builder.argument("cotangent") if there else None for there in carried]
+    cotangents = [builder.argument("cotangent") if present else None for present in carried]
     num_inputs = sum(layout.needs[: layout.scan.num_inputs])
     ends = (0, num_inputs, num_inputs + len(carried), len(partial.results))
     parts = [partial.results[first:last] for first, last in pairwise(ends)]

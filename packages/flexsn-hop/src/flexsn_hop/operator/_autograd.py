@@ -1,4 +1,4 @@
-"""The gradient of ``flex_sn_scan``: one backward operator, with the step's VJP as its graph."""
+"""The gradient of ``flex_sn_scan``: one backward operator, whose graph is the step's VJP."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from flexsn_hop.operator._vjp import Activity, find_activity, step_vjp, without_
 __all__: list[str] = []
 
 LOOP_CHECKPOINT_INTERVAL = 1
-"""A loop saves every state, so that the backward computes none again."""
+"""A loop saves every state, so that the backward recomputes none."""
 
 SPARE_CHECKPOINTS = 2
-"""Additional rows for a symbolic number of steps; see :class:`ScanLayout`."""
+"""Additional rows for a symbolic number of steps. See :class:`ScanLayout`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Options of the two operators. Without an interval of checkpoints, state sequences are saved."""
+    """Options of the two operators. If there is no interval of checkpoints, state sequences are saved."""
 
     lowering: str
     version: str
@@ -37,7 +37,7 @@ class _Options:
 
 
 def _under_autocast_of_now(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
-    """The core with the present autocast settings. The backward traces it again, without autocast."""
+    """The core with the current autocast settings. The backward traces it again while autocast is off."""
     kinds = {value.device.type for value in flat_args if isinstance(value, torch.Tensor)}
     kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # excludes tensors without data
     enabled = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
@@ -67,9 +67,9 @@ def _autograd(
     version: str,
     remat: int,
 ) -> tuple[torch.Tensor, ...]:
-    assert checkpoints == (0, 0)  # only this function makes checkpoints, below autograd
+    assert checkpoints == (0, 0)  # checkpoints are only added by this function, below autograd
     needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in flat_args]
-    # Gradients exist only for arguments of the backward operator.
+    # The arguments of the backward operator are the only ones that can have gradients.
     zeros = tuple(zero and not needs[num_inputs + index] for index, zero in enumerate(zero_states))
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, zero_states=zeros)
     with outside_of_tracing(flat_args) as fakes:
@@ -114,7 +114,7 @@ class _ScanFunction(torch.autograd.Function):
                 zero_states=layout.zero_states,
                 checkpoints=options.checkpoints,
                 version=options.version,
-                remat=0,  # the checkpoints implement it
+                remat=0,  # the checkpoints replace it
             )
         visible = layout.num_outputs + layout.num_states
         results, checkpoints = results[:visible], results[visible:]
@@ -168,5 +168,5 @@ class _ScanFunction(torch.autograd.Function):
             )
         if torch.is_grad_enabled():  # create_graph
             results = refuse_double_backward(results, args, _NO_SECOND)
-        found = iter(results)
-        return (None, None, None, None, *(next(found) if need else None for need in layout.needs))
+        matches = iter(results)
+        return (None, None, None, None, *(next(matches) if need else None for need in layout.needs))

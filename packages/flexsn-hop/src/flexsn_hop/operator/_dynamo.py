@@ -25,7 +25,7 @@ __all__ = ["complete_captured", "dynamo_hop_available", "node_options", "offer_t
 
 
 def dynamo_hop_available() -> bool:
-    """True if ``torch.compile`` can capture :data:`flex_sn_scan` as one node, on this torch.
+    """True if ``torch.compile`` can capture :data:`flex_sn_scan` as one node with this torch.
 
     If not, :func:`why_dynamo_hop_unavailable` returns the reason. :func:`eager_scan` works in any case.
 
@@ -38,7 +38,7 @@ def dynamo_hop_available() -> bool:
 
 
 def why_dynamo_hop_unavailable() -> str | None:
-    """The names that this torch lacks if :func:`dynamo_hop_available` is False; None if it is True."""
+    """The names that this torch lacks if :func:`dynamo_hop_available` returns False, otherwise None."""
     return why_dynamo_cannot_capture()
 
 
@@ -53,7 +53,7 @@ _COMPLETIONS: list[Callable[[torch.fx.GraphModule], None]] = []
 def complete_captured(complete: Callable[[torch.fx.GraphModule], None]) -> None:
     """Registers a function that changes the graph of each step that Dynamo captures, in place.
 
-    Some steps change an object while they run, which Dynamo refuses. Such a step calls an operator instead, and the
+    Some steps change an object while they run, which Dynamo rejects. Such a step calls an operator instead, and the
     function replaces the operator's nodes.
 
     Example:
@@ -119,7 +119,7 @@ def _instead(
 
 
 def _any_arity(*args: Any) -> None:
-    """Replaces a core whose parameters Dynamo cannot determine. The call itself raises."""
+    """Replaces a core whose parameters Dynamo cannot determine. The call itself raises the error."""
 
 
 def _after(call: CapturedCall, graph: torch.fx.GraphModule, samples: Sequence[Any], returned: Any) -> None:

@@ -1,4 +1,4 @@
-"""Finds operations that a core may not do inside the operator, by one step on fake tensors."""
+"""Finds operations that a core must not perform inside the operator, by running one step on fake tensors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["inspect_step"]
 def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
     """Rejects a core that draws random numbers or writes to its arguments.
 
-    Both would be silently wrong. The backward computes the step again, and would draw other
-    numbers. An argument is a slice that only the loop has, so a write to it would be lost.
+    Such a core would silently give wrong results. The backward recomputes the step, and would draw other
+    numbers. An argument is a slice that only exists in the loop, so a write to it would be lost.
 
     Raises:
         RandomOpError, MutationError.
@@ -29,16 +29,16 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
             if isinstance(value, torch.Tensor)
         }
         interpreter = _Located(core)
-        found: list[Exception] = []
+        rejections: list[Exception] = []
 
         def check(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
             if not isinstance(op, OpOverload):
                 return
             if _draws(op, args, kwargs):
-                found.append(
+                rejections.append(
                     RandomOpError(
                         f"the core calls {op}, which draws random numbers{interpreter.place()}: the "
-                        "backward computes each step again and would draw others. In a step of flexsn_nn, "
+                        "backward recomputes each step and would draw other numbers. In a step of flexsn_nn, "
                         "draw with flexsn_nn.random.normal_like, uniform_like or bernoulli_like; or draw before "
                         "the scan and pass the numbers as an input sequence, or use eager_scan"
                     )
@@ -46,7 +46,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
             for argument, value in zip(op._schema.arguments, args, strict=False):
                 if argument.is_write and isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in storages:
                     index = storages[value.untyped_storage()._cdata]
-                    found.append(
+                    rejections.append(
                         MutationError(
                             f"the core writes into its argument {index} with {op}"
                             f"{interpreter.place()}: return the new value instead"
@@ -56,12 +56,12 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
         inside = [graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core]
         with watch_operators(check, inside):
             interpreter.run(*values)
-    if found:  # raised here, since the interpreter would add its own text to the error
-        raise found[0]
+    if rejections:  # raised outside of the interpreter, which would add its own text to the error
+        raise rejections[0]
 
 
 def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True if a call of ``op`` draws random numbers. The tag alone is not enough: dropout draws only in training."""
+    """True if a call of ``op`` draws random numbers. The tag is not sufficient: dropout only draws in training."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     parameters = op._schema.arguments
@@ -76,7 +76,7 @@ def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 class _Located(torch.fx.Interpreter):
-    """Runs a graph, and keeps the line of the user's code that the current node comes from."""
+    """Runs a graph, and records the line of the user's code from which the current node comes."""
 
     _node: torch.fx.Node | None = None
 

@@ -43,11 +43,11 @@ __all__ = [
 
 
 class FlexSNScan(LowersItself, HigherOrderOperator):
-    """The scan over time as one operator; ``flex_sn_scan`` is its only instance.
+    """The scan over time as one operator. ``flex_sn_scan`` is its only instance.
 
-    Must equal :func:`eager_scan`, with its arguments, results and errors. A direct call
+    It must be equal to :func:`eager_scan`, with the same arguments, results and errors. A direct call
     runs that loop. Under ``torch.compile``, ``make_fx`` and ``torch.export``, a graph contains one node
-    for it, and one for its backward, of constant size for every number of steps. The node's first
+    for it, and one for its backward. Their size does not depend on the number of steps. The node's first
     argument is the graph of the core.
 
     Args:
@@ -57,15 +57,15 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         num_inputs: Number of input sequences, at least 1.
         num_states: Number of states.
         num_outputs: Number of outputs of one step.
-        *flat_args: ``[*input_seqs, *init_states, *lifted]``; see :func:`eager_scan`.
-        output_template_specs: Description of the outputs for ``T == 0``; see :func:`eager_scan`.
+        *flat_args: ``[*input_seqs, *init_states, *lifted]``. See :func:`eager_scan`.
+        output_template_specs: Description of the outputs for ``T == 0``. See :func:`eager_scan`.
         final_state: True to return the last states ``[*step]`` instead of the state sequences, as
             :func:`flex_sn_scan_final_state` does.
         lowering: The form of a compiled scan: ``"auto"``, ``"kernel"``, ``"scan"``,
-            ``"while_loop"``, ``"loop"`` or the name of a registered one. None reads
-            ``FLEXSN_HOP_LOWERING``, and defaults to ``"auto"``.
+            ``"while_loop"``, ``"loop"`` or the name of a registered lowering. None uses the environment
+            variable ``FLEXSN_HOP_LOWERING``, and otherwise ``"auto"``.
         zero_states: For each initial state, True if the caller guarantees that it is zeros, so that
-            kernels need not read it. Empty if none is.
+            kernels need not read it. Empty if no state is.
         checkpoints, version, remat: Set in graphs by this package. Do not pass them.
 
     Returns:
@@ -74,15 +74,15 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
     Raises:
         The errors of :func:`eager_scan`.
         NonzeroStateError: ``zero_states`` is True for a state that is not zeros (a
-            ``ValueError``). Only a call that runs the loop checks it.
-        Under a compiler also
+            ``ValueError``). Only a call that runs the loop checks this.
+        In addition, under a compiler
         RandomOpError: The core draws random numbers (a ``NotImplementedError``).
-        MutationError: The core writes to its arguments (a ``RuntimeError``); through Dynamo, its
+        MutationError: The core writes to its arguments (a ``RuntimeError``). Dynamo raises its
             own error about a mutation.
         LoweringError: The lowering is unknown or unavailable (a ``ValueError``).
 
     Restrictions:
-        Under a compiler, gradients of gradients are refused, and the transforms of ``torch.func``
+        Under a compiler, gradients of gradients are rejected, and the transforms of ``torch.func``
         receive the unrolled loop instead of the node.
 
     Example:
@@ -104,7 +104,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
     def __name__(self) -> str:
         """The operator's name.
 
-        Dynamo uses this name to find out how to trace an operator. So a read of the name registers the operator
+        Dynamo uses this name to find out how to trace an operator. Therefore, a read of the name registers the operator
         with Dynamo. An earlier registration would have to import all of Dynamo.
         """
         offer_to_dynamo(self._name)
@@ -115,7 +115,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         assert name == self._name
 
     def __reduce__(self) -> tuple[Callable[[], FlexSNScan], tuple[()]]:
-        """Reduces to the only instance, so that modules that hold it can be copied and pickled."""
+        """Reduces to the only instance, so that modules that contain it can be copied and pickled."""
         return _the_operator, ()
 
     def __call__(
@@ -183,7 +183,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
 
 
 class FlexSNScanBackward(LowersItself, HigherOrderOperator):
-    """The backward of the scan as an operator, for autograd alone.
+    """The backward of the scan as an operator, for use by autograd only.
 
     Its arguments are the core's graph, the graph of the step's VJP, the three counts, and the arguments that
     :class:`BackwardLayout` defines.
@@ -224,7 +224,7 @@ def flex_sn_scan_final_state(
     """:data:`flex_sn_scan` with the last states as results instead of the state sequences.
 
     It is the same operator, but returns no state sequence, though training may save one.
-    Must equal :func:`eager_scan_final_state`, with its arguments and errors.
+    It must be equal to :func:`eager_scan_final_state`, with the same arguments and errors.
 
     Example:
         >>> import torch
@@ -252,14 +252,14 @@ flex_sn_scan_backward = FlexSNScanBackward()
 
 
 def _forward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ScanLayout, Sequence[Any]]:
-    """Layout and flat arguments of a call ``flex_sn_scan(core, I, S, O, *flat_args, **kwargs)``."""
+    """The layout and the flat arguments of a call ``flex_sn_scan(core, I, S, O, *flat_args, **kwargs)``."""
     interval, spare = kwargs["checkpoints"]
     layout = ScanLayout(args[1], args[2], args[3], kwargs["final_state"], interval, spare, kwargs["zero_states"])
     return layout, args[4:]
 
 
 def _backward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[BackwardLayout, Sequence[Any]]:
-    """Layout and arguments of a call ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
+    """The layout and the arguments of a call ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
     options = {key: value for key, value in kwargs.items() if key not in ("lowering", "version")}
     final_state, zero_states = options.pop("final_state"), options.pop("zero_states")
     scan = ScanLayout(args[2], args[3], args[4], final_state, zero_states=zero_states)

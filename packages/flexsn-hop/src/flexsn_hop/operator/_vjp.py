@@ -19,13 +19,14 @@ __all__ = ["Activity", "find_activity", "step_vjp", "without_absent"]
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The outputs and states that a gradient flows through.
+    """The outputs and states through which a gradient flows.
 
     Attributes:
         outputs: For each output, True if it depends differentiably on an argument that needs a gradient.
-        states: For each state, True if this holds for one of its values, before the first step or after any step.
-        state_results: For each state, True if it holds for the values after steps. It does not for a state that every
-            step sets to a constant.
+        states: For each state, True if its initial value or its value after any step depends differentiably on such an
+            argument.
+        state_results: For each state, True if its value after any step depends differentiably on such an argument.
+            False for a state that every step sets to a constant.
     """
 
     outputs: tuple[bool, ...]
@@ -34,10 +35,10 @@ class Activity:
 
 
 def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]) -> Activity:
-    """The outputs and states that depend differentiably on an argument in ``needs``, at some step.
+    """The outputs and states that depend differentiably, at some step, on an argument in ``needs``.
 
     ``samples`` are values, possibly fake tensors, of one step's arguments. A state may need a gradient
-    only after several steps, so the search repeats until it adds nothing.
+    only after several steps, so the search is repeated until it finds nothing new.
     """
     _, states, _ = layout.split(needs)
     active = tuple(states)
@@ -57,7 +58,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
     It takes the values of one step (inputs, states, lifted), the output gradients that are
     present, and the cotangents of the active new states. It returns the gradients of
-    ``layout.wanted``, in order. It computes the step again, since nothing else is saved.
+    ``layout.wanted``, in order. It recomputes the step, because nothing else is saved.
     """
     scan = layout.scan
     num_values = len(layout.needs)
@@ -66,7 +67,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
     def vjp(*args: Any) -> tuple[torch.Tensor, ...]:
         leaves, values = _differentiable_step(core, scan, args[:num_values], layout.wanted)
         receivers = [value for value, received in zip(values, receives, strict=True) if received]
-        # A value may be constant at this step, such as a state that is reset to a constant.
+        # A value may be constant at this step. An example is a state that is reset to a constant.
         pairs = [
             (value, cotangent)
             for value, cotangent in zip(receivers, args[num_values:], strict=True)
@@ -87,24 +88,24 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
 
 def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
-    """Drops the gradients that no gradient reaches at any step. For these, autograd has None, not zeros.
+    """Drops the results that depend on no output gradient at any step. For these, autograd returns None, not zeros.
 
     ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the dropped results, and
-    the layout that no longer needs them. The gradient of an active state stays a result of the graph.
+    the layout that no longer needs them. The gradient of an active state remains a result of the graph.
     """
     (output,) = vjp.graph.find_nodes(op="output")
     entries: Any = output.args[0]
     sources = _sources(vjp.graph, len(layout.needs))
-    wanted = [position for position, want in enumerate(layout.wanted) if want]
-    by_position = {position: sources[entry] for position, entry in zip(wanted, entries, strict=True)}
+    requested = [position for position, want in enumerate(layout.wanted) if want]
+    by_position = {position: sources[entry] for position, entry in zip(requested, entries, strict=True)}
     states = [index for index, active in enumerate(layout.active_states) if active]
     num_outputs = sum(layout.output_grads)
     came = [state for state, given in enumerate(layout.state_grads) if given]
     present = {*range(num_outputs), *(num_outputs + states.index(state) for state in came)}
 
     def flows(position: int) -> bool:
-        found = by_position[position]
-        return found is None or not present.isdisjoint(found)
+        result = by_position[position]
+        return result is None or not present.isdisjoint(result)
 
     while True:
         carried = {num_outputs + i for i, state in enumerate(states) if flows(layout.scan.num_inputs + state)}
@@ -113,7 +114,7 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
         present |= carried
     needs = tuple(need and flows(position) for position, need in enumerate(layout.needs))
     reduced = replace(layout, needs=needs)
-    kept = [entry for position, entry in zip(wanted, entries, strict=True) if reduced.wanted[position]]
+    kept = [entry for position, entry in zip(requested, entries, strict=True) if reduced.wanted[position]]
     if len(kept) < len(entries):
         output.args = (tuple(kept),)
         vjp.graph.eliminate_dead_code()
@@ -122,7 +123,10 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
 
 
 def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
-    """By node: positions of the cotangents that it depends on; None for a nonzero node that depends on none."""
+    """Maps each node to the positions of the cotangents on which it depends.
+
+    A nonzero node that depends on no cotangent is mapped to None.
+    """
     sources: dict[fx.Node, frozenset[int] | None] = {}
     placeholders = graph.find_nodes(op="placeholder")
     for position, node in enumerate(placeholders):
@@ -130,8 +134,8 @@ def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] |
     for node in graph.nodes:
         if node in sources:
             continue
-        found = frozenset[int]().union(*(sources[source] or () for source in node.all_input_nodes))
-        sources[node] = found if found or is_zero(node) else None
+        result = frozenset[int]().union(*(sources[source] or () for source in node.all_input_nodes))
+        sources[node] = result if result or is_zero(node) else None
     return sources
 
 

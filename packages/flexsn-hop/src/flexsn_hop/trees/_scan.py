@@ -1,4 +1,4 @@
-"""``scan``: recurrences on trees of tensors, by means of the operator ``flex_sn_scan``."""
+"""``scan``: recurrences on trees of tensors, based on the operator ``flex_sn_scan``."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ def scan(
     dim: int = 0,
     remat: int | None = None,
 ) -> tuple[Carry, Y]:
-    """Calls ``step`` for one time step after the other, and passes its carry on to the next.
+    """Calls ``step`` for one time step after the other, and passes its carry on to the next step.
 
     Eagerly, this is a loop with ordinary autograd. Under ``torch.compile``, ``make_fx`` and ``torch.export``,
-    it is one node of the graph, :data:`flex_sn_scan`, and one in the graph of the backward, of constant size
-    for every number of steps.
+    it is one node of the graph, :data:`flex_sn_scan`, and one node in the graph of the backward. Their size
+    does not depend on the number of steps.
 
     Args:
         step: ``step(carry, x) -> (new_carry, y)``, one time step. Captured tensors (closure, parameters
             of a module, ``functools.partial``, bound method) get gradients.
-        init: The first carry: a tensor, or containers of ``torch.utils._pytree`` with tensors and None in
-            them (dict, list, tuple, namedtuple, registered dataclasses).
-            A carry keeps its structure, and each tensor its shape, dtype and device.
-        xs: The sequences, as such a tree. ``step`` receives their slices along ``dim``. If it is None, or a tree
-            without tensors, ``step`` receives it unchanged, ``length`` times.
-        length: The number of steps T, an int or a symbolic size. Required if ``xs`` has no tensor; otherwise
-            it must agree. If it depends on data, compilers need a check that it is not 0:
+        init: The first carry: a tensor, or containers of ``torch.utils._pytree`` that contain tensors and None
+            (dict, list, tuple, namedtuple, registered dataclasses).
+            A carry keeps its structure, and each tensor keeps its shape, dtype and device.
+        xs: The sequences, as a tree of this kind. ``step`` receives their slices along ``dim``. If it is None, or a
+            tree without tensors, ``step`` receives it unchanged, ``length`` times.
+        length: The number of steps T, an int or a symbolic size. Required if ``xs`` has no tensor. Otherwise,
+            it must agree with ``xs``. If it depends on data, compilers need a check that it is not 0:
             ``torch._check(length >= 1)``.
-        reverse: True to go from the last slice to the first. The y of step t is still at position t.
-        dim: The dimension of time, in all of ``xs`` and in the returned sequences. A negative one
+        reverse: True to go from the last slice to the first one. The y of step t is still at position t.
+        dim: The dimension of time, in all of ``xs`` and in the returned sequences. A negative number
             counts from the end of each tensor.
-        remat: If K, only the carry of every K-th step is kept, and the backward computes the steps between two of
-            them again. This takes memory for about ``T / K + K`` carries, the least for ``K = sqrt(T)``. Gradients
-            are bitwise equal. If None, autograd keeps all that it needs.
+        remat: If it is an integer K, only the carry of every K-th step is kept, and the backward recomputes the
+            steps in between. This takes memory for about ``T / K + K`` carries, which is minimal for
+            ``K = sqrt(T)``. Gradients are bitwise equal. If it is None, autograd keeps everything that it needs.
 
     Returns:
-        ``(carry, ys)``: the last carry, which shares memory with nothing, and the sequences of y, with
-        T elements along ``dim``. A y may have any shape and dtype, but the same at every step;
+        ``(carry, ys)``: the last carry, which does not share memory, and the sequences of y, with
+        T elements along ``dim``. A y may have any shape and dtype, but the same at every step.
         None stays None. For ``T == 0``, the carry is a copy of ``init``, and the sequences are empty, with
         the shapes and dtypes that ``step`` returns for fake tensors.
 
     Raises:
         CoreArityError: ``step`` cannot be called with two positional arguments (a ``ValueError``).
-        CoreReturnCountError: It returned no pair (a ``ValueError``).
-        CarryStructureError: It returned a carry of another structure (a ``ValueError``).
-        StateChangedError: It returned a carry of another shape, dtype or device (a ``ValueError``).
+        CoreReturnCountError: ``step`` did not return a pair (a ``ValueError``).
+        CarryStructureError: ``step`` returned a carry with another structure (a ``ValueError``).
+        StateChangedError: ``step`` returned a carry with another shape, dtype or device (a ``ValueError``).
         OutputChangedError: y changed from one step to another (a ``ValueError``).
         SequenceLengthError: The sequences have unequal lengths (a ``ValueError``).
         ScanLengthError: ``length`` is missing, negative, or not that of ``xs`` (a ``ValueError``).
@@ -72,7 +72,7 @@ def scan(
         NotATensorError: A leaf is neither a tensor nor None (a ``TypeError``).
         EmptyScanError: ``T == 0``, and ``step`` cannot run on fake tensors (a ``ValueError``).
 
-    Under a compiler, the errors of :data:`flex_sn_scan`, too.
+    Under a compiler, also the errors of :data:`flex_sn_scan`.
 
     Example:
         >>> import torch
@@ -91,14 +91,14 @@ def scan(
 
 
 class _TreeScan(HigherOrderOperator):
-    """Operator with which Dynamo traces :func:`scan`. No graph contains it."""
+    """The operator with which Dynamo traces :func:`scan`. No graph contains it."""
 
     def __init__(self) -> None:
         super().__init__("flexsn_scan")  # type: ignore[no-untyped-call]
 
     @property
     def __name__(self) -> str:
-        """The operator's name; see :attr:`FlexSNScan.__name__`."""
+        """The operator's name. See :attr:`FlexSNScan.__name__`."""
         offer_trees_to_dynamo(self._name)
         return str(self._name)
 
@@ -127,7 +127,7 @@ _tree_scan = _TreeScan()
 
 
 def _capture(call: TreeCall) -> tuple[Any, Any]:
-    """Lets Dynamo capture the call, for the active tracer."""
+    """Makes Dynamo capture the call for the active tracer."""
     num_states = len(call.states)
     # The number of steps is the size of a tensor, because a symbolic number cannot be captured.
     ticks = [] if call.inputs else [clock(call.states, call.length)]

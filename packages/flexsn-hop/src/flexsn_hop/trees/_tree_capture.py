@@ -32,7 +32,7 @@ def offer_trees_to_dynamo(name: str) -> None:
     register_with_dynamo(name, TreeCaptureHooks(_before, _after, parts, flex_sn_scan))
 
 
-# Dynamo traces these functions like the user's code. They raise no errors: the checks are in the hooks.
+# Dynamo traces these functions like the user's code. They raise no errors, because the hooks perform the checks.
 
 
 def _flatten(init: Any, xs: Any) -> Any:
@@ -50,7 +50,7 @@ def _open(
     dim: int,
     remat: int | None,
 ) -> Any:
-    """The core, the input sequences and the states that the operator is called with."""
+    """The core, the input sequences and the states with which the operator is called."""
     in_carry = [leaf is not None for leaf in carry_leaves]
     in_x = [leaf is not None for leaf in x_leaves]
     states = [leaf for leaf in carry_leaves if leaf is not None]
@@ -99,7 +99,7 @@ def _without_steps(
     """The results for ``T == 0``. Their shapes come from a scan of one step, which is discarded."""
 
     def on_copies(carry: Any, x: Any) -> Any:
-        return step(_copies(carry), _copies(x))  # copies, since a step may write to its arguments in a loop
+        return step(_copies(carry), _copies(x))  # copies, because a step in a loop may write to its arguments
 
     leaves, spec = tree_flatten(xs)
     ticks = [None if leaf is None else leaf.new_zeros(_with_size(leaf, dim, 1)) for leaf in leaves]
@@ -126,7 +126,7 @@ def _with_size(leaf: torch.Tensor, dim: int, size: int) -> list[int]:
     return shape
 
 
-# Functions that run while Dynamo traces, on fake tensors.
+# The following functions run on fake tensors while Dynamo traces.
 
 
 def _tree_call(call: CapturedTreeCall) -> TreeCall:
@@ -150,8 +150,8 @@ def _before(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
 def _after(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], list[int | None], int]:
     """Checks the results of one step.
 
-    Returns the order of a core's results among the tensors of the step's graph; for each leaf of the
-    step's return value, the index of its core result (None for a leaf that is None); and the number of outputs.
+    Returns the order of a core's results among the tensors of the step's graph, the index of the core result for
+    each leaf of the step's return value (None for a leaf that is None), and the number of outputs.
     """
     call = _tree_call(captured)
     take_step = TreeSteps(call)
@@ -164,7 +164,7 @@ def _after(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], lis
     inspect_step(step.graph, step.samples)
     position = {id(result): index for index, result in enumerate(step.results)}
     of_states = [position[id(state)] for state in new_states]
-    # A core returns its outputs first; a step returns its carry first.
+    # A core returns its outputs first, but a step returns its carry first.
     in_carry = tree_flatten(step.returned[0])[0]
     places: list[int | None] = [
         None if leaf is None else len(outputs) + of_states.index(position[id(leaf)]) for leaf in in_carry

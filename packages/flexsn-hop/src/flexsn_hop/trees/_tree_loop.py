@@ -20,9 +20,9 @@ __all__ = ["as_given", "clock", "in_order", "run_trees"]
 
 
 def clock(states: Sequence[torch.Tensor], length: Any) -> torch.Tensor:
-    """A sequence of T unused numbers, since the loop over time needs a sequence.
+    """A sequence of T unused numbers, because the loop over time needs a sequence.
 
-    It has memory for T elements. For an expanded tensor, compilers would check if T is 1, which is unknown if T
+    It has memory for T elements. For an expanded tensor, compilers would check if T is 1. This is unknown if T
     depends on data.
     """
     like = states[0] if states else torch.zeros(())
@@ -30,7 +30,7 @@ def clock(states: Sequence[torch.Tensor], length: Any) -> torch.Tensor:
 
 
 def run_trees(call: TreeCall) -> tuple[Any, Any]:
-    """The loop, for plain tensors or those of a transform."""
+    """Runs the loop, on plain tensors or on those of a transform."""
     take_step = TreeSteps(call)
     if call.steps == 0:
         outputs = _outputs_of_no_step(call, take_step)
@@ -51,9 +51,9 @@ def run_trees(call: TreeCall) -> tuple[Any, Any]:
 def _run_segments(
     take_step: TreeSteps, inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], interval: int, backwards: bool
 ) -> tuple[list[Tensors], Tensors]:
-    """Outputs of every step, and the states after the last one.
+    """Outputs of every step, and the states after the last step.
 
-    The backward of a segment of ``interval`` steps computes it again, unless it is the only segment.
+    The backward recomputes each segment of ``interval`` steps, unless it is the only segment.
     """
     steps = inputs[0].shape[0]
     segments = list(zip(*[_segments_of(sequence, interval) for sequence in inputs], strict=True))
@@ -85,7 +85,7 @@ def _run_segments(
 
 
 def _segments_of(sequence: torch.Tensor, interval: int) -> Sequence[torch.Tensor]:
-    """``sequence.split(interval)``, but its gradient has the format of the sequence."""
+    """``sequence.split(interval)``, whose gradient has the format of the sequence."""
     if interval == sequence.shape[0]:
         return [sequence]
     order = order_like(sequence)
@@ -94,7 +94,7 @@ def _segments_of(sequence: torch.Tensor, interval: int) -> Sequence[torch.Tensor
 
 
 def in_order(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
-    """``[T, *step]``, beginning with the first step."""
+    """``[T, *step]``, starting with the first step."""
     if dim != 0:
         sequence = sequence.movedim(dim, 0)
     return sequence.flip(0) if reverse else sequence
@@ -122,7 +122,7 @@ def _outputs_of_no_step(call: TreeCall, take_step: TreeSteps) -> Sequence[torch.
 
 
 def _place(error: Exception) -> str:
-    """The line of the step that raised an error, as text; empty if only libraries are on the stack."""
+    """The line of the step that raised an error, as text. Empty if the stack consists of library frames only."""
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     own = [frame for frame in frames if not frame.filename.startswith(libraries)]

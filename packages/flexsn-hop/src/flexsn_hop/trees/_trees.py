@@ -37,7 +37,7 @@ __all__ = ["Tree", "TreeCall", "TreeSteps", "check_remat", "check_sequence_dims"
 
 
 def fill(spec: TreeSpec, present: Sequence[bool], tensors: Sequence[Any]) -> Any:
-    """The tree of this structure, with these tensors where ``present`` is True, and None elsewhere."""
+    """A tree of the given structure. Its leaves are the tensors where ``present`` is True, and None elsewhere."""
     leaves = []
     taken = 0
     for is_there in present:
@@ -51,7 +51,7 @@ class Tree:
     """The structure of a tree whose leaves are tensors or None.
 
     Attributes:
-        spec: PyTorch's description of it, in which None is a leaf.
+        spec: PyTorch's description of the tree. In this description, None is a leaf.
         present: For each leaf, True if it is a tensor.
     """
 
@@ -63,11 +63,11 @@ class Tree:
         return cls(spec, tuple(leaf is not None for leaf in leaves))
 
     def fill(self, tensors: Sequence[Any]) -> Any:
-        """The tree with these tensors."""
+        """A tree of this structure whose leaves are the given tensors."""
         return fill(self.spec, self.present, tensors)
 
     def leaves_of(self, tree: Any) -> list[Any] | None:
-        """The leaves of ``tree`` that are not None, in the order of this tree; None if its structure differs.
+        """The leaves of ``tree`` that are not None, in the order of this tree. None if its structure differs.
 
         The order of the keys of a dict does not matter.
         """
@@ -82,9 +82,9 @@ class Tree:
         return [leaf for leaf in leaves if leaf is not None] if fits else None
 
     def name(self, root: str, tensors: Sequence[Any], index: int) -> str:
-        """The user's expression for tensor ``index``, such as ``"carry['h'][0]"``; ``root`` is the name of the tree.
+        """The user's expression for tensor ``index``, such as ``"carry['h'][0]"``. ``root`` is the name of the tree.
 
-        The tensors are necessary, because a container may check its contents.
+        The tensors are necessary because a container may check its contents.
         """
         place = [leaf for leaf, is_there in enumerate(self.present) if is_there][index]
         try:
@@ -110,9 +110,9 @@ class TreeCall:
     """A call of ``scan``, with its trees flattened.
 
     Attributes:
-        step: The user's step; None if a compiler has no callable for it.
+        step: The user's step, or None if a compiler has no callable for it.
         carry, x: The structures of ``init`` and ``xs``.
-        states, inputs: Their leaves that are not None.
+        states, inputs: The leaves of ``init`` and ``xs`` that are not None.
         length, reverse, dim, remat: The arguments of ``scan``.
     """
 
@@ -128,7 +128,7 @@ class TreeCall:
 
     @classmethod
     def of(cls, step: Callable[..., Any] | None, init: Any, xs: Any, *options: Any) -> TreeCall:
-        """Flattens the trees; ``options`` are length, reverse, dim and remat."""
+        """Flattens the trees. ``options`` are length, reverse, dim and remat."""
         carry_leaves, carry_spec = tree_flatten(init)
         x_leaves, x_spec = tree_flatten(xs)
         carry, x = Tree.of(carry_leaves, carry_spec), Tree.of(x_leaves, x_spec)
@@ -229,12 +229,12 @@ def _remedy(leaf: object) -> str:
     if hasattr(leaf, "__array__"):
         return ": write torch.as_tensor"
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-        return ", or a container that is known: torch.export.register_dataclass"
+        return ", or a registered container: torch.export.register_dataclass"
     return ""
 
 
 def check_sequence_dims(tree: Tree, root: str, sequences: Sequence[torch.Tensor], dim: int) -> None:
-    """Raises an error if a tensor of ``sequences``, the leaves of ``tree``, has no dimension ``dim``.
+    """Raises an error if a tensor in ``sequences``, the leaves of ``tree``, has no dimension ``dim``.
 
     Raises:
         ScanDimError.
@@ -325,7 +325,7 @@ _UNREAD: Sequence[Any] = (None,)
 
 
 def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
-    """The type of the tree, and a dict's keys, if it is a flat tuple, list or dict of tensors; otherwise None."""
+    """The type of the tree, and the keys of a dict, if it is a flat tuple, list or dict of tensors. Otherwise None."""
     if not all(tree.present) or not tensors:
         return None, {}
     value = tree.fill(tensors)
@@ -341,7 +341,7 @@ class TreeSteps:
     """Calls one step after the other, and checks its results.
 
     Attributes:
-        y: The structure of the output; known after the first step.
+        y: The structure of the output. It is known after the first step.
     """
 
     def __init__(self, call: TreeCall) -> None:
@@ -386,11 +386,11 @@ class TreeSteps:
             if all(isinstance(output, torch.Tensor) and not output.is_nested for output in outputs):
                 self._read_y, self._y_kinds = _reader(self.y, outputs), kinds(outputs)
         else:
-            found = self.y.leaves_of(y)
-            if found is None:
+            result = self.y.leaves_of(y)
+            if result is None:
                 now = Tree.of(*tree_flatten(y))
                 raise OutputChangedError(f"y was {self.y} at step 0 and {now} at step {step}; y keeps its structure")
-            outputs = tuple(found)
+            outputs = tuple(result)
         _check_leaves(self.y, "y", outputs)
         for index, (first, value) in enumerate(zip(self._first, outputs, strict=True)):
             if not alike(first, value):

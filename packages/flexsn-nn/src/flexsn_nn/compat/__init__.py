@@ -1,3 +1,3 @@
-"""Names that exist for other projects; this project does not use them."""
+"""Names that other projects use. FlexSN itself does not use them."""
 
 from __future__ import annotations

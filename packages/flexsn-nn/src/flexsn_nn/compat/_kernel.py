@@ -14,18 +14,19 @@ from flexsn_runtime import ScanProgram
 
 
 class FlexSNKernel:
-    """The compiled scan of a step function, without a state of its own.
+    """The compiled scan of a step function, which stores no state.
 
     Args:
-        core, num_inputs, num_states, num_outputs, example_inputs, requires_grad, residuals: as in `FlexSN`.
+        core, num_inputs, num_states, num_outputs, example_inputs, requires_grad, residuals: same as in `FlexSN`.
 
-    A call takes `(*input_seqs, *init_states)` and returns `(*output_seqs, *state_seqs)`: sequences are `[T, *step]`,
-    states `[*step]`. It is differentiable. Results have the inputs' memory format, as after an elementwise operation.
+    A call takes `(*input_seqs, *init_states)` and returns `(*output_seqs, *state_seqs)`. Sequences are `[T, *step]`,
+    and states are `[*step]`. It is differentiable. Results have the inputs' memory format, as after an elementwise
+    operation.
 
     Raises:
         TypeError: an argument is not a tensor.
-        ValueError: the number of tensors is wrong, or their shapes do not fit together.
-        RuntimeError: the tensors are on several devices, or on a device where compiled kernels cannot run.
+        ValueError: the number of tensors is wrong, or their shapes do not match.
+        RuntimeError: the tensors are on several devices, or on a device that cannot run compiled kernels.
     """
 
     def __init__(

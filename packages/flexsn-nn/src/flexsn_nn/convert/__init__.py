@@ -1,6 +1,6 @@
-"""Conversion of networks written for SpikingJelly or snnTorch to the neurons of this package.
+"""Converts networks that were written for SpikingJelly or snnTorch to the neurons of this package.
 
-Neither library is imported or needed here: their modules are recognised by name.
+Neither library is imported or needed here, because their modules are recognised by name.
 """
 
 from __future__ import annotations

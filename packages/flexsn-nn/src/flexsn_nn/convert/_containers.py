@@ -1,4 +1,4 @@
-"""`Recurrent` layers that replace SpikingJelly's recurrent containers, with their parameters."""
+"""`Recurrent` layers that replace SpikingJelly's recurrent containers, and take over their parameters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flexsn_nn.neuron import Recurrent, RunOptions
 
 
 class Concatenated(nn.Module):
-    """Weights of a `LinearRecurrentContainer`: columns for the input, then columns for the last output.
+    """Weights of a `LinearRecurrentContainer`. Its first columns are for the input, the others for the last output.
 
     Args:
         rc: the linear layer that maps `[x, y]` to the input of `layers`.
-        layers: linear layers between `rc` and the neuron.
+        layers: linear layers from `rc` to the neuron.
     """
 
     rc: nn.Linear
@@ -54,7 +54,7 @@ class LinearRecurrent(Recurrent):
         super().__init__(neuron, recurrent=weights, **options)
 
     def forward(self, *inputs: Tensor, affine: Producer | None = None, **options: Unpack[StepChanges]) -> Tensor:
-        """`[T, N, *, in_features] -> [T, N, *, out_features]`, or without `T` in step mode `"s"`."""
+        """Runs the layer: `[T, N, *, in_features] -> [T, N, *, out_features]`; without `T` in step mode `"s"`."""
         return super().forward(*self._currents(inputs, affine), **options)
 
     def step(

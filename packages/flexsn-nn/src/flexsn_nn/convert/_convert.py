@@ -1,4 +1,4 @@
-"""Replacement of modules throughout a network."""
+"""Replaces modules throughout a network."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ LIBRARIES = (_spikingjelly, _snntorch)
 
 
 def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) -> Conversion:
-    """Replaces SpikingJelly's and snnTorch's neurons by neurons of this package, in place.
+    """Replaces the neurons of SpikingJelly and snnTorch by neurons of this package, in place.
 
     Calls of the network do not change. Its outputs are equal, up to the differences that the report names. Learned
-    parameters stay the same objects, so an optimizer keeps them, except for those that the report calls new. A learned
-    number without dimensions gets the shape `[1]`, because `fully_shard` refuses it otherwise; an optimizer that has
-    already taken a step with it has to be made again. States are not copied: neurons begin at their initial states.
-    Each module keeps its step mode: a network with a loop over time keeps its loop.
+    parameters remain the same objects, so an optimizer keeps them, except for those that the report calls new. A
+    learned number without dimensions gets the shape `[1]`, because `fully_shard` does not accept it otherwise. An
+    optimizer that has already taken a step with this number has to be created again. States are not copied: neurons
+    begin with their initial states. Each module keeps its step mode, so a network with a loop over time keeps its loop.
 
     Args:
-        model: a network, or one neuron. Modules of other kinds stay unchanged.
-        backend: backend of the neurons, as in `FlexSN`.
-        strict: True to raise an error if a neuron cannot be converted, and leave the network unchanged.
+        model: a network or a single neuron. Modules of other kinds do not change.
+        backend: backend of the neurons, same as in `FlexSN`.
+        strict: True to raise an error if a neuron cannot be converted, and to leave the network unchanged.
 
     Returns:
         The network and the report. The report can also load checkpoints of the original network.
 
     Raises:
         ConversionError: with `strict`, a module cannot be converted.
-        UnknownNameError: an unknown backend.
+        UnknownNameError: the backend is unknown.
     """
     check_backend(backend, "m")
     visitor = _Visitor(backend)
@@ -62,7 +62,7 @@ class _Place(NamedTuple):
 
 
 class _Visitor:
-    """Visits every module once, children first, and collects changes without making them."""
+    """Visits every module once, with children first, and collects changes without making them."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -95,7 +95,7 @@ class _Visitor:
         return self._inside(name, module, rule, kind)
 
     def _inside(self, name: str, module: nn.Module, rule: Rule | None, kind: str) -> Replacement:
-        """Visits the children of a module; returns the module itself, or its new container."""
+        """Visits the children of a module. Returns the module itself, or its new container."""
         moved: dict[str, Moved] = {}
         dropped: dict[str, str] = {}
         children: dict[str, nn.Module] = {}
@@ -119,7 +119,7 @@ class _Visitor:
         return Replacement(module, moved, dropped)
 
     def _with_dimensions(self, made: Replacement) -> Replacement:
-        """Plans the shape `[1]` for the learned numbers of a replacement; they get it after all other changes."""
+        """Plans the shape `[1]` for the learned numbers of a replacement. It is applied after all other changes."""
         numbers = {name: value for name, value in made.module.named_parameters() if value.dim() == 0}
         self.numbers += numbers.values()
         moved = {k: replace(place, shape=(1,)) if place.key in numbers else place for k, place in made.moved.items()}

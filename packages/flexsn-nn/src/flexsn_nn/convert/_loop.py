@@ -1,4 +1,4 @@
-"""Neurons with the calls of snnTorch's neurons, for networks that loop over time and pass the states themselves.
+"""Neurons that are called like snnTorch's, for networks that loop over time and pass the states themselves.
 
     mem = lif.reset_mem()
     for step in x:
@@ -35,12 +35,12 @@ class LoopOptions(TypedDict, total=False):
 
 
 class LoopCall(DelayedReset):
-    """A `DelayedReset` with snnTorch's `forward`; its step mode is `"s"` at first.
+    """A `DelayedReset` with snnTorch's `forward`. Its initial step mode is `"s"`.
 
     Args:
-        init_hidden: True if the module stores the states, and they are not arguments.
-        output: True if the states are returned even if they are hidden.
-        graded_spikes_factor: factor of each spike.
+        init_hidden: True if the module stores the states instead of taking them as arguments.
+        output: True to return the states even if they are hidden.
+        graded_spikes_factor: factor by which each spike is multiplied.
         arguments: arguments of the neuron.
     """
 
@@ -70,13 +70,14 @@ class LoopCall(DelayedReset):
         transforms: Sequence[Transform] = (),
         **named: Tensor | None,
     ) -> Any:
-        """Returns the spikes, and the states unless they are hidden, as snnTorch's neuron of this name does.
+        """Returns the spikes, and the states unless they are hidden, like snnTorch's neuron of the same name.
 
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.
-            states: in snnTorch's order, or by snnTorch's names; `None` or absent: the states that the neuron has. A
-                state that is not shaped like the step, such as a new neuron's, counts as zeros.
-            lengths, resets, transforms: as in `FlexSN`.
+            states: states in snnTorch's order, or by snnTorch's names. If a state is `None` or absent, the state that
+                the neuron stores is used. A state that is not shaped like the step, such as the state of a new neuron,
+                counts as zeros.
+            lengths, resets, transforms: same as in `FlexSN`.
 
         Raises:
             TypeError: states are passed although `init_hidden=True`, or their names are unknown.
@@ -93,14 +94,14 @@ class LoopCall(DelayedReset):
         if self.init_hidden and not self.output:
             return spikes
         found = self.states if self.step_mode == "s" else self.state_seqs
-        # Recurrent neurons have the last spikes as a state; they are returned only once.
+        # The last spikes are a state of recurrent neurons. They are returned only once.
         return spikes, *(found[1:] if self.state_names[0] == "s" else found)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, *states)`."""
         spike, *new = self.base_dynamics(x, *states)
         graded = spike * fit(self.graded_spikes_factor, spike)
-        if self.state_names[0] == "s":  # the spikes that are fed back are those that are returned
+        if self.state_names[0] == "s":  # the returned spikes are fed back
             new[0] = graded
         return graded, *new
 
@@ -109,7 +110,7 @@ class LoopCall(DelayedReset):
         raise NotImplementedError
 
     def reset_mem(self) -> Any:
-        """Drops the states; returns those to pass to the first step, as one tensor or a tuple."""
+        """Drops the states. Returns the states for the first step, as one tensor or a tuple."""
         self.reset()
         first = tuple(torch.zeros(0) for _ in self.loop_names)
         return first[0] if len(first) == 1 else first
@@ -221,7 +222,7 @@ class LoopAlpha(LoopCall, Alpha):
 class LoopLapicque(LoopCall):
     """`Lapicque`, called as `spk, mem = lif(x, mem)`, with `R`, `C` and `time_step` rounded as in snnTorch.
 
-    `h = x R (1 / (R C)) dt + (1 - dt / (R C)) v`, minus the reset. `beta` is stored and has no effect, as in snnTorch.
+    `h = x R (1 / (R C)) dt + (1 - dt / (R C)) v`, minus the reset. `beta` is stored but has no effect, as in snnTorch.
     """
 
     loop_names = ("mem",)

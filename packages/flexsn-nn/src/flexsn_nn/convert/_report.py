@@ -1,4 +1,4 @@
-"""Report of a conversion: replaced modules, modules that stayed, and new places of a checkpoint's tensors."""
+"""Report of a conversion: modules that were replaced or not, and new places of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Converted:
     """A module that was replaced.
 
     Attributes:
-        name: as in `named_modules()`; the name of the class if it is the whole network.
+        name: name as in `named_modules()`. For the whole network, it is the name of the class.
         before, after: names of the classes, for example `spikingjelly LIFNode` and `LIF`.
-        differences: differences in behaviour, one sentence each; empty if there are none.
+        differences: one sentence for each difference in behaviour; empty if there are none.
     """
 
     name: str
@@ -29,8 +29,8 @@ class Left:
     """A module of another library that was not replaced.
 
     Attributes:
-        name, kind: as in `Converted`.
-        reason: reason, and what to do about it.
+        name, kind: name as in `Converted`, and name of the class.
+        reason: reason why it was not replaced, and advice.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """New place of a parameter or buffer: its key, and its shape if the shape has changed."""
+    """New place of a parameter or buffer: its key, and its shape if this has changed."""
 
     key: str
     shape: tuple[int, ...] | None = None
@@ -51,7 +51,7 @@ class Loaded:
     """Result of loading a checkpoint.
 
     Attributes:
-        dropped: reasons by key of the checkpoint, for entries that the converted network does not use.
+        dropped: reasons why the converted network does not use entries, by key of the checkpoint.
         missing: keys of the network that the checkpoint lacks.
         unexpected: keys of the checkpoint that neither the original nor the converted network has.
     """
@@ -63,14 +63,15 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted network and the report of its conversion; `print` shows the report.
+    """A converted network, and the report of its conversion. `print` shows the report.
 
     Attributes:
-        model: the converted network: the argument of `convert`, changed in place, unless that was a single neuron.
+        model: the converted network. It is the argument of `convert`, changed in place, unless that was a single
+            neuron.
         converted: modules that were replaced.
         left: modules that were not replaced, and the reasons.
-        moved: new places, by key of the original state dict, for tensors of replaced modules.
-        dropped: reasons, by key of the original state dict, for tensors of replaced modules that were removed.
+        moved: new places of the tensors of replaced modules, by key of the original state dict.
+        dropped: reasons why tensors of replaced modules were removed, by key of the original state dict.
     """
 
     model: nn.Module
@@ -80,9 +81,9 @@ class Conversion:
     dropped: dict[str, str] = field(default_factory=dict)
 
     def map_state_dict(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Changes a state dict of the original network to the keys and shapes of the converted one.
+        """Converts a state dict of the original network to the keys and shapes of the converted one.
 
-        Keys that do not belong to a replaced module do not change; keys in `dropped` are left out.
+        Keys that do not belong to a replaced module do not change. Keys in `dropped` are left out.
         """
         mapped = {}
         for key, value in state.items():
@@ -103,15 +104,15 @@ class Conversion:
             The dropped, missing and unexpected keys.
 
         Raises:
-            RuntimeError: a tensor has another shape or, with `strict`, keys are missing or unexpected. The message is
-                PyTorch's own.
+            RuntimeError: a tensor has another shape or, with `strict`, keys are missing or unexpected. PyTorch writes
+                the message.
         """
         result = self.model.load_state_dict(self.map_state_dict(state), strict=strict)
         dropped = {key: why for key, why in self.dropped.items() if key in state}
         return Loaded(dropped, tuple(result.missing_keys), tuple(result.unexpected_keys))
 
     def __str__(self) -> str:
-        lines = [f"{len(self.converted)} converted, {len(self.left)} left as they were"]
+        lines = [f"{len(self.converted)} converted, {len(self.left)} left unchanged"]
         for item in self.converted:
             lines.append(f"  {item.name}: {item.before} -> {item.after}")
             lines += [f"    differs: {difference}" for difference in item.differences]

@@ -1,4 +1,4 @@
-"""Conversion rules of the two libraries, and reasons for which a module cannot be converted."""
+"""Conversion rules for the two libraries, and reasons why a module cannot be converted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Replacement:
     Attributes:
         module: the new module.
         moved: new places of parameters and buffers that have moved, by their names in the old module.
-        dropped: reasons by name, for parameters and buffers that the new module lacks.
-        differences: as in `Converted`.
+        dropped: reasons why the new module lacks parameters and buffers, by name.
+        differences: same as in `Converted`.
     """
 
     module: nn.Module
@@ -41,9 +41,10 @@ class Rule:
     """Conversion of one kind of module.
 
     Attributes:
-        make: `(module, backend) -> Replacement`; raises `Unconvertible`.
-        container: True if the module only holds children in an order; `make_container(module, children)` then makes
-            the new module from the converted children.
+        make: function `(module, backend) -> Replacement`, which raises `Unconvertible` if the module cannot be
+            converted.
+        container: True if the module only holds children in an order. `make_container(module, children)` then returns
+            the new module with the converted children.
         descend: True to also visit the children of a module that is not replaced.
     """
 
@@ -54,7 +55,7 @@ class Rule:
 
 
 def stays(reason: str, *, descend: bool = False) -> Rule:
-    """Makes the rule of a module that is not converted."""
+    """Returns the rule for a module that is not converted."""
 
     def make(module: nn.Module, backend: str) -> Replacement:
         raise Unconvertible(reason)
@@ -68,7 +69,7 @@ def library(kind: type) -> str:
 
 
 def derived_from(module: nn.Module, package: str, name: str) -> bool:
-    """True if a class of this name and package is among the bases of the module's class."""
+    """True if the module's class has a base class with this name and package."""
     return any(library(kind) == package and kind.__name__ == name for kind in type(module).__mro__)
 
 
@@ -76,6 +77,6 @@ def of_ones_own(module: nn.Module, package: str) -> str:
     """Returns the reason why a user's subclass of a library's class is not converted."""
     base = next(kind for kind in type(module).__mro__ if library(kind) == package)
     return (
-        f"a class of your own, derived from {base.__name__}: its own methods are unknown. Write its time step as a "
+        f"it is your own class, derived from {base.__name__}, with unknown methods. Write its time step as a "
         "function, FlexSN(core, ...), or derive from a flexsn_nn.neuron."
     )

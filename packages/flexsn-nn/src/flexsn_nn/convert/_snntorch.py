@@ -25,14 +25,14 @@ from flexsn_nn.neuron._connections import connection, convolution
 
 PACKAGE = "snntorch"
 RESETS = {"_base_sub": "subtract", "_base_zero": "zero", "_base_int": "none"}
-GATES = "it is a recurrent layer with weights inside, no neuron: it runs as it is."
+GATES = "it is a recurrent layer with internal weights, not a neuron: it runs unchanged."
 REASONS = {
     "SLSTM": GATES,
     "SConv2dLSTM": GATES,
-    "LeakyParallel": "it is an nn.RNN with a mask, and its weights belong to it: it runs as it is.",
-    "StateLeaky": "it is a convolution over time without a reset, no scan: it runs as it is.",
-    "LinearLeaky": "it is a linear layer and a convolution over time without a reset: it runs as it is.",
-    "AssociativeLeaky": "it is a state-space layer without a reset: it runs as it is.",
+    "LeakyParallel": "it is an nn.RNN with a mask, and its weights belong to it: it runs unchanged.",
+    "StateLeaky": "it is a convolution over time without a reset, not a scan: it runs unchanged.",
+    "LinearLeaky": "it is a linear layer and a convolution over time without a reset: it runs unchanged.",
+    "AssociativeLeaky": "it is a state-space layer without a reset: it runs unchanged.",
     "DeltaLeaky": "it fires when its membrane changes, which no neuron here does. Write its step: FlexSN(core, ...).",
 }
 RESET_NET = (
@@ -58,7 +58,7 @@ def rule_of(module: nn.Module) -> Rule | None:
 
 
 def forget(model: nn.Module) -> None:
-    """Does nothing: snnTorch remembers nothing about a network."""
+    """Does nothing, because snnTorch stores no information about a network."""
 
 
 def _leaky(old: Any, backend: str) -> Replacement:
@@ -83,7 +83,7 @@ def _rleaky(old: Any, backend: str) -> Replacement:
 
 
 def _rsynaptic(old: Any, backend: str) -> Replacement:
-    # For this neuron, snnTorch 1.0 computes the immediate reset and discards it.
+    # snnTorch 1.0 computes the immediate reset of this neuron, and discards it.
     options = {**_options(old, backend), "reset_delay": True}
     made = LoopRSynaptic(alpha=0.5, beta=0.5, all_to_all=False, **options)
     replacement = _connected(_replacement(made, old, ["alpha", "beta"]), old)
@@ -94,7 +94,7 @@ def _rsynaptic(old: Any, backend: str) -> Replacement:
 
 
 def _connected(replacement: Replacement, old: Any) -> Replacement:
-    """Moves the recurrent weights of the old neuron to the new one; they stay the same objects."""
+    """Moves the recurrent weights of the old neuron to the new one. They remain the same objects."""
     new: Any = replacement.module
     theirs = old.recurrent
     if isinstance(theirs, nn.Linear):
@@ -132,11 +132,11 @@ RULES = {
 
 
 def _options(old: Any, backend: str) -> dict[str, Any]:
-    """Returns the options that all of these neurons share; rejects a neuron whose step mixes elements."""
+    """Returns the options that all of these neurons share. Rejects a neuron whose step combines different elements."""
     if old.inhibition:
         raise Unconvertible("inhibition=True lets only one neuron of a layer fire, which mixes the layer's neurons.")
     if old.state_quant:
-        raise Unconvertible("state_quant is a function of the whole state. Quantize in a step function of your own.")
+        raise Unconvertible("state_quant is a function of the whole state. Quantize in your own step function.")
     return {
         "spike_grad": spike_function(old.spike_grad),
         "reset_mechanism": RESETS.get(getattr(old.state_function, "__name__", ""), old.reset_mechanism),
@@ -149,10 +149,10 @@ def _options(old: Any, backend: str) -> dict[str, Any]:
 
 
 def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
-    """Gives the new neuron the old one's tensors, under the same names."""
+    """Passes the old neuron's tensors to the new neuron, under the same names."""
     for name in ("threshold", "graded_spikes_factor", *names):
         value = getattr(old, name, None)
-        if value is None:  # the version of snnTorch has no graded spikes
+        if value is None:  # this version of snnTorch has no graded spikes
             continue
         if not isinstance(value, nn.Parameter) and not value.is_floating_point():
             value = value.float()  # snnTorch stores threshold=1 as an integer
@@ -167,7 +167,7 @@ def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
     if old.init_hidden:
         differences.append(RESET_NET)
     if not isinstance(new.spike_grad, surrogate.Surrogate) and new.spike_grad is not without_gradient:
-        differences.append("its spike function is no surrogate of snnTorch, and is traced unchanged.")
+        differences.append("its spike function is not a surrogate of snnTorch, and is traced unchanged.")
     return Replacement(new, kept, dropped, tuple(differences))
 
 

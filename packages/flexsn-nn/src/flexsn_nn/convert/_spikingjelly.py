@@ -47,11 +47,11 @@ FLEXSN = (
     "its core is a step function already: flexsn_nn.FlexSN(core, num_inputs, num_states, num_outputs), with tensors "
     "that the core captures instead of static inputs."
 )
-RUNS_AS_IT_IS = "it runs as it is, in SpikingJelly's code; SpikingJelly's set_step_mode and reset_net reach it."
+RUNS_AS_IT_IS = "it runs unchanged, with SpikingJelly's code; SpikingJelly's set_step_mode and reset_net reach it."
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """Returns the rule for a module; `None` if it is not SpikingJelly's, or only holds other modules."""
+    """Returns the rule for a module; `None` if it is not from SpikingJelly, or if it only holds other modules."""
     kind = type(module)
     neuron = any(derived_from(module, PACKAGE, name) for name in NEURONS)
     stateful = neuron or derived_from(module, PACKAGE, "MemoryModule")
@@ -81,7 +81,7 @@ def rule_of(module: nn.Module) -> Rule | None:
 
 
 def forget(model: nn.Module) -> None:
-    """Clears SpikingJelly 2's record of the modules that have a reset, so that it searches the network again."""
+    """Clears SpikingJelly 2's record of modules with a reset, so that it searches the network again."""
     functional = sys.modules.get("spikingjelly.activation_based.functional")
     invalidate = getattr(functional, "invalidate_reset_cache", None)
     if invalidate is not None:
@@ -94,7 +94,7 @@ def forget(model: nn.Module) -> None:
 
 def _run(old: Any, backend: str) -> dict[str, Any]:
     if getattr(old, "_neuron_precision", None) is not None:
-        raise Unconvertible("it has a precision of its own. Make it without one, and use precision='float32' here.")
+        raise Unconvertible("it sets its own precision. Create it without one, and use precision='float32' here.")
     return {
         "step_mode": old.step_mode,
         "backend": backend,
@@ -113,7 +113,7 @@ def _threshold_and_reset(old: Any, backend: str) -> dict[str, Any]:
 
 
 def _with(new: Neuron, old: Any, *learned: str) -> Replacement:
-    """Gives the new neuron the learned parameters of the old one: the same objects, with the same names and shapes."""
+    """Passes the old neuron's learned parameters to the new neuron: the same objects, names and shapes."""
     for name in learned:
         new.hold(name, getattr(old, name))
     return Replacement(new, {name: Moved(name) for name in learned})
@@ -183,7 +183,7 @@ def _liaf(old: Any, backend: str) -> Replacement:
 def _ilif(old: Any, backend: str) -> Replacement:
     count = old.surrogate_function
     if (count.grad_min, count.grad_max) != (0, count.max_spike_count):
-        raise Unconvertible("its gradient has a window of its own; here it is from 0 to the largest number of spikes.")
+        raise Unconvertible("its gradient has another window than here: from 0 to the largest number of spikes.")
     new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_run(old, backend))
     return Replacement(new, differences=("it rounds v - v / tau where SpikingJelly rounds (1 - 1 / tau) v.",))
 
@@ -262,12 +262,12 @@ def _with_weights(new: Any, old: Any) -> Replacement:
 
 
 class Readout(Leaf):
-    """A leaky integrator that starts again in each call, and a readout of its membrane.
+    """A leaky integrator that begins again in each call, and a readout of its membrane.
 
     Args:
         neuron: the integrator.
-        decode: `"max-mem"`, `"max-abs-mem"`, `"mean-mem"` or `"last_mem"`, as in SpikingJelly's `NonSpikingLIFNode`;
-            any other value: return a list of the membranes of all steps.
+        decode: `"max-mem"`, `"max-abs-mem"`, `"mean-mem"` or `"last_mem"`, as in SpikingJelly's `NonSpikingLIFNode`.
+            For any other value, the result is a list of the membranes of all steps.
     """
 
     def __init__(self, neuron: LI, decode: str | None) -> None:
@@ -276,7 +276,7 @@ class Readout(Leaf):
         self.decode = decode
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        """`[T, *step] -> [*step]`, or a list of `T` membranes `[*step]`."""
+        """Returns `[*step]` for `[T, *step]`, or a list of `T` membranes `[*step]`."""
         v, _ = self.neuron.step(x)
         if self.decode == "max-mem":
             return v.max(0).values
@@ -292,7 +292,7 @@ class Readout(Leaf):
 
 
 def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
-    """Returns this package's surrogate for one of SpikingJelly's; functions of other origin are returned unchanged."""
+    """Returns this package's surrogate for one of SpikingJelly's. Returns other functions unchanged."""
     kind = type(function)
     if library(kind) != PACKAGE:
         return function  # type: ignore[no-any-return]
@@ -305,7 +305,7 @@ def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
     if kind.__name__ == "SquarewaveFourierSeries":
         if function.n < 2:
             raise Unconvertible("its surrogate has no terms (n=1), so no gradient.")
-        # In SpikingJelly, n is the index of the first term that is left out.
+        # In SpikingJelly, n is the index of the first omitted term.
         return surrogate.SquarewaveFourierSeries(function.n - 1, function.T_period)
     made = getattr(surrogate, kind.__name__, None)
     if made is None:
@@ -338,7 +338,7 @@ def plain(module: nn.Module) -> nn.Module:
 
 
 def _stateless(old: Any, backend: str) -> Replacement:
-    """Converts a layer that only adds a step mode to PyTorch's: PyTorch's own layer, in an `OverTime` for sequences."""
+    """Converts a layer that only adds a step mode to PyTorch's layer, inside of an `OverTime` for sequences."""
     made = plain(old)
     if old.step_mode == "s" or isinstance(made, nn.Linear):
         return Replacement(made, {key: Moved(key) for key in old.state_dict()})
@@ -378,7 +378,8 @@ def _container(module: Any) -> Rule:
 def _recurrent_container(module: Any) -> Rule:
     """Chooses the rule of a recurrent container.
 
-    A neuron behind linear layers becomes a `Recurrent`. Other containers stay, and loop over time.
+    If the container consists of linear layers followed by a neuron, it becomes a `Recurrent`. Other containers are not
+    replaced, and loop over time.
     """
     linear = type(module).__name__ == "LinearRecurrentContainer"
     inside = module.sub_module

@@ -1,6 +1,7 @@
-"""Sequences of different lengths: batches of them, and readouts over the steps of each sequence.
+"""Batches of sequences of different lengths, and readouts over the steps of each sequence.
 
-Data sets and their transforms come from torchvision and tonic; the pages on data show both together with this package.
+Data sets and their transforms come from torchvision and tonic. The documentation about data shows how to use them
+together with this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps of a padded batch that count: those within each sequence."""
+"""Handles the padding in batches of sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ REDUCTIONS = ("mean", "sum", "max", "last")
 
 
 def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
-    """Returns True at the steps of a sequence, and False at its padding.
+    """Returns a mask that is True at the steps of a sequence and False at its padding.
 
     Args:
-        lengths: whole numbers `[B]` from 1 to `num_steps`.
-        num_steps: `T`.
+        lengths: lengths of the sequences, whole numbers `[B]` from 1 to `num_steps`.
+        num_steps: number of steps `T`.
 
     Returns:
         Booleans `[T, B]`, on the device of `lengths`.
 
     Raises:
-        ParameterError: `lengths` have another shape or dtype; on the CPU, also if a length is out of range. On a GPU,
-            nothing is checked, because reading the numbers would wait for it. Leave the lengths on the CPU.
+        ParameterError: `lengths` have another shape or dtype. On the CPU, also raised if a length is out of range. On a
+            GPU, the values are not checked, because reading them would wait for the GPU. Leave the lengths on the CPU.
 
     Example:
         >>> length_mask(torch.tensor([3, 1]), 3).T.tolist()
@@ -35,31 +35,32 @@ def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
     check_tensor("lengths", lengths)
     if lengths.dim() != 1 or lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise ParameterError(
-            f"lengths have the shape {list(lengths.shape)} and {lengths.dtype}; wanted [B], whole numbers."
+            f"lengths have the shape {list(lengths.shape)} and {lengths.dtype}; expected [B], whole numbers."
         )
     if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and len(lengths):
         low, high = (int(bound) for bound in torch.aminmax(lengths))
         if low < 1 or high > num_steps:
-            raise ParameterError(f"lengths are from {low} to {high}; wanted from 1 to {num_steps} (steps).")
+            raise ParameterError(f"lengths are from {low} to {high}; expected from 1 to {num_steps} (steps).")
     return torch.arange(num_steps, device=lengths.device).unsqueeze(1) < lengths
 
 
 def mask_padding(sequence: Tensor, lengths: Tensor, value: float = 0.0) -> Tensor:
-    """Returns the sequences with `value` at all padding steps, to which no gradient flows.
+    """Returns the sequences with `value` at all padding steps. No gradient flows to the padding.
 
     Losses and metrics that count or sum spikes, such as `loss.ce_count_loss` and `metrics.accuracy`, are then right for
-    sequences of different lengths. Those that divide by the number of steps are wrong; use `readout` in their place.
+    sequences of different lengths. Losses and metrics that divide by the number of steps are wrong; use `readout`
+    instead.
 
     Args:
-        sequence: result of a network, `[T, B, *step]`.
-        lengths: whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
+        sequence: output of a network, `[T, B, *step]`.
+        lengths: lengths of the sequences, whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
         value: value for the padding.
 
     Returns:
-        A tensor `[T, B, *step]`, of the sequence's dtype.
+        A tensor `[T, B, *step]` with the sequence's dtype.
 
     Raises:
-        ParameterError: the shapes are others; otherwise as in `length_mask`.
+        ParameterError: the tensors have other shapes; or for the reasons in `length_mask`.
 
     Example:
         >>> mask_padding(torch.ones(3, 2), torch.tensor([3, 1])).T.tolist()
@@ -70,21 +71,22 @@ def mask_padding(sequence: Tensor, lengths: Tensor, value: float = 0.0) -> Tenso
 
 
 def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tensor:
-    """Returns one value per neuron, over the steps of each sequence; padding does not count, and gets no gradient.
+    """Reduces the steps of each sequence to one value per neuron. Padding does not count, and gets no gradient.
 
-    From membranes or spikes `[T, B, C]`, it makes the scores `[B, C]` for `torch.nn.functional.cross_entropy`.
+    From membranes or spikes `[T, B, C]`, it computes the scores `[B, C]` for `torch.nn.functional.cross_entropy`.
 
     Args:
-        sequence: result of a network, `[T, B, *step]`.
-        lengths: whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
-        reduction: `"mean"`, over the steps of the sequence; `"sum"`; `"max"`; or `"last"`, the value at the last of its
-            steps.
+        sequence: output of a network, `[T, B, *step]`.
+        lengths: lengths of the sequences, whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
+        reduction: `"mean"` or `"sum"` or `"max"` over the steps of the sequence, or `"last"` for the value at its last
+            step.
 
     Returns:
-        A tensor `[B, *step]`, of the sequence's dtype; sums of half precision are computed in float32.
+        A tensor `[B, *step]` with the sequence's dtype. Sums in half precision are computed in float32.
 
     Raises:
-        ParameterError: the shapes are others; the sequence has whole numbers; otherwise as in `length_mask`.
+        ParameterError: the tensors have other shapes; the sequence has whole numbers; or for the reasons in
+        `length_mask`.
         UnknownNameError: the reduction is unknown.
 
     Example:
@@ -95,7 +97,7 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
     check_name("reduction", reduction, REDUCTIONS)
     check_tensor("sequence", sequence)
     if not sequence.is_floating_point():
-        raise ParameterError(f"the sequence is {sequence.dtype}; wanted floating-point numbers: sequence.float().")
+        raise ParameterError(f"the sequence is {sequence.dtype}; expected floating-point numbers: sequence.float().")
     mask = _mask(sequence, lengths)
     if reduction == "max":
         return sequence.masked_fill(~mask, -torch.inf).amax(0)
@@ -117,7 +119,7 @@ def _mask(sequence: Tensor, lengths: Tensor) -> Tensor:
     if sequence.dim() < 2 or lengths.shape != sequence.shape[1:2] or len(sequence) == 0:
         raise ParameterError(
             f"got a sequence of shape {list(sequence.shape)} and lengths of shape {list(lengths.shape)}; "
-            "wanted [T, B, *step] with T >= 1, and [B]."
+            "expected [T, B, *step] with T >= 1, and [B]."
         )
     mask = length_mask(lengths, len(sequence)).to(sequence.device)
     return mask.view(*mask.shape, *[1] * (sequence.dim() - 2))

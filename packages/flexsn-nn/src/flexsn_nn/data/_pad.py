@@ -15,17 +15,18 @@ __all__ = ["pad_sequences"]
 
 
 def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Any]:
-    """Puts sequences side by side, with zeros after the shorter ones: a `collate_fn` of a `DataLoader`.
+    """Combines sequences into a batch, padded with zeros at their ends: a `collate_fn` for a `DataLoader`.
 
     Args:
-        batch: samples `(sequence, target)`. A sequence is a tensor or an array `[T_i, *step]`, with steps of one shape
-            and one dtype, and at least one of them: for example, frames from `tonic.transforms.ToFrame`.
+        batch: samples `(sequence, target)`. A sequence is a tensor or an array `[T_i, *step]` with at least one step,
+            for example frames from `tonic.transforms.ToFrame`. All steps have the same shape and dtype.
         dtype: dtype of the sequences in the batch. With `None`, whole numbers and booleans become
-            `torch.get_default_dtype()`, which neurons and weights accept; floating-point numbers keep theirs.
+            `torch.get_default_dtype()`, which neurons and weights accept. Floating-point numbers keep their dtype.
 
     Returns:
-        `(sequences, lengths, targets)`: `[T, B, *step]`, where `T` is the greatest length; `[B]`, int64, the number of
-        steps of each; and the targets as `torch.utils.data.default_collate` joins them: `[B]`, class numbers.
+        `(sequences, lengths, targets)`. The sequences are `[T, B, *step]`, where `T` is the greatest length. The
+        lengths are `[B]`, int64. The targets are joined by `torch.utils.data.default_collate`; class numbers become
+        `[B]`.
 
     Raises:
         ParameterError: the batch is empty; a sequence has no steps; steps have several shapes or dtypes.
@@ -41,7 +42,7 @@ def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = 
     for number, sequence in enumerate(sequences):
         if sequence.dim() == 0 or len(sequence) == 0:
             raise ParameterError(
-                f"sequence {number} of the batch has the shape {list(sequence.shape)}; wanted [T, *step] with T >= 1."
+                f"sequence {number} of the batch has the shape {list(sequence.shape)}; expected [T, *step] with T >= 1."
             )
         if sequence.shape[1:] != sequences[0].shape[1:] or sequence.dtype != sequences[0].dtype:
             raise ParameterError(

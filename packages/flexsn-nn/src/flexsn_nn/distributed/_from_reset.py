@@ -1,4 +1,4 @@
-"""A network whose calls all begin at the initial states, for stages of a pipeline."""
+"""A network whose calls all begin with the initial states, for stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from flexsn_nn.functional import reset_net
 
 
 class FromReset(Leaf):
-    """Calls a network from the initial states of its neurons, and drops the states after each call.
+    """Calls a network from the initial states of its neurons, and drops their states after each call.
 
     A pipeline (`torch.distributed.pipelining`) sends one micro-batch after another through a stage. Micro-batches
-    contain different samples, so none may begin at the final state of the one before.
+    contain different samples, so a micro-batch must not begin with the final states of the previous one.
 
     Args:
-        net: the network, or the part of it that forms the stage.
+        net: network, or part of a network, that forms the stage.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""A sequence cut along time, with one part on each process: each process sends its states to the next one."""
+"""A sequence that is divided along time. Each process runs one part, and sends its states to the next process."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _BPTT = ("exact", "truncated")
 
 
 def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Returns this process's part of a sequence; the first process of the group has the first steps.
+    """Returns this process's part of a sequence. The first process of the group has the first steps.
 
     Args:
-        sequence: `[T, ...]`, equal on all processes; `T` need not be a multiple of their number.
-        group: process group; `None`: all processes.
+        sequence: `[T, ...]`, equal on all processes. `T` does not have to be a multiple of the number of processes.
+        group: process group; `None` for all processes.
 
     Returns:
         A view `[T', ...]`.
 
     Raises:
-            StateError: the sequence has fewer steps than there are processes (a `RuntimeError`).
+            StateError: the sequence has fewer steps than there are processes. It is a `RuntimeError`.
     """
     count = dist.get_world_size(group)
     if sequence.shape[0] < count:
@@ -40,24 +40,26 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
 
 
 class TimeShards(Leaf):
-    """Runs a network over a sequence that is cut along time, one part on each process.
+    """Runs a network over a sequence that is divided along time, with one part on each process.
 
-    Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, one derived from `Stateful`),
-    waits for its states from the process before, runs over this process's steps, and sends its states to the next
-    process. While the next process runs that layer, this one runs the layer after it: with many layers, all processes
-    are busy. Each process has the whole network. Average the parameters' gradients as in data-parallel training
-    (`DistributedDataParallel(TimeShards(net))` does so, and divides by the number of processes).
+    Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, or a class derived from
+    `Stateful`), waits for its states from the previous process, runs over this process's steps, and sends its states to
+    the next process. While the next process runs the same layer, this process runs the layer after it. With many
+    layers, all processes are busy. Each process has the whole network. Average the parameters' gradients as in
+    data-parallel training: `DistributedDataParallel(TimeShards(net))` does this, and divides by the number of
+    processes.
 
     Args:
-        net: a network of neurons, layers with a state, and layers that treat all steps alike. Neurons and layers with
-            a state run once per call, in the same order on all processes. Every call begins at the initial states.
-        group: the processes, in the order of time; `None`: all of them.
-        bptt: `"exact"`: gradients flow through the states to the processes before, as if one process had the whole
-            sequence; every process then has to call `backward`, on a loss of its own outputs. `"truncated"`: gradients
-            stay on their process.
+        net: network of neurons, layers with a state, and layers that treat all steps in the same way. Neurons and
+            layers with a state run once per call, in the same order on all processes. Every call begins with the
+            initial states.
+        group: the processes, in the order of time; `None` for all processes.
+        bptt: with `"exact"`, gradients flow through the states to the previous processes, as if one process had the
+            whole sequence. Every process then has to call `backward`, on a loss of its own outputs. With `"truncated"`,
+            gradients do not leave their process.
 
     Raises:
-        UnknownNameError: another `bptt`.
+        UnknownNameError: `bptt` is unknown.
         StateError: a neuron or a layer with a state runs twice in one call.
 
     Example: see docs/distributed.md.
@@ -77,7 +79,7 @@ class TimeShards(Leaf):
         """Calls `net` on this process's steps, and returns its result.
 
         Args:
-            args, kwargs: arguments of `net`; sequences are this process's part, as `time_shard` cuts them.
+            args, kwargs: arguments of `net`. Each sequence is this process's part, from `time_shard`.
         """
         reset_net(self.net)
         chain = _Chain(self.group, exact=self.bptt == "exact")
@@ -105,12 +107,12 @@ class _Chain:
         self._received: dict[str, list[Tensor]] = {}
 
     def receive(self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pre-hook of a layer: gives the layer its states after the steps before this part."""
+        """Pre-hook of a layer. Passes the states after the steps of the previous processes to the layer."""
         assert isinstance(layer, FlexSN | Stateful)
         if name in self._received:
             raise StateError(
                 f"the layer {name} ({type(layer).__name__}) is called twice in one call: its state would go through "
-                "the sequence twice. Give each place in the network a layer of its own."
+                "the sequence twice. Give each place in the network its own layer."
             )
         self._received[name] = []
         if self._before is None:
@@ -118,7 +120,7 @@ class _Chain:
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         if isinstance(layer, FlexSN):
             like = [s.detach() for s in layer.init_states(layer.num_states, layer.step_mode, *args)]
-        else:  # only the layer defines the shapes of its states
+        else:  # only the layer can define the shapes of its states
             like = _described(_receive(_description([], x.device), self._before, self._group))
         if not like:
             return
@@ -130,7 +132,10 @@ class _Chain:
             layer.states = [_receive(state, self._before, self._group) for state in like]
 
     def send(self, name: str, layer: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
-        """Hook after a layer: sends its states on. Their gradients return together with those of the outputs."""
+        """Hook after a layer. Sends its states to the next process.
+
+        Their gradients return with the gradients of the outputs.
+        """
         assert isinstance(layer, FlexSN | Stateful)
         outgoing = list(layer.states)
         several = isinstance(outputs, list | tuple)
@@ -155,7 +160,7 @@ class _Chain:
 
 
 class _Receive(torch.autograd.Function):
-    """Receives states from the process before; the backward sends their gradients there."""
+    """Receives states from the previous process. The backward sends their gradients to it."""
 
     @staticmethod
     def forward(
@@ -173,11 +178,12 @@ class _Receive(torch.autograd.Function):
 
 
 class _HandOver(torch.autograd.Function):
-    """Returns outputs unchanged, and sends states to the next process; the backward receives the states' gradients.
+    """Returns outputs unchanged, and sends states to the next process. The backward receives the states' gradients.
 
-    One process sends gradients while another waits for them, so both must run their backward, whatever depends on
-    the states in the network. Therefore this function always has a backward (the anchor requires grad), and the
-    backward of `_Receive` always follows (the received states are arguments, with a gradient of zero from here).
+    One process sends gradients while another waits for them. Therefore, both must run their backward, even if no loss
+    depends on the states. This function always has a backward, because the anchor requires grad. The backward of
+    `_Receive` always follows, because the received states are arguments of this function, even though no gradient flows
+    to them from here.
     """
 
     @staticmethod
@@ -222,12 +228,12 @@ _DTYPES = (
     torch.complex64,
     torch.complex128,
 )
-# Length of the message that describes states: enough for 14 states of 7 dimensions.
+# Length of the message that describes states. It suffices for 14 states of 7 dimensions.
 _DESCRIPTION = 128
 
 
 def _description(states: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Encodes the number of states, and the dtype and shape of each: integers `[128]`, sent before the states."""
+    """Encodes the number of states, and their dtypes and shapes, as integers `[128]`, to send before the states."""
     numbers = [len(states)]
     for state in states:
         numbers += [_DTYPES.index(state.dtype), state.dim(), *state.shape]
@@ -237,7 +243,7 @@ def _description(states: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _described(description: Tensor) -> list[Tensor]:
-    """Makes empty tensors with the dtypes and shapes of a description."""
+    """Creates empty tensors with the dtypes and shapes of a description."""
     count, *numbers = description.tolist()
     found = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Connections between neurons and layers, without operations in between that could change the values."""
+"""Finds connections between neurons and layers without operations in between that could change the values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.exact._sources import SAME_FUNCTIONS, SAME_MODULES
 from flexsn_nn.fusion._dataflow import forward_graphs
 
-# Functions and methods that do not change their arguments; views are listed elsewhere.
+# Functions and methods that do not change their arguments. Views are listed elsewhere.
 _PURE = frozenset(
     {
         "add", "cat", "div", "dropout", "matmul", "max", "mean", "mul", "neg", "stack", "sub", "sum", "truediv",
@@ -23,12 +23,12 @@ _CHANGING = "inplace"
 
 
 class Edges:
-    """Connections that all graphs of a network have, in training and in evaluation.
+    """Connections that exist in all graphs of a network, in training and in evaluation.
 
     Attributes:
-        writers: names of neurons whose output goes unchanged to layers, and to nothing that could change it.
+        writers: names of neurons whose output reaches layers unchanged, and no other operation that could change it.
         readers: names of layers that read such an output.
-        links: for each layer whose output goes to a single neuron alone, the name of that neuron.
+        links: for each layer whose output is read by a single neuron only, the name of that neuron.
     """
 
     def __init__(self, net: nn.Module, layers: tuple[type[nn.Module], ...]) -> None:
@@ -102,7 +102,7 @@ class Edges:
 
 
 def _name_of(node: fx.Node) -> str:
-    """Returns the name of a function of torch or of a method; empty for anything else."""
+    """Returns the name of a function of torch or of a method; `""` for other nodes."""
     if node.op == "call_method":
         return str(node.target)
     if node.op != "call_function":

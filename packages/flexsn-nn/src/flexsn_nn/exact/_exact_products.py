@@ -1,4 +1,4 @@
-"""Replaces products with spikes in the layers of a network by exact products, in place."""
+"""Replaces the products with spikes in the layers of a network by exact products, in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LayerProduct:
     Attributes:
         layer: name of the layer, as in `named_modules()`.
         exact: True if an exact product ran.
-        account: description of the product that ran; for torch's product, the reason.
+        account: description of the product that ran. For torch's product, it is the reason.
     """
 
     layer: str
@@ -40,11 +40,11 @@ class LayerProduct:
 
 
 class ExactProducts(ReplacementReport):
-    """Layers of a network whose products are exact; `exact_products` makes it, and `print` shows what ran.
+    """Report about the layers of a network with exact products, from `exact_products`. `print` shows what ran.
 
     Args:
         net: the network.
-        left: reasons by name, for layers that keep torch's product for any input.
+        left: for each layer that always uses torch's product, the reason, by name.
     """
 
     _forward = ExactForward
@@ -57,7 +57,7 @@ class ExactProducts(ReplacementReport):
         return tuple(LayerProduct(*account) for account in self._accounts())
 
     def undo(self) -> None:
-        """Gives the layers torch's products back, like `plain_products(net)`."""
+        """Restores torch's products in the layers, like `plain_products(net)`."""
         self._undo(plain_products)
 
 
@@ -70,27 +70,29 @@ def exact_products(
 ) -> ExactProducts:
     """Makes linear layers multiply spikes exactly on tensor cores, forward and backward, in place.
 
-    One bfloat16 holds a spike exactly. So three bfloat16 products, none of whose operands is rounded, replace a float32
-    product with spikes. This also holds for small whole numbers, such as the sums of residual blocks. A layer computes
-    the exact product in each call whose input is known to consist of such numbers: after neurons with a `spike_range`,
-    also through views, sums, pooling and the like. The kernel checks this, too: if it finds a number that is not whole,
-    the product is computed again in float32. Modules, parameters and `state_dict()` do not change.
+    One bfloat16 can represent a spike exactly. A float32 product with spikes can therefore be replaced by three
+    bfloat16 products with unrounded operands. The same is true for small whole numbers, such as the sums of residual
+    blocks. A layer computes the exact product in each call whose input is known to consist of such numbers: after
+    neurons with a `spike_range`, also through views, sums, pooling and similar operations. The kernel also checks the
+    input. If it finds a number that is not whole, the product is computed again in float32. Modules, parameters and
+    `state_dict()` do not change.
 
     Exact products run in `nn.Linear`, and in convolutions of size 1 with channels-last input, in float32 on a GPU.
-    Torch's product runs as before under autocast, on other devices, and where the product is so small that launching
-    the kernels would take longer.
+    Torch's product still runs under autocast, on other devices, and for products that are so small that launching the
+    kernels would take longer.
 
     Args:
-        net: a trained or new network, in any mode, on any device. Call this function before `torch.compile` and before
-            a wrapper such as `DistributedDataParallel`.
-        precision: precision of weights and gradients. `"highest"` is float32, in three parts; `"high"` 16 bits, in two
-            parts; `"medium"` 8 bits, in one part; `None` follows `torch.get_float32_matmul_precision()` in each call.
-            Weights from `on_grid` are never rounded. `"exact"` multiplies only in layers with a weight on a grid.
-        also: names of layers whose input you know to consist of spikes, such as the first one for data of spikes.
-        skip: names of layers that stay unchanged.
+        net: trained or new network, in any mode, on any device. Call this function before `torch.compile`, and before
+            using a wrapper such as `DistributedDataParallel`.
+        precision: precision of weights and gradients. `"highest"` is float32, in three parts. `"high"` is 16 bits, in
+            two parts. `"medium"` is 8 bits, in one part. `None` follows `torch.get_float32_matmul_precision()` in each
+            call. Weights from `on_grid` are never rounded. `"exact"` only multiplies in layers whose weight is on a
+            grid.
+        also: names of other layers whose input consists of spikes, such as the first layer if the data are spikes.
+        skip: names of layers to leave unchanged.
 
     Returns:
-        A report on the product of each layer, to be printed after a call.
+        A report about the product of each layer, to print after a call.
 
     Raises:
         UnknownNameError: `net` has no layer of a given name, or the precision is unknown.
@@ -119,7 +121,7 @@ def exact_products(
             continue
         reason = "part of a neuron's step" if module in inside else why_no_product(module)
         if name in skip:
-            reason = "it was to be skipped"
+            reason = "it is in skip"
         if reason is not None:
             left[name] = reason
             continue
@@ -148,7 +150,7 @@ def exact_products(
 
 
 def plain_products(net: nn.Module) -> None:
-    """Gives the layers of a network torch's products back, after `exact_products`."""
+    """Restores torch's products in the layers of a network after `exact_products`."""
     for module in net.modules():
         if isinstance(vars(module).get("forward"), ExactForward):
             del module.forward

@@ -1,4 +1,4 @@
-"""Spikes and gradients that neurons and layers exchange without a conversion pass over memory."""
+"""Spikes and gradients that neurons and layers exchange without a pass over memory to convert them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTRIBUTE = "_exchange"
 
 
 class _Written(NamedTuple):
-    """Spikes in bfloat16, with the version and address of the output at the time when they were written."""
+    """Spikes in bfloat16, with the version and address of the output when they were written."""
 
     spikes: Tensor
     version: int
@@ -30,9 +30,9 @@ class _Written(NamedTuple):
 
 
 def written_of(x: Tensor) -> Tensor | None:
-    """Returns the values of `x` in bfloat16, in its shape, as the neuron's kernel wrote them; `None` if there are none.
+    """Returns the values of `x` that the neuron's kernel wrote in bfloat16, shaped like `x`; `None` if absent.
 
-    They exist if `x` is the neuron's output, or a view of all of it in the same order, and has not been changed.
+    They exist if `x` is the neuron's output, or a view of the whole output in the same order, and has not changed.
     """
     found: _Written | None = getattr(x, _WRITTEN, None)
     if found is None:
@@ -46,12 +46,15 @@ def written_of(x: Tensor) -> Tensor | None:
 
 
 def offer_links(y: Tensor, links: Links) -> None:
-    """Attaches links to the output of a product; the neuron that reads it takes them."""
+    """Attaches links to the output of a product. The neuron that reads the output takes them."""
     setattr(y, _LINKS, (links, y._version))
 
 
 def _take_links(x: Tensor) -> Links | None:
-    """Removes the links from a tensor and returns them: with a second reader, gradients would be summed in bfloat16."""
+    """Removes and returns the links of a tensor.
+
+    If a second reader had links, too, gradients would be summed in bfloat16.
+    """
     found: tuple[Links, int] | None = getattr(x, _LINKS, None)
     if found is None:
         return None
@@ -62,12 +65,12 @@ def _take_links(x: Tensor) -> Links | None:
 
 
 def has_hooks_before(modules: Sequence[nn.Module]) -> bool:
-    """True if hooks see inputs of these modules, and may change them without a new version of the tensor."""
+    """True if hooks see inputs of these modules, and may change them without a new version of the tensors."""
     return bool(_modules._global_forward_pre_hooks) or any(one._forward_pre_hooks for one in modules)
 
 
 def has_hooks_after(modules: Sequence[nn.Module]) -> bool:
-    """True if hooks other than that of `exact_products` see outputs of these modules."""
+    """True if hooks other than those of `exact_products` see outputs of these modules."""
     if _modules._global_forward_hooks:
         return True
     return any(_is_of_others(hook) for one in modules for hook in one._forward_hooks.values())
@@ -78,7 +81,7 @@ def _is_of_others(hook: object) -> bool:
 
 
 def can_exchange(neuron: FlexSN) -> bool:
-    """True for a neuron with one input and one output whose call is not overridden."""
+    """True for a neuron with one input and one output whose call no subclass overrides."""
     one = neuron.num_inputs == neuron.num_outputs == 1
     return one and neuron.requires_grad is None and neuron.precision == "eager" and is_own_forward(neuron)
 
@@ -87,14 +90,14 @@ def can_exchange(neuron: FlexSN) -> bool:
 
 
 class SpikeExchange:
-    """Runs calls of a neuron between layers with exact products; it is the neuron's attribute `ATTRIBUTE`.
+    """Runs calls of a neuron between layers with exact products. The neuron stores it as its attribute `ATTRIBUTE`.
 
     Args:
         writes: True if the layers after the neuron read its spikes in bfloat16.
         takes: True if the layer before the neuron takes gradients in parts.
-        around: the neuron and the modules that contain it.
+        around: the neuron, and the modules that contain it.
 
-    Copies and pickles have programs of their own.
+        Copies and pickles have their own programs.
     """
 
     def __init__(self, writes: bool, takes: bool, around: tuple[nn.Module, ...]) -> None:
@@ -107,9 +110,9 @@ class SpikeExchange:
         return SpikeExchange, (self.writes, self.takes, self.around)
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """Returns the output of a call, and stores its states on the neuron; `None` if the neuron runs as usual.
+        """Returns the output of a call, and stores its states on the neuron; `None` if the neuron has to run as usual.
 
-        The call is outside of compilers, and returns only an output and states.
+        The call must be outside of compilers, and return only an output and states.
         """
         x = inputs[0]
         own = neuron.__dict__
@@ -143,7 +146,7 @@ class SpikeExchange:
         except (TraceError, SpikeBitsError, NotImplementedError):
             self._refused = core
             return None
-        except (RuntimeError, ValueError):  # the ordinary call explains the error
+        except (RuntimeError, ValueError):  # the ordinary call raises a clear error
             return None
         end = neuron.num_outputs
         first_state = end + writes
@@ -161,7 +164,7 @@ class SpikeExchange:
         zero = self._zero
         if zero is None or zero.device != x.device or zero.is_inference() or zero.shape != x.shape[1:]:
             zero = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape[1:])
-            if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):  # in a graph, a replay would write it
+            if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):  # each replay of a graph would write it
                 self._zero = zero
         return [zero] * neuron.num_states
 

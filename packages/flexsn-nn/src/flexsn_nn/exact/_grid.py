@@ -1,4 +1,4 @@
-"""Numbers in a weight's rows that are multiples of one power of two: their sums with spikes are exact in any order."""
+"""Weights whose rows consist of multiples of a power of two, so that sums with spikes are exact in any order."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from torch import Tensor
 
 from flexsn_nn.errors import ParameterError
 
-# float32 holds whole numbers up to this one. Sums of parts can be a little larger than sums of the numbers.
+# float32 can represent all whole numbers up to this one. Sums of parts can be a little larger than sums of the numbers.
 _LARGEST_SUM = 2.0**24 * (1 - 2.0**-6)
 # Beyond these exponents, parts of a number would not be normal float32 numbers.
 _EXPONENTS = (-100.0, 100.0)
-# For float64: numbers from a half up to 1 have the biased exponent `_HALF`.
+# In float64, numbers from 1/2 up to 1 have the biased exponent `_HALF`.
 _MANTISSA_BITS, _HALF = 52, 1022
 
 
 def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None, *, rounding: bool) -> Tensor:
-    """Finds, for each row, the largest `e` with which sums of the whole numbers `weight * 2 ** e` are exact.
+    """Finds, for each row, the largest `e` for which sums of the whole numbers `weight * 2 ** e` are exact.
 
     Args:
         weight: `[rows, ...]`, of any floating-point dtype.
-        bits: the whole numbers are below `2 ** (bits - 1)`.
-        largest_input: largest factor that the numbers are multiplied by.
-        bias: `[rows]`, a part of the sums.
-        rounding: True if the numbers will be rounded to the grid; False: they are on a grid already.
+        bits: number of bits of the whole numbers, whose magnitude is below `2 ** (bits - 1)`.
+        largest_input: largest factor by which the numbers are multiplied.
+        bias: `[rows]`, added to the sums.
+        rounding: True if the numbers will be rounded to the grid, False if they are already on it.
 
     Returns:
         float64 `[rows, 1, ...]`.
@@ -40,16 +40,17 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
 
 
 def _below(limit: float, value: Tensor) -> Tensor:
-    """Computes the largest exponent `e` with `value * 2 ** e < limit`, exactly; 1022 if `value` is 0.
+    """Computes the largest exponent `e` for which `value * 2 ** e < limit`, exactly; 1022 if `value` is 0.
 
-    Reads the bits of the quotient, because Inductor of torch 2.11 writes C++ for `frexp` that does not compile.
+    Reads the bits of the quotient instead of calling `frexp`, for which Inductor of torch 2.11 writes C++ code that
+    does not compile.
     """
     exponent = (value / limit).view(torch.int64) >> _MANTISSA_BITS
     return (_HALF - exponent).double()
 
 
 def rounded(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
-    """Rounds `values` to multiples of `2 ** -e` whose whole numbers have at most `bits`; exact in their dtype."""
+    """Rounds `values` to multiples of `2 ** -e` whose whole numbers have at most `bits` bits. Exact in their dtype."""
     scale = torch.exp2(e)
     whole = torch.round(values.detach().double() * scale)
     if bits is not None:
@@ -59,7 +60,7 @@ def rounded(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
 
 
 def is_on_grid(weight: Tensor, bits: int = 16, largest_input: int = 1) -> bool:
-    """True if sums of a weight's rows are exact. Reads the weight, so on a GPU it waits for the device."""
+    """True if sums of a weight's rows are exact. Reads the weight, so it waits for a GPU."""
     if weight.dim() < 2 or weight.dtype != torch.float32 or weight.numel() == 0:
         return False
     e = exponents(weight, bits, largest_input, None, rounding=False)
@@ -67,15 +68,15 @@ def is_on_grid(weight: Tensor, bits: int = 16, largest_input: int = 1) -> bool:
 
 
 def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tuple[Tensor, Tensor]:
-    """Returns the whole numbers and the scales of a weight on a grid, for programs and chips that multiply integers.
+    """Returns the whole numbers and the scales of a weight on a grid, for hardware and programs that multiply integers.
 
     Args:
-        weight: `[rows, ...]` float32, of a layer with `on_grid`.
-        bits, largest_input: the arguments of `on_grid`.
+        weight: `[rows, ...]` float32, weight of a layer with `on_grid`.
+        bits, largest_input: same as for `on_grid`.
 
     Returns:
-        int8 or int16 numbers, shaped like `weight`, and a power of two for each row, float32 `[rows]`. Their product
-        is `weight`.
+        int8 or int16 numbers, shaped like `weight`, and a power of two for each row, float32 `[rows]`. Their product is
+        `weight`.
 
     Raises:
         ParameterError: the weight is not on such a grid.
@@ -89,7 +90,7 @@ def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tup
         (torch.int8, True)
     """
     if not is_on_grid(weight, bits, largest_input):
-        raise ParameterError(f"the weight is on no grid of {bits} bits: flexsn_nn.on_grid(layer, bits={bits}).")
+        raise ParameterError(f"the weight is not on a grid of {bits} bits: flexsn_nn.on_grid(layer, bits={bits}).")
     e = exponents(weight, bits, largest_input, None, rounding=False)
     numbers = (weight.detach().double() * torch.exp2(e)).to(torch.int8 if bits <= 8 else torch.int16)
     return numbers, torch.exp2(-e).flatten().float()

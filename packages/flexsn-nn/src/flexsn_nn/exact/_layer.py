@@ -1,4 +1,4 @@
-"""Forward of a layer that multiplies spikes by an exact product where that is faster."""
+"""Replaces the forward of a layer that multiplies spikes by an exact product, where this is faster."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from flexsn_runtime import (
 
 PRECISIONS = ("highest", "high", "medium", "exact")
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
-# Number of bits, sign included, of whole numbers that one bfloat16 holds.
+# Maximum number of bits, sign included, of whole numbers that one bfloat16 can represent.
 _BITS_OF_ONE_PART = 9
-# One bfloat16 does not hold all whole numbers above this one.
+# One bfloat16 cannot represent all whole numbers above this one.
 _LARGEST = 1 << 8
 
 
 class ExactForward(ReplacedForward):
-    """Forward of a linear layer or of a convolution over single points; it replaces the layer's attribute `forward`.
+    """Forward of a linear layer or of a convolution over single points. It replaces the layer's attribute `forward`.
 
     Args:
-        layer: a `nn.Linear`, or a convolution of size 1 in one to three dimensions.
-        precision: one of `PRECISIONS`; `None`: torch's setting.
-        known: range of the input according to the network's `forward`, in evaluation and in training; `None`: unknown.
+        layer: `nn.Linear`, or a convolution of size 1 in one to three dimensions.
+        precision: one of `PRECISIONS`; `None` for torch's setting.
+        known: range of the input according to the network's `forward`, in evaluation and in training; `None` if
+            unknown.
         claimed: True if the user has declared that the input consists of spikes.
         reads: if the input comes unchanged from a neuron, the layer and the modules that contain it; otherwise `None`.
-        links: these modules, too, if the output goes to a neuron alone; otherwise `None`.
+        links: if only a neuron reads the output, the layer and the modules that contain it; otherwise `None`.
 
-    Attributes:
-        last: as in `ReplacedForward`; for an exact product, the numbers of parts.
+        Attributes:
+            last: same as in `ReplacedForward`. For an exact product, it is the numbers of parts.
     """
 
     def __init__(
@@ -61,15 +62,16 @@ class ExactForward(ReplacedForward):
         self.precision, self.known, self.claimed = precision, known, claimed
         self._record: Tensor | None = None
         self._grid: tuple[int, int, bool] | None = None
-        # Layouts of the tensors in the last call in eager mode, and the reason why torch's product runs for them.
+        # Layouts of the tensors in the last eager call, and the reason why torch's product runs for tensors with these
+        # layouts.
         self._kind: tuple[object, ...] | None = None
         self._reason: str | None = None
         self._products = RepeatedProducts()
-        # Scale of the input in the present call.
+        # Scale of the input in the current call.
         self._scale = 1.0
 
     def __call__(self, input: Tensor) -> Tensor:
-        """Computes the layer's output, as its own `forward` does."""
+        """Computes the layer's output, like the layer's own `forward`."""
         layer = self.layer
         compiling = torch.compiler.is_compiling()
         weight: Tensor = layer.weight  # type: ignore[assignment]
@@ -103,7 +105,7 @@ class ExactForward(ReplacedForward):
         parts: tuple[int, int],
         compiling: bool,
     ) -> tuple[Tensor, Tensor | None, bool]:
-        """Returns the product, the record of rows that were not whole, and True if the exact product ran."""
+        """Returns the product, the record of rows that are not whole numbers, and True if the exact product ran."""
         if compiling or type(x) is not Tensor or transform_at_work() is not None:
             if self._scale != 1.0:
                 return torch.nn.functional.linear(x, weight, bias), None, False
@@ -124,21 +126,21 @@ class ExactForward(ReplacedForward):
         return linked.y, linked.record, True
 
     def account(self) -> tuple[str, bool]:
-        """Describes the last call, and returns True if an exact product ran. On a GPU, waits for that call."""
+        """Describes the last call. Also returns True if an exact product ran. On a GPU, waits for that call."""
         outcome, ran = self.last
         words = outcome if isinstance(outcome, str) else _in_words(outcome)
         if self._record is not None and bool(self._record.any()):
-            words += "; its input was not whole, so rows were computed again in float32"
+            words += "; its input had numbers that are not whole, so rows were computed again in float32"
         if not self.was_called and any(self.known):
             low, high = next(one for one in self.known if one is not None)
             words += f"; its input consists of whole numbers from {low} to {high}"
         return words, ran
 
     def _why_not(self, x: Tensor, written: Tensor | None, weight: Tensor, compiling: bool) -> str | None:
-        """Returns the reason why torch's product runs; `None` if the exact product runs.
+        """Returns the reason why torch's product runs; `None` if the exact product can run.
 
         Args:
-            written: the input in bfloat16, as a neuron wrote it; it is known to consist of spikes.
+            written: input in bfloat16, which a neuron wrote, so it is known to consist of spikes.
         """
         if torch.is_autocast_enabled(x.device.type):
             return "under autocast"
@@ -153,24 +155,24 @@ class ExactForward(ReplacedForward):
         return self._why_never(x, weight, compiling) or self._why_unknown(x, compiling)
 
     def _why_never(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
-        """Returns the reason why torch's product runs for all tensors of these layouts; `None` if there is none."""
+        """Returns the reason why torch's product runs for all tensors with these layouts; `None` if there is none."""
         if x.dtype != torch.float32 or weight.dtype != torch.float32:
             return f"its input is {x.dtype} and its weight {weight.dtype}; exact products are of float32"
         if x.device != weight.device or x.dim() == 0:
-            return "its input and its weight do not fit"
+            return "its input and its weight do not match"
         unavailable = why_unavailable(x.device)
         if unavailable is not None:
             cpu = "on the CPU torch's product runs, which is exact for weights on a grid"
             return cpu if x.device.type == "cpu" else unavailable
         if compiling and is_exporting():
-            return "exported programs have torch's operators alone"
+            return "exported programs contain only torch's operators"
         if not isinstance(self.layer, nn.Linear):
             if x.dim() != weight.dim():
                 return "its input has no batch"
             if not x.movedim(1, -1).is_contiguous():
                 return "its input is not channels-last in memory"
         if x.shape[-1 if isinstance(self.layer, nn.Linear) else 1] != weight.shape[1]:
-            return "its input and its weight do not fit"
+            return "its input and its weight do not match"
         if x.numel() * weight.shape[0] < _fewest():
             return "too small: launches would take longer than the product"
         return _why_slow(x.device)
@@ -183,7 +185,7 @@ class ExactForward(ReplacedForward):
         if not compiling and x.grad_fn is not None:
             followed = scaled_range_of(x)
             if isinstance(followed, Unknown):
-                made = f": it is made of spikes by {followed.reason}" if followed.reason else ""
+                made = f": {followed.reason} computes it from spikes" if followed.reason else ""
                 return f"its input does not consist of spikes{made}"
             found, self._scale = followed
         if found is None:
@@ -193,7 +195,7 @@ class ExactForward(ReplacedForward):
         return None
 
     def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
-        """Numbers of parts of the weight and of gradients; `None`: for `"exact"`, the weight is on no grid."""
+        """Returns the numbers of parts of the weight and of gradients; `None` if `"exact"` is set without a grid."""
         asked = self.precision
         of_gradients = _PARTS[_torch_precision() if asked is None or asked == "exact" else asked]
         grid = grid_of(self.layer)
@@ -204,7 +206,7 @@ class ExactForward(ReplacedForward):
         return (2, of_gradients) if not compiling and self._left_on_grid(weight) else None
 
     def _left_on_grid(self, weight: Tensor) -> bool:
-        """True if the weight is still on a grid whose parametrization was removed. Reads each new weight once."""
+        """True if the weight is still on a grid without its parametrization. Reads each new weight once."""
         key = weight.data_ptr(), 0 if weight.is_inference() else weight._version
         if self._grid is None or self._grid[:2] != key:
             self._grid = (*key, is_on_grid(weight.flatten(1)))
@@ -230,7 +232,7 @@ def _torch_precision() -> str:
     return float32_precision()
 
 
-_NO_GRID = "its weight is on no grid: flexsn_nn.on_grid(layer)"
+_NO_GRID = "its weight is not on a grid: flexsn_nn.on_grid(layer)"
 _HELD = {1: "8 bits", 2: "16 bits", 3: "float32"}
 
 
@@ -243,12 +245,12 @@ def _in_words(parts: tuple[int, int]) -> str:
 
 
 def why_no_product(layer: nn.Module) -> str | None:
-    """Returns the reason why a layer keeps torch's product for any input; `None` if there is none."""
+    """Returns the reason why a layer always uses torch's product; `None` if there is none."""
     kind: Any = type(layer)
     kinds: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS)
     own = next(one for one in kinds if isinstance(layer, one))
     if kind.forward is not own.forward or "forward" in vars(layer):
-        return f"{kind.__name__} has a forward of its own"
+        return f"{kind.__name__} overrides forward"
     if own is not nn.Linear:
         ones = (layer.kernel_size, layer.stride, layer.dilation)
         if any(size != 1 for sizes in ones for size in sizes) or layer.groups != 1 or _pads(layer.padding):  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A step that also writes its spikes in bfloat16, and the gradient of its input in parts."""
+"""A step that also writes its spikes in bfloat16 and the gradient of its input in parts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LARGEST = 3.3895313892515355e38
 
 
 class LinkedStep:
-    """`core` with more inputs, outputs and states: its kernels exchange spikes and gradients with exact products.
+    """`core` with additional inputs, outputs and states, so that kernels exchange spikes and gradients with products.
 
-    `(x, *links, *states, total) -> (*outputs, spikes, *new_states, total)`: `spikes` is the first output in bfloat16.
-    The gradient of `x` flows to the links alone: each of the `parts` links receives a bfloat16 part of it. `total`
-    receives its sum over time, as the gradient of an initial state.
+    It is `(x, *links, *states, total) -> (*outputs, spikes, *new_states, total)`. `spikes` is the first output in
+    bfloat16. The gradient of `x` only flows to the links: each of the `parts` links receives one bfloat16 part of it.
+    `total`, as an initial state, receives the sum of the gradient over time.
 
     Args:
-        core: a step with one input.
+        core: step with one input.
         num_outputs: number of outputs of `core`.
         writes: True if the step returns `spikes`.
         parts: number of links.
@@ -47,7 +47,7 @@ class LinkedStep:
 
 
 class _LinkedFunction(torch.autograd.Function):
-    """Returns `x`; its gradient flows to the other arguments: whole if they are float32, otherwise in parts."""
+    """Returns `x`. Its gradient flows to the other arguments: whole if they are float32, otherwise in parts."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:

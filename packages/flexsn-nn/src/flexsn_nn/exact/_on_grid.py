@@ -1,4 +1,4 @@
-"""Parametrization that keeps the weight of a layer on the grid of its rows."""
+"""A parametrization that keeps the weight of a layer on a grid for each row."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Gridded:
     Attributes:
         name: name of the tensor.
         bits: number of bits of its whole numbers, sign included.
-        largest_change: largest change of an element by rounding.
-        relative_change: that change, divided by the largest element.
+        largest_change: largest change of an element by the rounding.
+        relative_change: largest change, divided by the largest element.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Gridded:
 
 
 class OnGrid(nn.Module):
-    """Rounds a tensor to its row's grid; the gradient passes unchanged. `on_grid` registers it.
+    """Rounds a tensor to the grid of each row. The gradient passes unchanged. `on_grid` registers this module.
 
     Args:
-        module: the layer that has the rows.
+        module: layer whose weight determines the grid.
         name: name of the layer's weight.
         bits: number of bits of the weight's whole numbers, sign included.
         largest_input: largest magnitude of the layer's input.
@@ -54,18 +54,18 @@ class OnGrid(nn.Module):
     def __init__(self, module: nn.Module, name: str, bits: int, largest_input: int) -> None:
         super().__init__()
         self.bits, self.largest_input = bits, largest_input
-        # The layer is in a list, so that it does not become a part of its own parametrization.
+        # The layer is in a list, so that it does not become a submodule of its own parametrization.
         self._layer, self._name = [module], name
 
     def forward(self, values: Tensor) -> Tensor:
-        """Returns the weight `[rows, ...]` or the bias `[rows]`, on the grid."""
+        """Returns the weight `[rows, ...]` or the bias `[rows]` on the grid."""
         weight, bias = (_original(self._layer[0], name) for name in (self._name, _BIAS))
         assert weight is not None
         with torch.no_grad():
             e = exponents(weight, self.bits, self.largest_input, bias, rounding=True)
             is_bias = values.dim() == 1
             near = rounded(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
-            # A number is so close to its rounding that the difference is exact, and so is the sum.
+            # A number is so close to its rounded value that their difference is exact, and so is the sum.
             difference = near - values
         return values + difference
 
@@ -74,24 +74,24 @@ class OnGrid(nn.Module):
 
 
 def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_input: int = 1) -> tuple[Gridded, ...]:
-    """Keeps each row of a layer's weight on a grid, so that sums over spikes are exact; changes the layer in place.
+    """Keeps each row of a layer's weight on a grid, so that sums over spikes are exact. Changes the layer in place.
 
-    The numbers of a row become multiples of a power of two `2 ** -e`. It is the smallest power for which they are whole
-    numbers of `bits`, and for which float32 holds every sum of them exactly. So a product with spikes has the same bits
-    in any order of summation: in the loop and in kernels, for any batch size, on any device. If the layer has a `bias`,
-    the bias is rounded to the same grid. This is a `torch.nn.utils.parametrize` parametrization: the learned numbers
-    are not rounded, the gradient passes straight through, and `remove_parametrizations(module, name)` leaves the weight
-    on its grid.
+    The numbers of a row become multiples of a power of two, `2 ** -e`. It is the smallest power for which they are
+    whole numbers of `bits` bits, and for which float32 can represent every sum of them exactly. A product with spikes
+    then has the same bits in any order of summation: in the loop and in kernels, for any batch size, on any device. If
+    the layer has a `bias`, the bias is rounded to the same grid. The grid is a `torch.nn.utils.parametrize`
+    parametrization: the learned numbers are not rounded, the gradient passes straight through, and
+    `remove_parametrizations(module, name)` leaves the weight on its grid.
 
     Args:
-        module: a linear layer, a convolution, or the `recurrent` module of a recurrent layer.
+        module: linear layer, convolution, or `recurrent` module of a recurrent layer.
         name: name of the weight, `[outputs, ...]` float32.
         bits: number of bits of each whole number, sign included: 8 to 16.
-        largest_input: largest magnitude of the whole numbers that the layer multiplies: 1 for spikes, 40 for a sum of
-            40 spikes.
+        largest_input: largest magnitude of the whole numbers by which the layer multiplies: 1 for spikes, 40 for a sum
+            of 40 spikes.
 
     Returns:
-        The changes that rounding made to the weight and to the bias.
+        The changes of the weight and of the bias by the rounding.
 
     Raises:
         ParameterError: the tensor has no rows, is not float32, or is already on a grid; or `bits` is out of range.
@@ -132,7 +132,7 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
 
 
 def grid_of(module: nn.Module, name: str = "weight") -> OnGrid | None:
-    """Returns the grid of a tensor if it is the last of its parametrizations, otherwise `None`."""
+    """Returns the grid of a tensor if it is the last parametrization of the tensor, otherwise `None`."""
     if name not in _names(module):
         return None
     last = list(module.parametrizations[name])[-1]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Layers whose input consists of spikes, as the network's `forward` shows without data."""
+"""Finds layers whose input consists of spikes, from the network's `forward` and without data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_nn.memory._ranges import WholeRange
 
 _Known = dict[str, list[WholeRange | None]]
 
-# Modules, functions and methods whose result consists of numbers of their first argument, or zeros.
+# Modules, functions and methods whose results consist of numbers of their first argument, or zeros.
 SAME_MODULES = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d,
     nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.UpsamplingNearest2d, nn.PixelShuffle, nn.PixelUnshuffle,
@@ -33,7 +33,7 @@ _CHOICES = frozenset({"maximum", "minimum"})
 
 
 def known_inputs(net: nn.Module, layers: tuple[type[nn.Module], ...], *, training: bool) -> dict[str, WholeRange]:
-    """Finds the layers whose calls all read spikes or small whole numbers, and the ranges of these numbers.
+    """Finds the layers that read only spikes or small whole numbers in all calls, and the ranges of these numbers.
 
     Args:
         layers: types of the layers.

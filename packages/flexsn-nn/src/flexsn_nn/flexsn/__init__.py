@@ -1,1 +1,1 @@
-"""Parts of `FlexSN`: settings, states, choice of a backend, runs."""
+"""Parts of `FlexSN`: settings, states, choice of a backend, and execution of calls."""

@@ -1,4 +1,4 @@
-"""Choice of the backend for a neuron's call, and the reasons for it."""
+"""Chooses the backend for a neuron's call, and records the reasons."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from flexsn_runtime import ScanProgram, transform_at_work
 PLAIN = frozenset({Tensor, nn.Parameter})
 
 
-# Beginning of the reason why the loop runs a call that kernels refuse.
+# Beginning of the reason why a call that kernels reject runs as a loop.
 _INSTEAD = "the loop ran instead: here as on a GPU, compiled kernels refuse"
 
 
 class Chooses(KeepsStates):
-    """Part of `FlexSN` that checks the inputs of a call and chooses the call's backend."""
+    """Part of `FlexSN` that checks the inputs of a call and chooses its backend."""
 
     _output_specs: list[Spec] | None
     _ready_made: bool | None
-    _undelayed: Callable[..., Any] | None = None  # a core whose kernels do not load earlier steps
+    _undelayed: Callable[..., Any] | None = None  # core with kernels that do not load earlier steps
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Checks the inputs of a call and returns the inputs of the core."""
+        """Checks the inputs of a call, and returns the inputs of the core."""
         for i, value in enumerate(inputs):
             check_input(f"input {i}", value, type(self).__name__, has_time=self._step_mode == "m")
         if len(inputs) != self.num_inputs or not inputs:
@@ -58,10 +58,10 @@ class Chooses(KeepsStates):
             )
         return inputs
 
-    # Dynamo computes the result during its trace and treats it as a constant. It guards the sources of the arguments.
+    # Dynamo computes the result while it traces, and treats it as a constant. It guards the sources of the arguments.
     @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
-        """Chooses the backend that runs, once for each type of device, inside and outside of compilers."""
+        """Chooses the backend, once for each type of device. Compilers have separate choices."""
         if compiling and is_onnx_exporting():
             return choose_for_onnx(backend)
         situation = (device.type, compiling)
@@ -74,24 +74,24 @@ class Chooses(KeepsStates):
         return choice.backend
 
     def _asks_kernels(self, backend: str) -> bool:
-        """True if a call that kernels refuse falls back to the loop, for `backend="auto"`.
+        """True if, with `backend="auto"`, a call that kernels reject runs as a loop.
 
-        On a GPU, a sequence that kernels refuse is an error. A single step runs without kernels on any device, because
-        its caller loops over time in any case.
+        On a GPU, a sequence that kernels reject is an error. A single step may run without kernels on any device,
+        because its caller loops over time in any case.
         """
         return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
 
     def _kernels_take(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> bool:
-        """True if kernels can run this call, as far as checks before the run show; otherwise records the reason."""
+        """True if kernels can run this call, according to the checks before the run. Otherwise, records the reason."""
         why = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
         if not torch.compiler.is_compiling():
             self._decisions.ran((inputs[0].device.type, False), why, kinds_of(self.modules()))
         return why is None
 
     def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
-        """Returns the reason why the loop runs a call although kernels are chosen; `None` if kernels run it."""
+        """Returns the reason why a call runs as a loop although kernels are chosen; `None` if kernels can run it."""
         if not PLAIN.issuperset(map(type, (*inputs, *states))):
             other = next(type(t).__name__ for t in (*inputs, *states) if type(t) not in PLAIN)
             return f"the loop, in calls with {other}: kernels would bypass the code of this type of tensor"
@@ -111,7 +111,7 @@ class Chooses(KeepsStates):
     def _why_unchanged(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> str | None:
-        """Returns the reason why kernels refuse the core with a user's transforms; `None` if they accept it."""
+        """Returns the reason why kernels reject the core with a user's transforms; `None` if they accept it."""
         why = None
         if any(not is_own(type(transform)) for transform in transforms):
             why = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
@@ -127,7 +127,7 @@ class Chooses(KeepsStates):
         results: Sequence[Tensor],
         transforms: tuple[Transform, ...],
     ) -> None:
-        """Reports once the reason why kernels would refuse the call that the loop has just run."""
+        """Reports once the reason why kernels would reject the call that has just run as a loop."""
         foreign = tuple(transform for transform in transforms if not is_own(type(transform)))
         if portability() == "ignore" or inputs[0].shape[:1] == (0,) or (self._is_ready_made() and not foreign):
             return
@@ -142,7 +142,7 @@ class Chooses(KeepsStates):
         training: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> str | None:
-        """Returns the reason why kernels refuse the core, with a user's transforms; `None` if kernels accept it."""
+        """Returns the reason why kernels reject the core with a user's transforms; `None` if kernels accept it."""
         used = (*self._own_transforms, *(transform for transform in transforms if not is_own(type(transform))))
         used = self._with_examples(used)
         more_inputs: Values = ()
@@ -167,12 +167,12 @@ class Chooses(KeepsStates):
         return False
 
     def _is_empty(self, inputs: Sequence[Tensor]) -> bool:
-        """True for a sequence without steps; False inside of compilers, where the number of steps may be a symbol."""
+        """True for a sequence with zero steps. False inside of compilers, where the number of steps may be a symbol."""
         empty = self._step_mode == "m" and not torch.compiler.is_compiling() and inputs[0].shape[:1] == (0,)
         return bool(empty)
 
     def _specs_beforehand(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
-        """Shapes and dtypes of one step's outputs; `None` if they are unknown until the core runs."""
+        """Returns shapes and dtypes of one step's outputs; `None` if they are unknown until the core runs."""
         if not self.num_outputs:
             return []
         step = step_shape(inputs, self._step_mode)
@@ -180,9 +180,10 @@ class Chooses(KeepsStates):
         return given if given is not None and all(tuple(shape) == tuple(step) for shape, _ in given) else None
 
     def _empty_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Shapes and dtypes of one step's outputs for a sequence without steps.
+        """Returns shapes and dtypes of one step's outputs, for a sequence with zero steps.
 
-        Examples with another shape than the step's are compared with a trace of the core, if the trace succeeds.
+        If the examples have another shape than the step, they are compared with a trace of the core, provided that
+        tracing succeeds.
         """
         known = self._specs_beforehand(inputs, states)
         if known is not None:
@@ -191,13 +192,13 @@ class Chooses(KeepsStates):
             return self._traced_specs(inputs, states)
         try:
             specs = self._traced(inputs, states)
-        except Exception:  # the core may raise anything on tensors without data
+        except Exception:  # the core may raise any error for tensors without data
             return self._output_specs
         compare_specs(self._output_specs, specs)
         return self._output_specs
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Raises `ExampleError`: without an example, the outputs' shapes and dtypes are unknown."""
+        """Raises `ExampleError`, because the outputs' shapes and dtypes are unknown without an example."""
         raise ExampleError(
             "the input has no steps (T == 0), and the shape and dtype of an output are unknown without one: give "
             "FlexSN example_outputs=(...), one step's outputs."
@@ -208,12 +209,12 @@ class Chooses(KeepsStates):
         return self._program(self._with_examples(self._own_transforms)).scan
 
     def _completed(self, call: Call) -> tuple[ScanProgram, Values]:
-        """Returns the program of kernels for a call without transforms, and the inputs of its step."""
+        """Returns the program of kernels for a call without transforms, and the inputs of the program's step."""
         inputs, transforms = before(call, self._with_examples(self._own_transforms))
         return self._program(transforms).scan, (*inputs, *added(call._replace(inputs=inputs), transforms)[0])
 
     def _specialize_examples(self, examples: Sequence[Tensor]) -> list[Spec]:
-        """Shapes and dtypes of a step's outputs.
+        """Returns shapes and dtypes of a step's outputs.
 
         Args:
             examples: one step's inputs and states.
@@ -227,22 +228,22 @@ class Chooses(KeepsStates):
         return [(value.shape, value.dtype) for value in outputs]
 
     def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Traces one step's outputs: shapes and dtypes. Takes sequences and initial states; values do not matter."""
+        """Returns shapes and dtypes of one step's outputs from a trace. The values of the arguments do not matter."""
         program, given = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
         outputs = program.specialize(given, states)[0].trace.outputs
         return [(value.shape, value.dtype) for value in outputs]
 
     def _program(self, transforms: Sequence[Transform]) -> StepProgram:
-        """Returns the program from which kernels are made; see `Programs.get`.
+        """Returns the program from which kernels are built; see `Programs.get`.
 
         Args:
-            transforms: all transforms of a call, including the neuron's own.
+            transforms: all transforms of a call, including those of the neuron.
         """
         core: Callable[..., Any] = self.core
         return self._programs.get(core, self.requires_grad, written_in(self._backend), transforms)
 
     def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
-        """True if only the step reads the first input."""
+        """True if the step is the only reader of the first input."""
         return not self._starts_by_input() and PLAIN.issuperset(map(type, inputs))
 
     def _call(self, backend: str, inputs: tuple[Tensor, ...]) -> Call:

@@ -1,4 +1,4 @@
-"""State of a neuron between its calls inside of one `torch.export`."""
+"""The state of a neuron between its calls inside of one `torch.export`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from flexsn_nn._torch_private import tracing_context
 
 
 class InExport:
-    """States after a call, from which the next call of the same program begins.
+    """States after a call. The next call of the same program begins with them.
 
-    This is a separate object, since `torch.export` warns of tensors in attributes, lists and dicts of a module.
+    This is a separate object, because `torch.export` warns of tensors in attributes, lists and dicts of a module.
 
     Args:
         states: states after the call.

@@ -1,4 +1,4 @@
-"""Options of a neuron's call, besides its inputs."""
+"""Options of a neuron's call other than its inputs."""
 
 from __future__ import annotations
 

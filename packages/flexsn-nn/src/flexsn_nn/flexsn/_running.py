@@ -1,27 +1,40 @@
-"""Run of a neuron's call: its transforms, and the kernels or the loop that compute it."""
+"""Runs a neuron's call: applies its transforms, and computes it with kernels or as a loop."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
+from flexsn_nn._affine import Producer
 from flexsn_nn._backends import COMPILED, KERNEL_BACKENDS
 from flexsn_nn._diagnosis import explain_devices, explain_dtypes
 from flexsn_nn._example_outputs import Spec
 from flexsn_nn._programs import StepProgram
 from flexsn_nn._run_kernels import BETWEEN, run_kernels
-from flexsn_nn._torch_private import between_graphs
+from flexsn_nn._torch_private import backward_pass, between_graphs
 from flexsn_nn.errors import DrawError, PlacementError
 from flexsn_nn.flexsn._choice import PLAIN, Chooses
 from flexsn_nn.noise._draws import Draws, Means
+from flexsn_nn.transforms._absorbed import Absorb, parts_of
+from flexsn_nn.transforms._bits import SpikesAsBits
 from flexsn_nn.transforms._compose import Counts, added, before, composed, key_of, tell_ends
+from flexsn_nn.transforms._delayed import Delayed
 from flexsn_nn.transforms._transform import Transform, Values
-from flexsn_runtime import LateInputError, SpikeBitsError, TraceError, repeated_call, single_step, transform_at_work
+from flexsn_runtime import (
+    LateInputError,
+    RepeatedCall,
+    SpikeBitsError,
+    TraceError,
+    find_call,
+    single_step,
+    transform_at_work,
+)
 
 Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
 _Kinds = tuple[type[Transform], ...]
@@ -33,17 +46,42 @@ class _Repeats(NamedTuple):
 
     Attributes:
         program: program that runs the later calls.
-        asked: results and side effects of the call, from `Runs._asked`. Calls with others take the long way.
+        asked: results and side effects of the call, from `Runs._asked`. Calls with other values are not repeated.
     """
 
     program: StepProgram
     asked: _Asked
 
 
+class _Again(NamedTuple):
+    """An earlier call that the compiled launcher repeats: its transforms are a function of the first input, and bits.
+
+    Attributes:
+        core: core of that call.
+        call: what it found out.
+        run: runs such calls.
+        num_states: number of states that it began with.
+        asks: True if its spikes were asked for as bits.
+        front: key of the function of the first input; `None`: there was none.
+        places: for each captured tensor, its position among those of the function.
+        bits: True if the last result are bits.
+    """
+
+    core: object
+    call: RepeatedCall
+    run: Callable[[Sequence[Tensor | None]], list[Tensor] | None]
+    num_states: int
+    asks: bool
+    front: Hashable
+    places: tuple[int, ...]
+    bits: bool
+
+
 class Runs(Chooses):
     """Part of `FlexSN` that runs calls."""
 
     _repeats: _Repeats | None
+    _again: _Again | None
 
     def _run(
         self,
@@ -53,7 +91,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Runs `_run_unexplained`; an error of the core's operations then names the argument that causes it."""
+        """Runs `_run_unexplained`. If the core's operations fail, the error names the argument that is the cause."""
         if torch.compiler.is_compiling():
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
         try:
@@ -61,7 +99,7 @@ class Runs(Chooses):
         except DrawError:
             if self._draws or any(isinstance(transform, Draws | Means) for transform in transforms):
                 raise
-            self._draws = True  # the core draws in a function that its own code does not name
+            self._draws = True  # a function that the core calls draws random numbers
             changes = self._with_draws(transforms, begins=not states, keep=states is self.states)
             return self._run_unexplained(inputs, states, keep=keep, transforms=changes)
         except (RuntimeError, ValueError) as error:
@@ -70,7 +108,7 @@ class Runs(Chooses):
             raise
 
     def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
-        """Raises a clearer error than `error` if it finds the cause; its checks are too slow for calls that succeed.
+        """Raises a clearer error than `error` if the cause is found. The checks are too slow for successful calls.
 
         Args:
             inputs, states: arguments of the failed call.
@@ -86,10 +124,10 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Returns outputs, final states, and the state sequences, which are empty unless `keep`.
+        """Returns outputs, final states and state sequences. State sequences are empty unless `keep`.
 
         Args:
-            states: states of this call; empty: the initial states.
+            states: states of this call; empty for the initial states.
             transforms: transforms of this call.
         """
         inputs = self._checked(inputs)
@@ -120,7 +158,7 @@ class Runs(Chooses):
                         raise
             backend = "torch"
         if self._is_empty(inputs) and not transforms and self._specs_beforehand(inputs) is not None:
-            backend = "torch" if backend in COMPILED else backend  # no kernel to launch, and no trace of the core
+            backend = "torch" if backend in COMPILED else backend  # no kernel is launched, and the core is not traced
         return self._run_on(backend, inputs, states, keep, transforms)
 
     def _run_on(
@@ -131,7 +169,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...],
     ) -> Ran:
-        """Runs a call on the chosen backend, and returns what `_run` returns."""
+        """Runs a call on the chosen backend, and returns the result of `_run`."""
         compiling = torch.compiler.is_compiling()
         at_zero = compiling and not states and self._starts_at_zero()
         asked, begun, given, transforms = inputs, states, transforms, (*self._own_transforms, *transforms)
@@ -191,8 +229,9 @@ class Runs(Chooses):
         """Runs compiled kernels. Returns `(*outputs, *final_states)`, or `(*outputs, *state_sequences)`.
 
         Args:
-            inputs, states: with those of the transforms.
-            kinds: types of the call's own transforms: later calls with these may repeat it. `None`: no call may.
+            inputs, states: inputs and states, including those of the transforms.
+            kinds: types of the call's own transforms. Later calls with transforms of these types may repeat this call.
+                `None` if no call may repeat it.
         """
         program = self._program(transforms)
         try:
@@ -218,7 +257,7 @@ class Runs(Chooses):
         states: tuple[Tensor, ...],
         transforms: tuple[Transform, ...],
     ) -> Sequence[Tensor]:
-        # One step is a scan of length 1, with equal checks and equal results.
+        # One step is a scan of length 1, with the same checks and results.
         if program.stand_ins is None:
             return single_step(program.scan, inputs, states)
         sequences = [x.unsqueeze(0) for x in inputs]
@@ -237,7 +276,7 @@ class Runs(Chooses):
         return self._run_kernels(inputs, states, keep, transforms, None)
 
     def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Stores the bits, which are the last result if the program writes bits, and returns the other results."""
+        """Stores the bits, which are the last result if the program writes any, and returns the other results."""
         if not program.scan.bits:
             return results
         *others, bits = results
@@ -253,10 +292,10 @@ class Runs(Chooses):
         at_zero: bool,
         transforms: tuple[Transform, ...],
     ) -> Sequence[Tensor]:
-        """Runs the core itself; returns the outputs, then the state sequences or the final states.
+        """Runs the core itself. Returns the outputs, followed by the state sequences or the final states.
 
         Args:
-            inputs, states: with those of the transforms.
+            inputs, states: inputs and states, including those of the transforms.
             at_zero: True if a compiler may assume that the neuron's states are zeros.
         """
         single = self._step_mode == "s"
@@ -296,7 +335,7 @@ class Runs(Chooses):
 
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
     def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> Ran:
-        """Runs a call with `DTensor` inputs: each process runs its part of the step."""
+        """Runs a call with `DTensor` inputs. Each process runs its part of the step."""
         from flexsn_nn._shards import StepShards, check_parts  # importing it takes as long as all of flexsn_nn
 
         lead = 1 if self._step_mode == "m" else 0
@@ -314,10 +353,10 @@ class Runs(Chooses):
             [shards.whole(sequence, lead) for sequence in state_seqs],
         )
 
-    # -- again ---------------------------------------------------------------------------------------------
+    # -- repeated calls ------------------------------------------------------------------------------------
 
     def _forget_repeats(self) -> None:
-        """Makes the next call take the long way, which records the backend."""
+        """Makes the next call run without repetition, so that it records the backend."""
         self.__dict__["_repeats"] = None
 
     def _packs(self) -> bool:
@@ -327,19 +366,19 @@ class Runs(Chooses):
         return self._bits.why_refused(self.core) is None
 
     def _asked(self, transforms: tuple[Transform, ...]) -> _Asked:
-        """Describes the results and side effects of a `forward` call with the present attributes."""
-        own = self.__dict__  # reading a module's attributes directly takes five times as long
+        """Describes the results and side effects of a `forward` call with the current attributes."""
+        own = self.__dict__  # five times as fast as reading a module's attributes
         mode = own["_step_mode"]
         return mode, own["store_state_seqs"] and mode == "m", tuple(map(type, transforms))
 
     def _repeat(
         self, inputs: tuple[Tensor, ...], transforms: tuple[Transform, ...]
     ) -> tuple[Tensor | list[Tensor] | None, tuple[Tensor, ...], tuple[Transform, ...]]:
-        """Runs a call of `forward` with the program of an earlier call, if it can repeat that call.
+        """Runs a call of `forward` with the program of an earlier call, if it can repeat this earlier call.
 
         Returns:
-            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated; the long
-            way then continues with these inputs and transforms, so that a norm computes its statistics only once.
+            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated. The call
+            then runs with these inputs and transforms, so that a norm computes its statistics only once.
         """
         none = None, inputs, transforms
         own = self.__dict__
@@ -370,7 +409,7 @@ class Runs(Chooses):
             if key_of(used) != program.key:
                 return none
             left_out = not states and _start_at_zero(used)
-            left_out = left_out and (not constant or self._kernels_start_alike(inputs))  # as was found above
+            left_out = left_out and (not constant or self._kernels_start_alike(inputs))  # as determined above
             more_inputs, more_states = added(call._replace(inputs=inputs), used, at_zero=left_out)
             tensors = (*inputs, *more_inputs)
             changes = program.changes(used)
@@ -380,14 +419,17 @@ class Runs(Chooses):
             return none
         instead, completion = (None, None) if changes is None else changes
         formula, keep = completion and completion.formula, repeats.asked[1]
-        results = repeated_call(program.scan, tensors, states, instead, formula, single=single, state_seqs=keep)
-        if results is None or (keep and not len(inputs[0])):
+        found = find_call(program.scan, tensors, states, instead, formula, single=single, state_seqs=keep)
+        results = None if found is None else found[0].run(found[1])
+        if found is None or results is None or (keep and not len(inputs[0])):
             return none
+        if not keep and getattr(found[0].run, "is_native", False):
+            self._note_again(program, *found, transforms, instead)
         if program.scan.bits:
             results = self._without_bits(program, results)
         end, behind, count = own["num_outputs"], program.scan.num_outputs, own["num_states"]
         carried = list(results[behind:])
-        # The update bypasses nn.Module's __setattr__, which takes half as long as launching a kernel.
+        # The update bypasses nn.Module's __setattr__, which takes half the time of a kernel launch.
         finals = [sequence[-1] for sequence in carried] if keep else carried
         if used:
             tell_ends(used, results[end:behind], finals[count:])
@@ -395,8 +437,99 @@ class Runs(Chooses):
         own.update(states=finals, state_seqs=carried if keep else [], spike_counts=None)
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
+    def _run_again(self, inputs: tuple[Tensor, ...], front: Producer | Delayed | None) -> Tensor | list[Tensor] | None:
+        """Runs a call like the earlier one that `_note_again` noted; `None` for another call."""
+        own = self.__dict__
+        again: _Again | None = own["_again"]
+        states = own["states"]
+        if (
+            again is None
+            or len(states) != again.num_states
+            or (states and own["_looks_for_sharing"] and torch.is_grad_enabled())
+            or (own["_bits"].asked > 0) is not again.asks
+            or self._shared_transforms
+            or "_exchange" in own
+            or (own["core"] if "core" in own else own["_modules"].get("core")) is not again.core
+            or backward_pass() != -1
+            or not again.call.is_ready
+        ):
+            return None
+        call = again.call
+        parts = None if front is None else parts_of(front)
+        if (front is None) is not (parts is None) or again.front != (None if parts is None else parts.key):
+            return None
+        lifted: tuple[Tensor | None, ...]
+        if parts is not None:
+            lifted = (*[parts.tensors[i] for i in again.places], *parts.more)
+        else:
+            lifted = (call.step.captured() or (None,)) if call.captures else ()
+        results = again.run((*inputs, *states, *call.at_zero, *lifted))
+        if results is None:
+            return None
+        if again.bits:
+            bits = results.pop()
+            own["_bits"].note(results[0], bits)
+        end = own["num_outputs"]
+        own.update(states=results[end:], state_seqs=[], spike_counts=None)
+        return results[0] if end == 1 else results[:end]
 
-# For each backend, the scan that returns state sequences and the scan that returns final states.
+    def _note_again(
+        self,
+        program: StepProgram,
+        call: RepeatedCall,
+        tensors: tuple[Tensor | None, ...],
+        transforms: tuple[Transform, ...],
+        instead: Mapping[int, Tensor] | None,
+    ) -> None:
+        """Notes a call for `_run_again`, if the compiled launcher makes such calls.
+
+        Args:
+            tensors: those of `call.run`.
+            transforms: those of the call, before they have seen it.
+        """
+        own, scan = self.__dict__, program.scan
+        own["_again"] = None
+        others = [one for one in transforms if not isinstance(one, SpikesAsBits)]
+        if scan.requires_grad is not None or own["_draws"] or self._own_transforms or self._shared_transforms:
+            return
+        front: Hashable = None
+        places: tuple[int, ...] = ()
+        compute = None
+        if others:
+            parts = parts_of(others[0].producer) if len(others) == 1 and type(others[0]) is Absorb else None
+            found = None if parts is None or instead is None else call.places(instead)
+            if parts is None or found is None:
+                return
+            first, end = len(tensors) - len(found), len(tensors)
+            same = [a is b for a, b in zip(parts.tensors, (instead or {}).values(), strict=True)]
+            front, places = parts.key, tuple([found.index(i) for i in range(first, end)])
+            tensors = (*tensors[:first], *[parts.tensors[i] for i in places], *parts.more)
+            if parts.compute is not None:
+                compute = partial(_computed, parts.compute, found, end)
+            if not all(same[0 if compute is None else same.count(False) :]):
+                return
+        run = call.again(front, tensors, compute)
+        if run is not None:
+            num_states = len(own["states"])
+            own["_again"] = _Again(
+                program.core, call, run, num_states, own["_bits"].asked > 0, front, places, any(scan.bits)
+            )
+
+
+def _computed(
+    compute: Callable[..., tuple[Tensor, ...]], places: Sequence[int], end: int, given: Sequence[Tensor | None]
+) -> dict[int, Tensor]:
+    """The tensors that `Parts.compute` computes, by their positions in a call.
+
+    Args:
+        places: positions of `Parts.tensors`.
+        end: position of the first of `Parts.more`.
+    """
+    found = compute(given[0], *[given[place] for place in places], *given[end:])
+    return dict(zip(places, found, strict=False))
+
+
+# For each backend, the scan that returns state sequences, and the scan that returns final states.
 _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]] = {
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),
@@ -414,6 +547,6 @@ def _masked(tensors: Sequence[Tensor], allowed: Sequence[bool]) -> list[Tensor]:
 
 
 def _are_sharded(inputs: Sequence[Tensor]) -> bool:
-    """True if an input is a `DTensor`; does not import the module of that class."""
+    """True if an input is a `DTensor`. Does not import the module of that class."""
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(x, module.DTensor) for x in inputs)

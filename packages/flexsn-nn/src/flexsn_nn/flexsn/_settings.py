@@ -1,4 +1,4 @@
-"""Settings of `FlexSN`, with their checks."""
+"""Settings of `FlexSN`, and their checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Settings(Leaf):
     """Part of `FlexSN` that holds the step and the settings of its runs.
 
     Attributes:
-        core, num_inputs, num_states, num_outputs, requires_grad, store_state_seqs: as in `FlexSN`.
+        core, num_inputs, num_states, num_outputs, requires_grad, store_state_seqs: same as in `FlexSN`.
     """
 
     core: Callable[..., Any]
@@ -40,7 +40,7 @@ class Settings(Leaf):
     # True if the core draws random numbers.
     _draws: bool
     _firing: Firing | None
-    # Transforms of every call, innermost.
+    # Transforms of every call, which are the innermost ones.
     _own_transforms: tuple[Transform, ...] = ()
     # Transforms of calls inside of `functional.run`.
     _shared_transforms: tuple[Transform, ...] = ()
@@ -69,14 +69,14 @@ class Settings(Leaf):
 
     @property
     def supported_backends(self) -> tuple[str, ...]:
-        """Backends that can be requested in this step mode. (SpikingJelly's `set_backend` reads them.)"""
+        """Backends that can be requested in this step mode. SpikingJelly's `set_backend` reads this attribute."""
         return tuple(name for name in BACKENDS if takes_step_mode(name, self._step_mode))
 
     @property
     def spike_range(self) -> tuple[int, int] | None:
-        """Smallest and largest whole number of the (first) output: `(0, 1)` for spikes; `None`: any numbers.
+        """Smallest and largest whole number in the (first) output: `(0, 1)` for spikes; `None` for any numbers.
 
-        Ready-made neurons define it. Set it for a step of your own that returns only such numbers;
+        Ready-made neurons define it. Set it for your own step if the step returns only such numbers.
         `memory.PackedSpikes` then stores its output as bits.
         """
         if self._spike_range is None and is_own_forward(self):
@@ -103,7 +103,7 @@ class Settings(Leaf):
 
     @property
     def residuals(self) -> str:
-        """Values kept for the backward: `"auto"`, `"recompute"` or `"save"`."""
+        """Values that are saved for the backward: `"auto"`, `"recompute"` or `"save"`."""
         return self._residuals
 
     @property
@@ -117,6 +117,6 @@ class Settings(Leaf):
 
     def _forget_decisions(self) -> None:
         """Drops the record of backends, because the core or a setting has changed."""
-        if "_decisions" in self.__dict__:  # not yet in the constructor
+        if "_decisions" in self.__dict__:  # absent during construction
             self._decisions.clear()
             self._refusals = Refusals()

@@ -1,4 +1,4 @@
-"""State of a neuron between its calls."""
+"""The state of a neuron between its calls."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from flexsn_nn.transforms._transform import Transform
 
 
 class KeepsStates(Settings):
-    """Part of `FlexSN` that stores the results of calls, and makes and checks initial states.
+    """Part of `FlexSN` that stores the results of calls, and creates and checks initial states.
 
     Attributes:
-        states, state_seqs, count_spikes, spike_counts: as in `FlexSN`.
+        states, state_seqs, count_spikes, spike_counts: same as in `FlexSN`.
     """
 
     states: list[Tensor]
@@ -46,7 +46,7 @@ class KeepsStates(Settings):
         kept: Any = self._as_states(value) if name == "states" else value
         super().__setattr__(name, kept)
         if not torch.compiler.is_compiling():
-            self.__dict__.update(_ready_made=None, _repeats=None)
+            self.__dict__.update(_ready_made=None, _repeats=None, _again=None)
             if name == "states":
                 self.__dict__.update(_graph=None, _reset_in=recomputation())
             if name == "core":
@@ -54,7 +54,7 @@ class KeepsStates(Settings):
                 self._forget_decisions()
 
     def _as_states(self, states: Any) -> list[Any]:
-        """Makes a list from the value that `states` is set to; `None` is a reset."""
+        """Converts a value that is assigned to `states` to a list. `None` is a reset."""
         if isinstance(states, Tensor):
             raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
         if states is not None and not isinstance(states, Iterable):
@@ -65,23 +65,23 @@ class KeepsStates(Settings):
 
     def _hold_results(self, states: list[Tensor], state_seqs: list[Tensor], counts: Tensor | None) -> None:
         """Stores all results of a call on the module."""
-        # Bypasses nn.Module's __setattr__, which takes half as long as launching a kernel.
+        # Bypasses nn.Module's __setattr__, which takes half the time of a kernel launch.
         self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
 
     def reset(self) -> None:
-        """Drops the state: the next call begins at the initial one."""
+        """Drops the state, so that the next call begins with the initial state."""
         if torch.compiler.is_compiling():
             self.states, self.state_seqs, self.spike_counts = [], [], None
             if is_exporting():
                 self._end_export()
-        else:  # as in forward
+        else:  # same as in forward
             self._forget(recomputation())
 
     def _forget(self, inside: tuple[int, int] | None) -> None:
         """Resets the neuron outside of compilers.
 
         Args:
-            inside: the `recomputation()` during the reset.
+            inside: result of `recomputation()` during the reset.
         """
         self.__dict__.update(states=[], state_seqs=[], spike_counts=None, _graph=None, _reset_in=inside)
 
@@ -92,14 +92,14 @@ class KeepsStates(Settings):
         counts = None if self.spike_counts is None else self.spike_counts.detach()
         if torch.compiler.is_compiling():
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
-        else:  # an assignment from outside would begin a second run of checkpointing
+        else:  # an assignment by the user would begin a second run of checkpointing
             self._hold_results(states, state_seqs, counts)
 
     def _states_in_export(self) -> list[Tensor]:
         """Returns the states at the beginning of a call inside of `torch.export`; empty for the initial states.
 
         Raises:
-            ExportError: the exported program would not begin or continue as the neuron does.
+            ExportError: the exported program would not begin or continue like the neuron.
         """
         if self.states:
             raise ExportError(
@@ -118,7 +118,7 @@ class KeepsStates(Settings):
         held = self._exported
         return [] if held is None or not held.is_now() else held.states
 
-    @constant  # Dynamo runs it itself; it would take an assignment for a side effect of the program
+    @constant  # Dynamo runs it itself, and does not see the assignment
     def _is_exported_again(self) -> bool:
         held = self._exported
         self.__dict__["_exported"] = InExport(())
@@ -129,13 +129,13 @@ class KeepsStates(Settings):
         self.__dict__["_exported"] = None
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """Makes the initial states, `[*step]` each: zeros in the first input's dtype. Override it for other states.
+        """Returns the initial states, `[*step]` each: zeros in the first input's dtype. Override it for other states.
 
         Their memory format is that of the first input that has the step's shape.
 
         Args:
             num_states: number of states.
-            step_mode: `"m"` if time is the first dimension of `inputs`, otherwise `"s"`.
+            step_mode: `"m"` if time is the first dimension of `inputs`, `"s"` if they are single steps.
             inputs: arguments of `forward`.
         """
         shape = step_shape(inputs, step_mode)
@@ -148,21 +148,21 @@ class KeepsStates(Settings):
         return [inputs[0].new_zeros(shape, dtype=dtype) for _ in range(num_states)]
 
     def _starts_at_zero(self) -> bool:
-        """True if `init_states` makes zeros, so that it need not be called."""
+        """True if `init_states` returns zeros, so that it does not have to be called."""
         return self._starts_by(KeepsStates)
 
     def _starts_by(self, kind: type[KeepsStates]) -> bool:
-        """True if `init_states` is the method of this class: no subclass and no assignment has replaced it."""
+        """True if `init_states` is the method of this class, which no subclass and no assignment has replaced."""
         return type(self).init_states is kind.init_states and "init_states" not in self.__dict__
 
     def _starts_by_input(self) -> bool:
-        """True if `init_states` may read more than the inputs' shape, dtype and format; a user's method may."""
+        """True if `init_states` may read more than the inputs' shape, dtype and format, as a user's method may."""
         # Dynamo of torch 2.11 mistakes `__module__` of a bound method for a descriptor.
         own = self.__dict__
         return not is_own(own["init_states"] if "init_states" in own else type(self).init_states)
 
     def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
-        """True if kernels begin at the initial states by themselves: at zeros in the first input's dtype."""
+        """True if kernels begin with the initial states without receiving them: zeros in the first input's dtype."""
         if not self._own_transforms:
             return self._starts_at_zero()
         return self._starts_at_zero() and self._state_dtype(inputs) == inputs[0].dtype
@@ -174,12 +174,12 @@ class KeepsStates(Settings):
         return dtype
 
     def _in_state_dtype(self, states: Sequence[Tensor]) -> list[Tensor]:
-        """Converts states to the dtypes that the neuron's own transforms require."""
+        """Converts states to the dtypes that the neuron's transforms require."""
         return [state.to(self._state_dtype([state])) for state in states] if self._own_transforms else [*states]
 
     def _initial(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         if torch.compiler.is_compiling() and self._starts_at_zero():
-            # All elements read a single zero: a compiler would write one zero for each element.
+            # All elements are views of a single zero. A compiler would otherwise write one zero for each element.
             zero = inputs[0].new_zeros((), dtype=self._state_dtype(inputs))
             return [zero.expand(step_shape(inputs, self._step_mode)) for _ in range(self.num_states)]
         states = list(self.init_states(self.num_states, self._step_mode, *inputs))
@@ -190,7 +190,7 @@ class KeepsStates(Settings):
         return states
 
     def _state_shapes(self, inputs: tuple[Tensor, ...]) -> list[torch.Size]:
-        """Returns the shapes of the states for these inputs, which are those of the initial states."""
+        """Returns the shapes of the states for these inputs. They are the shapes of the initial states."""
         shape = torch.Size(step_shape(inputs, self._step_mode))
         if self._starts_by(KeepsStates):
             return [shape] * self.num_states
@@ -202,7 +202,7 @@ class KeepsStates(Settings):
         return self._shapes_for[1]
 
     def _fitting(self, states: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """Returns the states, and raises if they do not fit these inputs."""
+        """Returns the states. Raises an error if they do not match these inputs."""
         if len(states) != self.num_states:
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
         if not torch.compiler.is_compiling():
@@ -217,7 +217,7 @@ class KeepsStates(Settings):
     # -- random numbers ------------------------------------------------------------------------------------
 
     def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
-        """Returns the transform that brings random numbers to the step with these changes; `None` if it draws none."""
+        """Returns the transform that passes random numbers to the step with these changes; `None` if it draws none."""
         draws: bool = self._draws
         for transform in transforms:
             draws = draws or step_draws(type(transform))
@@ -226,7 +226,7 @@ class KeepsStates(Settings):
         return Draws if self.training or self._numbers.in_evaluation else Means
 
     def _with_draws(self, transforms: tuple[Transform, ...], *, begins: bool, keep: bool) -> tuple[Transform, ...]:
-        """Adds to a call's transforms the one that brings random numbers to the step, if the step draws any.
+        """Adds the transform that passes random numbers to the step to a call's transforms, if the step draws any.
 
         Args:
             begins, keep: arguments of `Numbers.places`.
@@ -244,9 +244,9 @@ class KeepsStates(Settings):
         return *transforms, Means() if kind is Means else example()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes for copies and pickles: without kernels, and with detached states."""
+        """Returns the attributes for copies and pickles, without kernels and with detached states."""
         attributes = self.__dict__.copy()
-        attributes["_repeats"] = attributes["_graph"] = attributes["_exported"] = None
+        attributes["_repeats"] = attributes["_again"] = attributes["_graph"] = attributes["_exported"] = None
         attributes["_numbers"] = copy(self._numbers)
         attributes["_programs"], attributes["_bits"] = copy(self._programs), copy(self._bits)
         attributes["states"] = [state.detach() for state in self.states]
@@ -263,7 +263,7 @@ class KeepsStates(Settings):
 
 
 def for_autograd(states: list[Tensor]) -> list[Tensor]:
-    """Copies states made under `torch.inference_mode` outside of it, so that autograd can save them."""
+    """Copies states that were created in `torch.inference_mode` outside of it, so that autograd can save them."""
     if torch.is_inference_mode_enabled():
         return states
     return [state.clone() if state.is_inference() else state for state in states]

@@ -1,4 +1,4 @@
-"""Fusion of norms, delays and elementwise functions into the step of the neuron after them."""
+"""Fuses norms, delays and elementwise functions into the step of the neuron after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves the functions in front of a scan into the scan's step, in a Dynamo graph."""
+"""Moves the functions that compute a scan's inputs into the scan's step, in a Dynamo graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flexsn_nn.fusion._report import Absorbed, LeftProducer
 def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftProducer]]:
     """Moves the producers of the scans' inputs into the scans' steps, in place.
 
-    Returns the functions that moved, and those that did not.
+    Returns the functions that were moved, and the functions that were not.
     """
     absorbed: list[Absorbed] = []
     left: dict[fx.Node, str] = {}
@@ -29,7 +29,7 @@ def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftP
         absorbed += scan.absorb()
         left |= scan.left
     for norm, affine in norms.items():
-        if norm.users:  # another scan that cannot absorb the norm; the statistics must still be updated only once
+        if norm.users:  # another scan reads it; the statistics must be updated only once
             with module.graph.inserting_after(affine[-1]):
                 instead = module.graph.call_function(_normalised, (norm.args[0], *affine))
             instead.meta = dict(norm.meta)
@@ -46,10 +46,10 @@ def _normalised(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor
 
 
 class _ScanNode:
-    """One scan, and the functions in front of it in the original graph.
+    """One scan, and the functions that compute its inputs in the original graph.
 
     Args:
-        norms: norms of the graph that steps compute already, with the nodes of mean, scale and shift.
+        norms: norms of the graph that steps already compute, with the nodes of mean, scale and shift.
     """
 
     def __init__(self, module: fx.GraphModule, node: fx.Node, norms: dict[fx.Node, list[fx.Node]]) -> None:
@@ -65,14 +65,14 @@ class _ScanNode:
         self.expressions = [producers.of(given) for given in tensors[:num_inputs] if isinstance(given, fx.Node)]
         assert len(self.expressions) == num_inputs
         self.left = producers.left
-        # For each operand, its placeholder in the step.
+        # Maps each operand to its placeholder in the step.
         self.inputs: dict[fx.Node, fx.Node] = {}
         self.captured: dict[fx.Node, fx.Node] = {}
         self.views: dict[Sequence, fx.Node] = {}
         self.squeezed: dict[fx.Node, fx.Node] = {}
 
     def absorb(self) -> list[Absorbed]:
-        """Replaces the node and its step, if the step can compute a producer."""
+        """Replaces the node and its step, if the step can compute at least one producer."""
         expressions = self.expressions
         moved = [[p.node for p in parts(e) if isinstance(p, ElementwiseCall | Norm)] for e in expressions]
         if not any(moved):
@@ -101,7 +101,7 @@ class _ScanNode:
             self._forget(expression, nodes)
         return [Absorbed(new.name, tuple(map(described, nodes))) for nodes in moved if nodes]
 
-    # -- the graph around ------------------------------------------------------------------------------------
+    # -- the graph around the scan ---------------------------------------------------------------------------
 
     def _split(self, norm: fx.Node) -> None:
         """Replaces a norm by the computation of its statistics."""
@@ -125,7 +125,7 @@ class _ScanNode:
         return self.views[sequence]
 
     def _forget(self, expression: Expression, nodes: list[fx.Node]) -> None:
-        """Erases nodes without readers; nodes that only need a tensor's form read a remaining sequence instead."""
+        """Erases nodes without readers. Nodes that only need a tensor's form read another sequence instead."""
         graph = self.module.graph
         views = [part.view for part in parts(expression) if isinstance(part, Sequence) and part.view is not None]
         there = set(graph.nodes)
@@ -152,7 +152,7 @@ class _ScanNode:
     # -- the step --------------------------------------------------------------------------------------------
 
     def _new_step(self, expressions: list[Expression]) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
-        """Builds the step with its producers; returns it, its inputs, and the tensors that it captures in addition."""
+        """Builds the step with its producers. Returns it, its inputs, and the tensors that it additionally captures."""
         graph = fx.Graph()
         operands = dict.fromkeys(
             self._operand(part) for e in expressions for part in parts(e) if isinstance(part, Sequence)
@@ -182,7 +182,7 @@ class _ScanNode:
         return self.squeezed[node]
 
     def _emit(self, graph: fx.Graph, expression: Expression) -> fx.Node:
-        """Emits the nodes of an expression for one step."""
+        """Emits the nodes of an expression for one time step."""
         if isinstance(expression, Sequence):
             return self.inputs[self._operand(expression)]
         if isinstance(expression, Constant):

@@ -1,4 +1,4 @@
-"""A backend of `torch.compile` that moves functions in front of neurons into the neurons' steps."""
+"""A backend of `torch.compile` that moves functions before neurons into the neurons' steps."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from flexsn_nn.fusion._report import Absorbed, LeftProducer
 
 
 class AbsorbingBackend:
-    """A backend of `torch.compile` in whose graphs a neuron's step computes the functions that produce its input.
+    """A backend of `torch.compile` that makes a neuron's step compute the functions that produce the neuron's input.
 
-    Elementwise functions in front of a neuron (a bias, a scale, a residual addition, an activation, a change of dtype)
-    and the affine part of `batch_norm` become part of the step. The sequence between them is then neither written nor
-    read nor stored. The graph is changed before AOTAutograd, so gradients are those of the new step. A function stays
-    outside where moving it saves nothing, because another node reads its result, too, or where moving it would change
-    the result: `print` shows which ones, and why.
+    Elementwise functions before a neuron (a bias, a scale, a residual addition, an activation, a change of dtype) and
+    the affine part of `batch_norm` become part of the step. The sequence between them is then neither written nor read
+    nor stored. The graph is changed before AOTAutograd, so gradients are those of the new step. A function is not moved
+    if this would save nothing, because another node also reads its result, or if it would change the result. `print`
+    shows these functions with the reasons.
 
-    Results equal those of the unchanged network, except for `batch_norm`: as in `fuse_norms`, outputs are those of
-    `(x - mean) * scale + shift`.
+    Results equal those of the unchanged network, except for `batch_norm`: as with `fuse_norms`, its outputs are those
+    of `(x - mean) * scale + shift`.
 
     Args:
         backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs,
             such as another `PackingBackend`.
 
     Attributes:
-        absorbed: functions that steps compute, in the graphs compiled so far, one entry for each input of a neuron.
-        left: functions that steps could compute but do not, with the reasons.
+        absorbed: functions that steps compute in the graphs that were compiled so far, one entry for each input of a
+            neuron.
+        left: functions that steps could compute but do not compute, with the reasons.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Readers of the outputs of a network's layers."""
+"""Finds the readers of the outputs of a network's layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Use(NamedTuple):
     """A reader of a layer's output.
 
     Attributes:
-        layer: name of a layer whose only input this output is; `None`: another kind of reader.
+        layer: name of a layer whose only input is this output; `None` for another kind of reader.
         text: description of the reader.
     """
 
@@ -36,12 +36,12 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """Uses of each layer's output, as far as the network's `forward` can be traced.
+    """Uses of each layer's output, for all parts of the network's `forward` that can be traced.
 
     Attributes:
-        calls: number of calls of each layer, by its name.
-        uses: readers of the output of each layer, in the last of its calls.
-        untraced: reasons by name, for modules whose `forward` cannot be traced.
+        calls: number of calls of each layer, by name.
+        uses: readers of each layer's output in the last call of the layer.
+        untraced: reasons why the `forward` of modules cannot be traced, by name.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -50,7 +50,7 @@ class Dataflow:
 
 
 def dataflow(net: nn.Module, *, training: bool) -> Dataflow:
-    """Traces `net.forward` without data and without running a layer, in a copy of the network with shared parameters.
+    """Traces `net.forward` without data and without running a layer, on a copy of the network with shared parameters.
 
     Args:
         training: True for training mode, False for evaluation.
@@ -64,7 +64,7 @@ def dataflow(net: nn.Module, *, training: bool) -> Dataflow:
 
 
 def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.Module, fx.Graph]]:
-    """Yields the graphs of a network's `forward`: the name of a part, a copy of the network, and the part's graph.
+    """Yields the graphs of a network's `forward`: name of a part, copy of the network, and graph of the part.
 
     Args:
         training: True for training mode, False for evaluation.
@@ -77,11 +77,11 @@ def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.
 
 
 def _twin(net: nn.Module, training: bool, found: Dataflow) -> nn.Module | None:
-    """Copies a network without hooks, with shared tensors; returns `None`, and a reason in `found`, if that fails."""
+    """Copies a network without hooks and with shared tensors. On failure, returns `None` and records the reason."""
     shared = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     try:
         twin = copy.deepcopy(net, dict(shared))
-    except Exception as error:  # copying a module can raise anything
+    except Exception as error:  # copying a module can raise any error
         found.untraced[""] = f"the network cannot be copied: {_first_line(error)}"
         return None
     for module in twin.modules():
@@ -91,10 +91,10 @@ def _twin(net: nn.Module, training: bool, found: Dataflow) -> nn.Module | None:
 
 
 class _Proxy(fx.Proxy):
-    """A proxy that calls of `isinstance` take for a tensor, but not for a parameter.
+    """A proxy that `isinstance` recognizes as a tensor, but not as a parameter.
 
-    Torch's C functions check classes, too, and would read the memory of a proxy that passes for a tensor: the process
-    would crash.
+    Torch's C functions also check classes. They would read the memory of a proxy that looks like a tensor to them, and
+    the process would crash.
     """
 
     _is_param = _is_buffer = False
@@ -125,7 +125,7 @@ _SIZES = frozenset({"shape", "ndim", "size", "dim", "numel", "stride", "nelement
 
 
 def _is_size(node: fx.Node) -> bool:
-    """True for numbers that are computed from sizes alone."""
+    """True for numbers that are computed only from sizes."""
     if node.op == "call_method":
         return node.target in _SIZES
     if node.op != "call_function":
@@ -160,13 +160,13 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _graphs(name: str, module: nn.Module, found: Dataflow) -> Iterator[tuple[str, fx.Graph]]:
-    """Yields the graphs of a module with its name, or those of its parts if the module cannot be traced as a whole."""
+    """Yields the graph of a module with its name, or the graphs of its parts if the module cannot be traced."""
     if _is_layer(module):
         return
     try:
         yield name, _Tracer(set()).trace(module)
         return
-    except Exception as error:  # code that a proxy does not support fails in any way
+    except Exception as error:  # code that does not support a proxy can raise any error
         why = _first_line(error)
     children = [(child, part) for child, part in module.named_children() if not _is_layer(part)]
     for child, part in module.named_children():
@@ -205,7 +205,7 @@ def _takes_it_alone(user: fx.Node, node: fx.Node) -> bool:
 
 def _described(user: fx.Node) -> str:
     if user.op == "output":
-        return "what the module returns"
+        return "the module's result"
     if user.op == "call_module":
         return f"{user.target}, among other arguments"
     target: Any = user.target

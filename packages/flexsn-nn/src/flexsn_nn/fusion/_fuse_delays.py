@@ -15,33 +15,33 @@ from flexsn_nn.fusion._report import DelayFusion
 
 
 def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
-    """Moves delays into the kernels of the neurons after them, in place: the delayed sequence is never written.
+    """Moves delays into the kernels of the neurons after them, in place, so that delayed sequences are never written.
 
-    A `layer.Delay` is fused if its output goes to one neuron and nowhere else, as found by following `forward` with
-    `torch.fx`. Outputs, states and gradients are those of the unchanged network. If the neuron's kernels are in Triton
-    and elementwise, they read each input that number of steps earlier. Otherwise, the delay runs before the neuron as
-    usual: in the loop, in C++, inside of `torch.compile`, in step mode `"s"`, when it goes on from an earlier call, and
-    when `"triangle"` or `"gaussian"` is trained. A fused `Delay` returns its input, even if called on its own.
+    A `layer.Delay` is fused if its output goes only to one neuron. To check this, `forward` is traced with `torch.fx`.
+    Outputs, states and gradients equal those of the unchanged network. If the neuron's kernels are elementwise and in
+    Triton, they read each input from the earlier step. Otherwise, the delay runs before the neuron as usual: in the
+    loop, in C++, inside of `torch.compile`, in step mode `"s"`, if it continues from an earlier call, and when
+    `"triangle"` or `"gaussian"` is trained. A fused `Delay` returns its input, even if it is called separately.
 
     Args:
-        net: network, trained or new, in any mode, on any device. Fuse before `torch.compile` and before a wrapper such
-            as `DistributedDataParallel`. `unfuse_norms(net)` undoes it.
+        net: trained or new network, in any mode, on any device. Fuse before `torch.compile`, and before using a wrapper
+            such as `DistributedDataParallel`. `unfuse_norms(net)` undoes the fusion.
         skip: names of delays or neurons to leave unchanged.
 
     Returns:
-        The fused pairs, and the delays that were not fused, with reasons.
+        The fused pairs, and the delays that were not fused, with the reasons.
 
     Raises:
-        UnknownNameError: `net` lacks a name in `skip`.
+        UnknownNameError: `net` has no module with a name in `skip`.
 
     Example:
         >>> from flexsn_nn import LIF
         >>> net = nn.Sequential(nn.Linear(4, 3), Delay(1.5), LIF(), Delay(2))
         >>> print(fuse_delays(net))
-        1 of 2 delays are made by neurons
+        1 of 2 delays are computed by neurons
           1 into 2
-        as they were:
-          3: its output goes to what the module returns, which is no neuron
+        unchanged:
+          3: its output goes to the module's result, which is not a neuron
     """
     modules, flows = followed(net, skip)
     fused: dict[str, str] = {}
@@ -52,7 +52,7 @@ def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
         try:
             behind = neuron_behind(name, modules, flows, whose="")
             if not {name, behind}.isdisjoint(skip):
-                raise LeftError("it was to be skipped")
+                raise LeftError("it is in skip")
             neuron = modules[behind]
             assert isinstance(neuron, FlexSN)
             if layer._handover is None or layer._handover is not neuron._handover:
@@ -72,9 +72,9 @@ def _why_not(layer: Delay, neuron: FlexSN) -> str | None:
     if why is not None:
         return why
     if not is_own_forward(layer):
-        return f"{type(layer).__name__} has a forward of its own"
+        return f"{type(layer).__name__} overrides forward"
     if layer._forward_hooks:
-        return "it has a forward hook, which would see what is not delayed"
+        return "it has a forward hook, which would see the undelayed sequence"
     if neuron._handover is not None or layer._handover is not None:
         return "it or its neuron is part of another pair"
     if layer.step_mode != neuron.step_mode:

@@ -1,4 +1,4 @@
-"""Finds norms in front of neurons, and moves their affine parts into the neurons' steps."""
+"""Finds norms before neurons, and moves their affine parts into the neurons' steps."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from flexsn_nn.layer import NormNeuron
 
 
 def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
-    """Makes neurons compute the affine part of the batch norms in front of them, in place; see `layer.NormNeuron`.
+    """Makes neurons compute the affine part of the batch norms before them, in place; see `layer.NormNeuron`.
 
-    A norm is fused if it ends an `OverTime` whose output goes to one neuron and nowhere else. To check this, `forward`
-    of `nn.Sequential` and of the user's modules is traced with `torch.fx`, in training and in evaluation mode. Modules,
-    their names, parameters and buffers do not change, nor do `state_dict()` and optimizers. An `OverTime` whose norm
-    was fused returns the input of the norm, also in a call of its own.
+    A norm is fused if it ends an `OverTime` whose output goes only to one neuron. To check this, `forward` of
+    `nn.Sequential` and of the user's modules is traced with `torch.fx`, in training and in evaluation mode. Modules,
+    their names, parameters and buffers do not change, and neither do `state_dict()` and optimizers. An `OverTime` whose
+    norm was fused returns the input of the norm, even if it is called separately.
 
     Args:
-        net: a trained or new network, in any mode, on any device. Fuse before `torch.compile` and before a wrapper such
-            as `DistributedDataParallel`.
-        skip: names of norms, layers or neurons that stay as they are.
+        net: trained or new network, in any mode, on any device. Fuse before `torch.compile`, and before using a wrapper
+            such as `DistributedDataParallel`.
+        skip: names of norms, layers or neurons to leave unchanged.
 
     Returns:
-        The norms that were fused, and the norms that were not, with reasons.
+        The norms that were fused, and the norms that were not fused, with the reasons.
 
     Raises:
-        UnknownNameError: `net` has no module of a name in `skip`.
+        UnknownNameError: `net` has no module with a name in `skip`.
 
     Example:
         >>> from flexsn_nn import LIF
@@ -43,8 +43,8 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
         >>> print(fuse_norms(net))
         1 of 2 batch norms are computed by neurons
           0.1 into 1
-        as they were:
-          2.0: its output goes to what the module returns, which is no neuron
+        unchanged:
+          2.0: its output goes to the module's result, which is not a neuron
     """
     modules, flows = followed(net, skip)
     ended_by = {_last(layer): name for name, layer in modules.items() if isinstance(layer, OverTime)}
@@ -60,7 +60,7 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
             place = ended_by[norm]
             neuron = _neuron_behind(place, modules, flows)
             if not {name, place, neuron}.isdisjoint(skip):
-                raise LeftError("it was to be skipped")
+                raise LeftError("it is in skip")
         except LeftError as reason:
             left.append(LeftNorm(name, str(reason)))
             continue
@@ -75,7 +75,7 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
 
 
 def unfuse_norms(net: nn.Module) -> None:
-    """Undoes `fuse_norms` and `fuse_delays`: norms and delays run in their own layers again."""
+    """Undoes `fuse_norms` and `fuse_delays`, so that norms and delays run in their own layers again."""
     check_module("net", net)
     for module in net.modules():
         if isinstance(module, OverTime | Delay | FlexSN):
@@ -91,7 +91,7 @@ def _last(layer: nn.Module) -> nn.Module | None:
 
 
 def _neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflow]) -> str:
-    """Returns the name of the neuron that alone reads an `OverTime`'s output and can compute its norm."""
+    """Returns the name of the neuron that is the only reader of an `OverTime`'s output and can compute its norm."""
     layer = modules[place]
     assert isinstance(layer, OverTime)
     name = neuron_behind(place, modules, flows, whose="its layer")
@@ -109,7 +109,7 @@ def _why_not(layer: OverTime, neuron: FlexSN) -> str | None:
     if why is not None:
         return why
     if layer._forward_hooks:
-        return "its layer has a forward hook, which would see what is not normalised"
+        return "its layer has a forward hook, which would see the sequence before the norm"
     if split_norm(layer)[1] is None:
         return "it has hooks"
     if neuron._handover is not None or layer._handover is not None:

@@ -20,7 +20,7 @@ def followed(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.Module
     """Returns the modules of a network by name, and its dataflow in training and in evaluation.
 
     Raises:
-        UnknownNameError: `net` has no module of a name in `skip`.
+        UnknownNameError: `net` has no module with a name in `skip`.
     """
     check_module("net", net)
     modules = dict(net.named_modules())
@@ -30,15 +30,15 @@ def followed(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.Module
 
 
 def neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflow], *, whose: str) -> str:
-    """Returns the name of the neuron that alone reads a layer's output.
+    """Returns the name of the neuron that is the only reader of a layer's output.
 
     Args:
         place: name of the layer.
         flows: dataflow in training and in evaluation.
-        whose: words in front of the layer's name in messages; empty: messages are about the layer itself.
+        whose: words before the layer's name in messages; empty if messages are about the layer itself.
 
     Raises:
-        LeftError: another module or function reads the output, too, or no neuron does.
+        LeftError: another module or function also reads the output, or its reader is not a neuron.
     """
     names = {_only_use(place, modules, flow, whose) for flow in flows}
     if len(names) > 1:
@@ -50,9 +50,9 @@ def why_not_into(neuron: FlexSN) -> str | None:
     """Returns the reason why a neuron cannot compute the layer before it; `None` if it can."""
     kind = type(neuron)
     if kind.forward not in (FlexSN.forward, Neuron.forward):
-        return f"{kind.__name__} has a forward of its own"
+        return f"{kind.__name__} overrides forward"
     if neuron._starts_by_input():
-        return f"{kind.__name__} has init_states of its own, which may read its input"
+        return f"{kind.__name__} overrides init_states, which may read its input"
     if neuron._forward_pre_hooks:
         return "its neuron has a forward pre-hook, which would see the input of the layer before"
     return None
@@ -65,15 +65,15 @@ def _only_use(place: str, modules: dict[str, nn.Module], flow: Dataflow, whose: 
     if not flow.calls[place]:
         around = [name for name in flow.untraced if not name or place.startswith(f"{name}.")]
         if not around:
-            raise LeftError(f"no forward that can be followed calls {layer}")
+            raise LeftError(f"no traced forward calls {layer}")
         name = max(around, key=len)
-        raise LeftError(f"{name or 'the network'} cannot be followed: {flow.untraced[name]}")
+        raise LeftError(f"{name or 'the network'} cannot be traced: {flow.untraced[name]}")
     uses = flow.uses[place]
     if len(uses) != 1:
         raise LeftError(f"its output goes to {len(uses)} places: {', '.join(use.text for use in uses)}")
     ((neuron, text),) = uses
     if neuron is None or not isinstance(modules[neuron], FlexSN):
-        raise LeftError(f"its output goes to {text}, which is no neuron")
+        raise LeftError(f"its output goes to {text}, which is not a neuron")
     if flow.calls[neuron] > 1:
         raise LeftError(f"its neuron {neuron} is called {flow.calls[neuron]} times")
     return neuron

@@ -1,4 +1,4 @@
-"""Elementwise functions in a Dynamo graph that a neuron's step can compute."""
+"""Finds elementwise functions in a Dynamo graph that a neuron's step can compute."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FUNCTIONS = frozenset(
     ]
 )
 _METHODS = frozenset([*_UNARY, *_BINARY, "clamp", "to", "float", "double", "half", "bfloat16"])
-# Modules whose functions write to nothing but their arguments, and raise the version of a tensor that they write to.
+# Modules whose functions write only to their arguments, and increase the version of a tensor to which they write.
 _MODULES: tuple[ModuleType, ...] = (torch, nn.functional, operator, math)
 _KNOWN: frozenset[Any] = frozenset(
     [value for module in _MODULES for value in vars(module).values() if callable(value) and isinstance(value, Hashable)]
@@ -37,7 +37,7 @@ _OF_ITS_FORM = frozenset(["new_zeros", "new_ones", "new_empty", "new_full", "siz
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """True if each element of the result depends on one element of each operand, in kernels, too."""
+    """True if each element of the result depends on one element of each operand, also in kernels."""
     if node.op == "call_function":
         known = node.target in _FUNCTIONS
     else:
@@ -52,16 +52,16 @@ def _is_plain(value: Any) -> bool:
 
 
 def is_of_form(node: fx.Node) -> bool:
-    """True if a node reads only the form of its first argument, and no values."""
+    """True if a node reads only the form of its first argument, and not its values."""
     return node.op == "call_method" and node.target in _OF_ITS_FORM
 
 
 def separates(node: fx.Node) -> bool:
     """True if a value computed before this node could differ from the value computed after it.
 
-    The node changes a mode (autocast, `no_grad`, hooks), or may write to memory without a trace in `is_written`.
-    Writes of methods and of PyTorch's own functions raise a tensor's version; writes of functions of lists, of a user's
-    own operators and of other transforms may not.
+    Such a node changes a mode (autocast, `no_grad`, hooks), or may write to memory in a way that `is_written` cannot
+    detect. Methods and PyTorch's own functions increase a tensor's version when they write. Functions of lists, a
+    user's own operators and other transforms may not.
     """
     if node.op != "call_function" or node.target is operator.getitem:
         return False
@@ -70,14 +70,14 @@ def separates(node: fx.Node) -> bool:
 
 
 def forgets_versions(node: fx.Node) -> bool:
-    """True if a node is `tensor.data`: writing to it does not raise the tensor's version."""
+    """True if a node is `tensor.data`. Writing to it does not increase the tensor's version."""
     return getattr(node.target, "__name__", "") == "_get_data_attr"
 
 
 def described(node: fx.Node) -> str:
-    """Describes a node in words, with the line of the user's code that made it."""
+    """Describes a node in words, with the line of the user's code that created it."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     frames = re.findall(r'File "([^"]*)", line (\d+)', node.stack_trace or "")
-    # After the user's line, the stack may have lines of active modes, such as a default device.
+    # After the user's line, the stack may contain lines of active modes, such as a default device.
     lines = [f"{file}:{line}" for file, line in frames if not file.startswith(_OF_TORCH)]
     return f"{name} ({lines[-1]})" if lines else str(name)

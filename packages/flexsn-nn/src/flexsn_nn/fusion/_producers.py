@@ -1,4 +1,4 @@
-"""Producers of a scan's inputs in a Dynamo graph, as expressions that the scan's step can compute."""
+"""Represents the producers of a scan's inputs, in a Dynamo graph, as expressions that the scan's step can compute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sequence:
 
     Attributes:
         node: node that has the elements.
-        view: a view of frames `[T * B, ...]` as `[T, B, ...]`, which is to be taken of `node`, too.
+        view: view of frames `[T * B, ...]` as `[T, B, ...]`, which has to be applied to `node`, too.
     """
 
     node: fx.Node
@@ -28,7 +28,7 @@ class Sequence:
 
     @property
     def like(self) -> Tensor:
-        """Example tensor without values, of this shape."""
+        """Example tensor of this shape, without values."""
         tensor = example(self.view or self.node)
         assert tensor is not None
         return tensor
@@ -48,10 +48,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseCall:
-    """An elementwise function.
+    """A call of an elementwise function.
 
     Attributes:
-        args, kwargs: expressions, and the node's other arguments.
+        args, kwargs: expressions, and other arguments of the node.
     """
 
     node: fx.Node
@@ -89,12 +89,12 @@ class Producers:
         scan: node of the scan.
 
     Attributes:
-        left: reasons by node, for nodes that the step could compute but does not.
+        left: reasons why the step does not compute nodes that it could compute, by node.
     """
 
     scan: fx.Node
     left: dict[fx.Node, str] = field(default_factory=dict)
-    # Nodes whose value could be another one at the place of the scan.
+    # Nodes whose value could differ if they were evaluated at the scan.
     _ahead: frozenset[fx.Node] = frozenset()
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Producers:
         self._ahead = frozenset(nodes[: last + 1])
 
     def of(self, node: fx.Node) -> Expression:
-        """Finds the expression of an input `[T, *step]`; a plain `Sequence` if the step cannot compute any of it."""
+        """Returns the expression of an input `[T, *step]`: a plain `Sequence` if the step can compute no part of it."""
         tensor = example(node)
         if tensor is None or tensor.dim() < 2:  # type promotion treats numbers differently
             return Sequence(node)
@@ -135,13 +135,13 @@ class Producers:
             part.node for part in parts(found) if not isinstance(part, ElementwiseCall | Norm) and is_written(part.node)
         ]
         if written or is_written(node):
-            return self._leave(leaf, "it, or what it reads, is written to in place")
+            return self._leave(leaf, "it, or a tensor that it reads, is changed in place")
         if not self._is_read_by(node, reader) and (isinstance(found, Norm) or len(_sequences(found)) > 1):
             return self._leave(leaf, "another node reads it, so it is written in any case")
         return found
 
     def _call(self, node: fx.Node, view: fx.Node | None) -> ElementwiseCall | None:
-        """Makes an expression of a node if its operands are sequences like its result, or have no time."""
+        """Returns an expression for a node if its operands are sequences like its result, or have no time dimension."""
         result = example(node)
         if result is None or result.dim() < 2:
             return None
@@ -157,7 +157,7 @@ class Producers:
                 return None
             else:
                 found[operand] = self._of(operand, node, view)
-        # One sequence must have the whole shape, from which the step's shape is derived.
+        # One sequence must have the whole shape, because the step's shape is derived from it.
         whole = result.shape if view is None else Sequence(node, view).like.shape
         sequences = [sequence for e in found.values() for sequence in _sequences(e)]
         if not any(sequence.like.shape == whole for sequence in sequences):
@@ -182,7 +182,7 @@ def _sequences(expression: Expression) -> set[Sequence]:
 
 
 def _is(size: Any, other: Any) -> bool:
-    """True if two sizes are known to be equal; adds no guards."""
+    """True if two sizes are known to be equal. Adds no guards."""
     if isinstance(size, int) and isinstance(other, int):
         return size == other
     return bool(str(size) == str(other))

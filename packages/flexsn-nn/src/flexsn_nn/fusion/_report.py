@@ -10,7 +10,7 @@ class FusedNorm:
     """A norm that a neuron computes.
 
     Attributes:
-        norm, layer, neuron: names of the norm, its `OverTime` and the neuron, as in `named_modules()`.
+        norm, layer, neuron: names of the norm, its `OverTime` and the neuron, same as in `named_modules()`.
     """
 
     norm: str
@@ -34,7 +34,7 @@ class LeftNorm:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Batch norms of a network: those that neurons compute now, and the others. `print` shows them.
+    """Batch norms of a network that neurons compute, and those that were not fused. `print` shows them.
 
     Attributes:
         fused: fused norms in the order of `named_modules()`, including those that were fused before.
@@ -48,37 +48,37 @@ class Fusion:
         lines = [f"{len(self.fused)} of {len(self.fused) + len(self.left)} batch norms are computed by neurons"]
         lines += [f"  {one}" for one in self.fused]
         if self.left:
-            lines += ["as they were:", *(f"  {one}" for one in self.left)]
+            lines += ["unchanged:", *(f"  {one}" for one in self.left)]
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
 class DelayFusion:
-    """Delays of a network: those that neurons compute now, and the others. `print` shows them.
+    """Delays of a network that neurons compute, and those that were not fused. `print` shows them.
 
     Attributes:
-        fused: for each fused delay, its neuron by name; includes those that were fused before.
-        left: for each delay that was not fused, the reason.
+        fused: name of the neuron of each fused delay, including delays that were fused before.
+        left: reasons why delays were not fused, by delay.
     """
 
     fused: dict[str, str]
     left: dict[str, str]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.fused)} of {len(self.fused) + len(self.left)} delays are made by neurons"]
+        lines = [f"{len(self.fused)} of {len(self.fused) + len(self.left)} delays are computed by neurons"]
         lines += [f"  {delay} into {neuron}" for delay, neuron in self.fused.items()]
         if self.left:
-            lines += ["as they were:", *(f"  {delay}: {reason}" for delay, reason in self.left.items())]
+            lines += ["unchanged:", *(f"  {delay}: {reason}" for delay, reason in self.left.items())]
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Absorbed:
-    """Functions in front of one input of a scan that the scan's step computes.
+    """Functions that a scan's step computes to produce one of the scan's inputs.
 
     Attributes:
         scan: name of the scan in the graph.
-        producers: functions, with the lines that they come from; the last one computes the input.
+        producers: functions, with the lines of code where they are called. The last one produces the input.
     """
 
     scan: str
@@ -90,7 +90,7 @@ class Absorbed:
 
 @dataclass(frozen=True, slots=True)
 class LeftProducer:
-    """A function in front of a scan that the scan's step could compute but does not, and the reason."""
+    """A function that produces a scan's input, and the reason why the scan's step does not compute it."""
 
     producer: str
     reason: str

@@ -1,4 +1,4 @@
-"""Training steps in CUDA graphs: recorded once, then repeated without Python."""
+"""Training steps in CUDA graphs, which are recorded once and then repeated without Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_nn.graphs._step import TrainingStep
 __all__ = ["STATES", "CapturedStep", "capture"]
 
 STATES = ("reset", "carry")
-"""State at the beginning of a step: the initial state, or the state after the previous step, detached."""
+"""State at the beginning of a step: the initial state, or the detached state after the previous step."""
 
 
 def capture(
@@ -32,41 +32,42 @@ def capture(
     max_graphs: int = 8,
     generators: Sequence[torch.Generator] = (),
 ) -> CapturedStep:
-    """Makes a training step that runs as a CUDA graph: forward, loss, backward, clipping and the optimizer's step.
+    """Returns a training step that runs as a CUDA graph: forward, loss, backward, clipping and the optimizer's step.
 
     The first calls run in Python, as ordinary training steps. Then the step is recorded, and later calls repeat it
-    without Python. Each kind of call has its own graph: a kind is defined by shapes, strides and dtypes of tensors, by
-    the values of other arguments, by torch's settings, and by the network, its loss and its optimizer. After a change
+    without Python. Each kind of call has its own graph. The kind depends on shapes, strides and dtypes of tensors, on
+    the values of other arguments, on torch's settings, and on the network, its loss and its optimizer. After a change
     of any of these, one call runs in Python, and the next call is recorded. On the CPU, all calls run in Python, with
-    equal results.
+    the same results.
 
-    If the step or the optimizer's part of it cannot be recorded, it runs in Python. A `CaptureWarning` then gives the
-    reason once, with the module and the line; `explain()` gives it at any time.
+    If the whole step, or the optimizer's part of it, cannot be recorded, it runs in Python. A `CaptureWarning` then
+    gives the reason once, with the module and the line. `explain()` gives the reason at any time.
 
     Args:
-        net: the network; its parameters are trained in place.
-        loss: function `loss(output, *others)` that returns the loss, a tensor of shape `[]`, or a tuple whose first
-            item is the loss, or a dict with the loss under the key `"loss"`.
-        optimizer: the optimizer; `None` if the step only adds the gradients to the `grad` of the parameters.
-        states: `"reset"`: neurons begin at their initial state and drop their state after the step; `"carry"`: they
-            begin at the detached state after the previous step (truncated backpropagation through time).
-            `functional.reset_net` between two steps begins a new sequence.
-        scaler: a scaler that scales the loss and calls the optimizer's step.
-        autocast: dtype of `torch.autocast` during forward and loss; `None`: the caller's setting.
-        max_norm: limit to which the norm of the optimizer's gradients is clipped.
-        before_update: function to call after the backward and before the optimizer's step; it is part of the graph if
+        net: network, whose parameters are trained in place.
+        loss: function `loss(output, *others)`. It returns the loss, a tensor of shape `[]`; or a tuple whose first item
+            is the loss; or a dict with the loss under the key `"loss"`.
+        optimizer: optimizer; `None` if the step only adds the gradients to the `grad` of the parameters.
+        states: with `"reset"`, neurons begin with their initial state and drop their state after the step. With
+            `"carry"`, they begin with the detached state after the previous step (truncated backpropagation through
+            time). `functional.reset_net` between two steps begins a new sequence.
+        scaler: scaler that scales the loss and calls the optimizer's step.
+        autocast: dtype of `torch.autocast` during forward and loss; `None` for the caller's setting.
+        max_norm: maximum norm of the optimizer's gradients, to which they are clipped.
+        before_update: function to call after the backward and before the optimizer's step. It is part of the graph if
             the optimizer's step is.
-        max_graphs: largest number of graphs; beyond it, the least recently used graph is dropped. All graphs share one
-            pool of memory.
-        generators: generators on the GPU, besides torch's default one, from which the step draws random numbers.
+        max_graphs: largest number of graphs. With more kinds of calls, the least recently used graph is dropped. All
+            graphs share one pool of memory.
+        generators: generators on the GPU, other than torch's default one, from which the step draws random numbers.
 
     Returns:
-        `step(inputs, *others)`, which returns the result of the loss function, detached. The `grad` of a parameter is
-        the gradient of the latest step, in memory that the next step overwrites.
+        `step(inputs, *others)`, which returns the detached result of the loss function. The `grad` of a parameter is
+        the gradient of the last step, in memory that the next step overwrites.
 
     Raises:
-        UnknownNameError: unknown `states`.
-        ParameterError: a number is out of range, or `scaler`, `max_norm` or `before_update` comes without an optimizer.
+        UnknownNameError: `states` is unknown.
+        ParameterError: a number is out of range, or `scaler`, `max_norm` or `before_update` is given without an
+        optimizer.
 
     Example:
         >>> from flexsn_nn import LIF
@@ -89,7 +90,7 @@ def capture(
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; give an optimizer of torch.optim, or None.")
     if max_norm is not None and not max_norm > 0:
-        raise ParameterError(f"max_norm is {max_norm}; wanted a number greater than 0.")
+        raise ParameterError(f"max_norm is {max_norm}; expected a number greater than 0.")
     if optimizer is None:
         given = {"scaler": scaler, "max_norm": max_norm, "before_update": before_update}
         for name, value in given.items():

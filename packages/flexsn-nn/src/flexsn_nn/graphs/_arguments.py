@@ -1,4 +1,4 @@
-"""Arguments of a captured step: split into tensors and a form, compared, and copied to a graph's memory."""
+"""Arguments of a captured step: splits them into tensors and a form, compares them, and copies them to a graph."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NUMBERS = (int, float, bool, str, type(None))
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """Arguments, split into their tensors and the rest.
+    """Arguments of a call, split into their tensors and the rest.
 
     Attributes:
-        tensors: tensors in the order of the arguments.
-        form: the arguments, with a mark instead of each tensor.
-        why_not: reason why no graph can serve these arguments; `None` if a graph may.
+        tensors: tensors, in the order of the arguments.
+        form: the arguments, with a mark in place of each tensor.
+        why_not: reason why a graph cannot run with these arguments; `None` if it can.
     """
 
     tensors: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ class CallArguments:
         return cls(tuple(tensors), form, why)
 
     def check(self, device: torch.device) -> str | None:
-        """Returns the reason why no graph can serve these arguments on this device; `None` if a graph may."""
+        """Returns the reason why a graph cannot run with these arguments on this device; `None` if it can."""
         if self.why_not is not None:
             return self.why_not
         for i, tensor in enumerate(self.tensors):
@@ -54,7 +54,7 @@ class CallArguments:
 
     @property
     def key(self) -> Hashable:
-        """Key: one graph may serve all arguments with this key."""
+        """Key of the arguments. One graph can run with all arguments that have this key."""
         return self.form, tuple((t.shape, t.stride(), t.dtype) for t in self.tensors)
 
     def like(self) -> tuple[Tensor, ...]:
@@ -68,7 +68,7 @@ class CallArguments:
 
 
 class _ArgumentMark:
-    """A mark instead of a tensor."""
+    """A mark in place of a tensor."""
 
     def __repr__(self) -> str:
         return "tensor"
@@ -116,7 +116,7 @@ class _Constant:
 
 
 def put_together(form: Any, tensors: Any) -> Any:
-    """Rebuilds a value from its form (see `take_apart`), with the next tensors of an iterator."""
+    """Rebuilds a value from its form (see `take_apart`), with the next tensors from an iterator."""
     if form is _TENSOR:
         return next(tensors)
     if isinstance(form, _Constant):

@@ -1,4 +1,4 @@
-"""`CapturedStep`: kinds of calls, their graphs, and the calls that run in Python."""
+"""`CapturedStep`: kinds of calls, their graphs, and calls that run in Python."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from flexsn_nn.graphs._step import TrainingStep
 from flexsn_nn.graphs._watch import StepWatch, WatchedAttributes, readable
 from flexsn_nn.neuron import Neuron
 
-# Recording a graph pays off from this number of calls on.
+# Recording a graph pays off if it runs at least this number of calls.
 _FEW_CALLS = 20
-# After this number of graphs with fewer calls, a warning is given; if the optimizer's numbers had changed, the
-# optimizer's step stays out of graphs.
+# After this number of graphs with fewer calls, a warning is given. If a number of the optimizer has changed, the
+# optimizer's step stays out of graphs from then on.
 _MANY_CHANGES = 3
-# A warning is given after this multiple of `max_graphs` kinds was dropped with few calls each.
+# After `max_graphs` times this number of kinds was dropped with few calls each, a warning is given.
 _MANY_DROPPED = 4
 # Number of replays after which learned numbers are compared with their ranges.
 _CALLS_BETWEEN_LOOKS = 8
@@ -38,7 +38,7 @@ _OPTIMIZER = "optimizer"
 
 @dataclass(slots=True, eq=False)
 class _Kind:
-    """Calls of one kind: their graph, or the reason why they have none.
+    """Calls of one kind, with their graph, or the reason why there is none.
 
     Attributes:
         key: key of the arguments.
@@ -46,16 +46,16 @@ class _Kind:
         layers: layers with a state.
         states: shapes of the states at the beginning of the calls.
         parameters: all parameters for which the step computes gradients.
-        gradients: memory of the gradients that the calls add to; empty with an optimizer.
-        watch: values of everything that must stay unchanged; `None` before the end of the first run.
+        gradients: memory of the gradients to which the calls add. Empty with an optimizer.
+        watch: values of everything that must not change; `None` before the end of the first run.
         runs: number of runs in Python before the recording.
-        rehearsed: True if the last run did nothing that a graph could not repeat.
+        rehearsed: True if a graph could repeat everything in the last run.
         calls: number of all calls.
         graph: the graph; `None` before the recording.
         why: reason why there is no graph.
         why_update: reason why the optimizer's part is not in the graph.
         ignoring: names of places that the step itself changes.
-        outdated: True if a watched value has changed since.
+        outdated: True if a watched value has changed since the recording.
     """
 
     key: Hashable
@@ -79,7 +79,7 @@ class CapturedStep:
     """A training step from `capture`; call it as `step(inputs, *others)`.
 
     Attributes:
-        step: the step, as it runs without a graph.
+        step: training step without a graph.
     """
 
     def __init__(self, step: TrainingStep, max_graphs: int, generators: Sequence[torch.Generator]) -> None:
@@ -107,7 +107,7 @@ class CapturedStep:
             others: arguments of the loss function after the network's output.
 
         Returns:
-            The result of the loss function, detached, in memory of its own.
+            The detached result of the loss function, in memory that is not reused.
         """
         if torch.compiler.is_compiling() or not self._can_record():
             return self.step.run(inputs, others)
@@ -137,7 +137,7 @@ class CapturedStep:
         return result
 
     def explain(self) -> str:
-        """Describes the graphs in use, the calls that run in Python, and the reasons; the first line is a summary."""
+        """Describes the graphs in use, the calls that run in Python, and the reasons. The first line is a summary."""
         recorded = [kind for kind in self._kinds if kind.graph is not None]
         if self._recorder is None:
             return f"plain calls: {self._why_plain}"
@@ -165,10 +165,10 @@ class CapturedStep:
         self._kinds.clear()
         self._recorded = 0
 
-    # -- which graph -------------------------------------------------------------------------------------
+    # -- the choice of the graph ---------------------------------------------------------------------------
 
     def _can_record(self) -> bool:
-        """True if a recorder exists for the network on its present device."""
+        """True if a recorder exists for the network on its current device."""
         first = self._first
         if self._replaced != replaced_states():
             self.forget()
@@ -185,7 +185,7 @@ class CapturedStep:
         return self._recorder is not None and not _is_being_captured(self._device)
 
     def _find(self, arguments: CallArguments) -> _Kind:
-        """Returns the kind of a call: a known one, or a new one. Keeps the latest `max_graphs` kinds."""
+        """Returns the kind of a call, which may be new. Keeps the last `max_graphs` kinds."""
         key, now = arguments.key, settings(self._device, self.step.scaler)
         outdated = []
         for i, kind in enumerate(self._kinds):
@@ -234,7 +234,7 @@ class CapturedStep:
         return tuple(None if p.grad is None else (p.grad.data_ptr(), p.grad.stride()) for p in parameters)
 
     def _watch(self, kind: _Kind) -> StepWatch:
-        """Collects the values of everything that a graph of these calls contains."""
+        """Collects the values of everything that is fixed in a graph of these calls."""
         step = self.step
         roots: dict[str, object] = {"net": step.net, "loss": step.loss, "before_update": step.before_update}
         optimizer = step.optimizer
@@ -247,7 +247,7 @@ class CapturedStep:
         return StepWatch(roots, self._device, kind.ignoring)
 
     def _note_change(self, kind: _Kind) -> None:
-        """Counts a change that makes a new recording necessary; drops a graph whose numbers are outdated."""
+        """Counts a change that requires a new recording. Drops a graph whose numbers are outdated."""
         assert kind.watch is not None
         changes = kind.watch.changes()
         if kind.outdated or not changes:
@@ -276,7 +276,7 @@ class CapturedStep:
 
     @property
     def _warm_ups(self) -> int:
-        """Number of runs in Python before a recording: the first kind of call also creates the optimizer's state."""
+        """Number of runs in Python before a recording. The first kind of call also creates the optimizer's state."""
         return 1 if self._recorded else 2
 
     def _recorded_part(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
@@ -295,8 +295,8 @@ class CapturedStep:
     def _warm_up(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
         """Runs the step in Python, and records everything that a graph could not repeat.
 
-        A first run may do things only once (compilation, the optimizer's state). They are no obstacle: the step is
-        rehearsed again.
+        A first run may do some work only once, such as compilation, or creating the optimizer's state. This does not
+        prevent a graph, because the step is rehearsed again.
         """
         assert self._recorder is not None
         watch = kind.watch or self._watch(kind)
@@ -369,5 +369,5 @@ def _look_at_ranges(layers: Sequence[Any]) -> None:
 
 
 def _is_being_captured(device: torch.device) -> bool:
-    """True inside of a capture that the caller has begun."""
+    """True inside of a capture that the caller has started."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""Communication of `DistributedDataParallel` outside of graphs: buffers before a forward, gradients after it."""
+"""The communication of `DistributedDataParallel`, outside of graphs: buffers before a forward, gradients after it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from flexsn_nn.graphs._arguments import copy_all
 
 
 def local(net: nn.Module) -> nn.Module:
-    """Returns the network of this process."""
+    """Returns the network in this process, without its wrapper."""
     return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
 
 
 def share_buffers(net: nn.Module) -> None:
-    """Gives all processes the buffers of the first one, if `net` does so before a forward."""
+    """Copies the buffers of the first process to all processes, if `net` does this before a forward."""
     if not isinstance(net, nn.parallel.DistributedDataParallel):
         return
     if net.broadcast_buffers and net.require_forward_param_sync:
@@ -27,7 +27,7 @@ def share_buffers(net: nn.Module) -> None:
 
 
 def average_gradients(net: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-    """Averages gradients over processes, if `net` does so after a backward, with one message for each dtype."""
+    """Averages gradients over processes with one message per dtype, if `net` does this after a backward."""
     if not isinstance(net, nn.parallel.DistributedDataParallel) or not net.require_backward_grad_sync:
         return
     own = set(net.parameters())

@@ -1,4 +1,4 @@
-"""A recorded step: its memory, and the tensors that a replay stores on the network."""
+"""A recorded step: its memory, and the tensors that a replay stores on the network's layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_nn._stateful import Stateful
 from flexsn_nn.functional import with_state
 from flexsn_nn.graphs._arguments import copies_of, copy_all, copy_of, put_together
 
-# Attributes that hold a call's tensors, on a neuron and on other layers with a state.
+# Attributes that hold a call's tensors, for neurons and for other layers with a state.
 _PLACES = {FlexSN: ("states", "state_seqs", "spike_counts"), Stateful: ("_states",)}
 
 
@@ -42,11 +42,11 @@ class LeftTensors:
         ]
 
     def tensors(self) -> list[Tensor]:
-        """Returns all of them."""
+        """Returns all these tensors."""
         return [tensor for _, _, value in self._values for tensor in _listed(value)]
 
     def put(self, tensors: Sequence[Tensor] | None = None) -> None:
-        """Stores these tensors on the layers; by default, the layers' former tensors."""
+        """Stores these tensors on the layers. By default, stores the former tensors of the layers."""
         found = iter(self.tensors() if tensors is None else tensors)
         for own, place, value in self._values:
             if isinstance(value, Tensor):
@@ -58,7 +58,7 @@ class LeftTensors:
 
 
 def states_of(net: nn.Module) -> list[Tensor]:
-    """Returns the states that the layers of a network have."""
+    """Returns the states that a network's layers hold."""
     return [state for _, module in with_state(net) for state in module.states]
 
 
@@ -69,9 +69,9 @@ class Graph:
     Attributes:
         replay: function that repeats the step.
         arguments, states: memory that a replay reads.
-        results, form: tensors of the step's result, and its form.
+        results, form: tensors of the step's result, and form of the result.
         left: tensors that the step stored on the layers.
-        parameters, gradients: parameters, each with its gradient; `None` for a parameter without one.
+        parameters, gradients: parameters, and the gradient of each; `None` for a parameter without a gradient.
     """
 
     replay: Callable[[], None]
@@ -84,7 +84,7 @@ class Graph:
     gradients: Sequence[Tensor | None]
 
     def run(self, arguments: Sequence[Tensor], states: Sequence[Tensor]) -> Any:
-        """Repeats the step with other arguments, from other states, and returns its results."""
+        """Repeats the step with other arguments, and other initial states, and returns its results."""
         copy_all((*self.arguments, *self.states), (*arguments, *states))
         self.replay()
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
@@ -109,10 +109,10 @@ def record(
 
     Args:
         recorder: a `GraphRecorder`.
-        run: the step: it takes the arguments, and returns the tensors of its result and the result's form.
+        run: function that runs the step. It takes the arguments, and returns the tensors and the form of its result.
         arguments: `CallArguments`, whose tensors are copied.
         parameters: parameters whose gradients the step computes.
-        carry: True if the step begins at the layers' present states.
+        carry: True if the step begins with the current states of the layers.
     """
     before = LeftTensors(net)
     gradients = [parameter.grad for parameter in parameters]

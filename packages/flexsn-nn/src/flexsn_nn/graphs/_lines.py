@@ -1,4 +1,4 @@
-"""Descriptions of places in code: a line of the user's, and the module that runs it."""
+"""Describes places in code: a line of the user's code, and the module that runs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names_of(net: nn.Module) -> Names:
 
 
 def line_of_call(names: Names) -> str:
-    """Describes the line of the user's code that runs now."""
+    """Describes the line of the user's code that is running."""
     return _described(list(_callers(sys._getframe(1))), names)
 
 
@@ -39,7 +39,7 @@ def line_of_error(error: BaseException, names: Names) -> str:
 
 
 def line_of_function(function: Callable[..., Any]) -> str:
-    """Describes a function by its name and place."""
+    """Describes a function by its name and line."""
     name = getattr(function, "__qualname__", type(function).__name__)
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{name}" if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
@@ -55,7 +55,7 @@ def _described(frames: list[tuple[types.FrameType, int]], names: Names) -> str:
     """Describes the module and the line of the user's code.
 
     Args:
-        frames: frames with their line numbers, the innermost first.
+        frames: frames with their line numbers, with the innermost first.
     """
     line = module = None
     for frame, number in frames:

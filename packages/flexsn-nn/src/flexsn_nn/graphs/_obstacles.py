@@ -1,4 +1,4 @@
-"""Reasons why a step, or its optimizer's part, runs in Python in each call."""
+"""Reasons why a step, or its optimizer's part, runs in Python in every call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flexsn_nn.graphs._lines import line_of_function
 from flexsn_nn.graphs._step import TrainingStep
 
-# Packages whose hooks only compute with tensors; monitors, however, count in Python.
+# Packages whose hooks only compute with tensors. Hooks of monitors, however, count in Python.
 _CAPTURED_HOOKS = ("torch.nn.utils.", "torch.ao.", "flexsn_nn.")
 _LOOKING = "flexsn_nn.monitor"
 _HOOKS = {
@@ -24,7 +24,7 @@ _HOOKS = {
 
 
 def why_no_graph(step: TrainingStep) -> str | None:
-    """Returns the reason why no part of a step is recorded; `None` if nothing known beforehand prevents it."""
+    """Returns the reason why a step cannot be recorded, as far as it is known beforehand; otherwise `None`."""
     return next(itertools.chain(_of_hooks(step), _of_distribution(step.net), _of_mode()), None)
 
 
@@ -77,7 +77,7 @@ def _of_distribution(net: nn.Module) -> Iterator[str]:
 
 def _of_mode() -> Iterator[str]:
     if torch.is_anomaly_enabled():
-        yield "autograd looks for anomalies, which waits for the device"
+        yield "autograd's anomaly detection is on, which waits for the device"
     if not torch.is_grad_enabled():
         yield "gradients are disabled"
 

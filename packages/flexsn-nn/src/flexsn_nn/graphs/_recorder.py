@@ -1,4 +1,4 @@
-"""Recorders of graphs: they record the operations of a step once and repeat them without Python."""
+"""Recorders of graphs, which record the operations of a step once and repeat them without Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GraphRecorder(Protocol):
     """A recorder of graphs for one device."""
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
-        """Calls a function as its graph will run. Returns its result, and descriptions of what a graph cannot repeat.
+        """Calls a function as its graph will run it. Returns its result, and descriptions of all obstacles.
 
         Args:
             names: names of modules, for the descriptions.
@@ -37,16 +37,16 @@ class GraphRecorder(Protocol):
             A function that repeats the operations, and the result, whose tensors every repetition overwrites.
 
         Raises:
-            Exception: an error of the function or of the device; nothing is recorded then.
+            Exception: the function or the device failed. Nothing is recorded then.
         """
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory: only one may replay at a time.
+    """CUDA graphs that share one pool of memory, so only one may replay at a time.
 
     Args:
         device: device of all computations.
-        generators: generators of random numbers, besides torch's own.
+        generators: generators of random numbers other than torch's own.
     """
 
     def __init__(self, device: torch.device, generators: Sequence[torch.Generator] = ()) -> None:
@@ -57,7 +57,7 @@ class CudaRecorder:
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        """Enters the stream of all captures: autograd's node of a parameter stays on the stream that it was made on."""
+        """Enters the stream of all captures. Autograd runs a parameter's node on the stream of its creation."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -76,7 +76,7 @@ class CudaRecorder:
             def note(message: Warning | str, *details: Any, **more: Any) -> None:
                 if _SYNCHRONIZES not in str(message):
                     others(message, *details, **more)
-                elif threading.get_ident() == thread:  # operations of other threads are not part of the step
+                elif threading.get_ident() == thread:  # other threads' operations are not part of the step
                     notes[f"{line_of_call(names)} waits for the device"] = None
 
             warnings.showwarning = note
@@ -99,10 +99,10 @@ class CudaRecorder:
         drawing = [torch.cuda.default_generators[index], *self._generators]
         states = [generator.clone_state() for generator in drawing]
         collects = gc.isenabled()
-        gc.disable()  # collecting an old graph during the capture would destroy it there
+        gc.disable()  # collecting an old graph would disturb the capture
         try:
             with self._on_stream():
-                # Other threads may prepare batches in the meantime, with calls that this thread must not make.
+                # In the meantime, other threads may prepare batches, with calls that this thread must not make.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     result = function()
@@ -126,7 +126,7 @@ class CudaRecorder:
         return graph.replay, result
 
 
-# Number of generator states that were replaced. Older graphs draw from states that belong to no generator any more.
+# Number of generator states that were replaced. Older graphs draw from states that no longer belong to a generator.
 _REPLACED = [0]
 
 

@@ -1,4 +1,4 @@
-"""Settings of torch, of this thread and of a gradient scaler that a graph fixes when it is recorded."""
+"""Settings of torch, of this thread and of a gradient scaler that are fixed in a graph when it is recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def settings(device: torch.device, scaler: torch.amp.GradScaler | None) -> Hashable:
-    """Returns a key that changes when equal operations on equal tensors may launch other kernels."""
+    """Returns a key that changes if the same operations on the same tensors may launch other kernels."""
     kind = device.type
     cudnn = torch.backends.cudnn
     numbers: Hashable = None
@@ -39,7 +39,7 @@ def settings(device: torch.device, scaler: torch.amp.GradScaler | None) -> Hasha
 
 
 def draws(device: torch.device) -> dict[str, object]:
-    """Returns the states of random generators whose numbers a graph does not draw again, by name."""
+    """Returns the states of random generators from which a graph does not draw new numbers, by name."""
     found: dict[str, object] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -14,7 +14,7 @@ from flexsn_nn.errors import ParameterError
 from flexsn_nn.functional import detach_net, reset_net, with_state
 from flexsn_nn.graphs._arguments import put_together, take_apart
 
-# Results that a call stores on a neuron besides its states.
+# Results other than its states that a call stores on a neuron.
 _LOOKED_AT = ("state_seqs", "spike_counts")
 
 
@@ -36,7 +36,7 @@ class TrainingStep:
     before_update: Callable[[], object] | None
 
     def run(self, inputs: Any, others: Sequence[Any]) -> Any:
-        """Runs the whole step; returns the result of the loss function, detached."""
+        """Runs the whole step. Returns the detached result of the loss function."""
         result = self.gradients(inputs, others)
         self.update()
         return result
@@ -46,8 +46,8 @@ class TrainingStep:
 
         Args:
             inputs: input of the network: a tensor, or a tuple of positional arguments.
-            others: further arguments of the loss function.
-            net: module that runs instead of `net`.
+            others: other arguments of the loss function.
+            net: module to run instead of the attribute `net`.
         """
         if self.carry:
             detach_net(self.net)
@@ -61,7 +61,7 @@ class TrainingStep:
             found = self.loss(output, *others)
         value = _loss_of(found)
         (value if self.scaler is None else self.scaler.scale(value)).backward()
-        # The graph of the step must end with it, because its nodes belong to the stream on which they were made.
+        # The step's graph must not outlive the step, because its nodes belong to the stream on which they were created.
         del output, value
         detach_net(self.net)
         if not self.carry:
@@ -70,7 +70,7 @@ class TrainingStep:
         return put_together(form, iter([tensor.detach() for tensor in tensors]))
 
     def update(self) -> None:
-        """Clips gradients and calls the optimizer's step; does nothing without an optimizer."""
+        """Clips gradients and calls the optimizer's step. Does nothing without an optimizer."""
         optimizer, scaler = self.optimizer, self.scaler
         if optimizer is None:
             return
@@ -113,8 +113,8 @@ def _loss_of(found: Any) -> Tensor:
         value = found["loss"]
     if not isinstance(value, Tensor):
         raise ParameterError(
-            f"the loss function returned a {type(value).__name__}; wanted a tensor, a tuple that begins with the loss, "
-            "or a dict with the key 'loss'."
+            f"the loss function returned a {type(value).__name__}; expected a tensor, a tuple that begins with the "
+            "loss, or a dict with the key 'loss'."
         )
     return value
 

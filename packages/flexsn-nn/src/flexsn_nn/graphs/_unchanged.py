@@ -1,4 +1,4 @@
-"""Comparisons of many values and tensors in few passes, without a Python operation for each."""
+"""Compares many values and tensors in few passes, without a Python operation for each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SameObjects:
 
     Attributes:
         sized: containers whose lengths are compared.
-        mappings, sequences: containers whose values are compared in order; they are also in `sized`.
-        parts: a mapping's `get`, and the keys whose values are compared.
+        mappings, sequences: containers whose values are compared in order. They are also in `sized`.
+        parts: a mapping's `get`, with the keys whose values are compared.
         cells: closure variables of functions.
     """
 
@@ -36,7 +36,7 @@ class SameObjects:
         self._objects: list[Any] | None = None
 
     def remember(self) -> None:
-        """Stores the present objects for later comparisons."""
+        """Stores the current objects for later comparisons."""
         self._sizes = list(map(len, self.sized))
         try:
             self._objects = list(self._now())
@@ -44,7 +44,7 @@ class SameObjects:
             self._objects = None
 
     def same(self) -> bool:
-        """True if all objects are those of the last `remember`."""
+        """True if all objects are the same as at the last `remember`."""
         if self._objects is None or list(map(len, self.sized)) != self._sizes:
             return False
         try:
@@ -83,5 +83,5 @@ class SameTensors:
 
 
 def is_plain(tensor: Tensor, device: str) -> bool:
-    """True if a tensor is on this type of device, has memory, and is of no special class."""
+    """True if a tensor is on a device of this type, has memory, and is not of a special class."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == device

@@ -1,4 +1,4 @@
-"""Detection of changes to a network, its loss and its optimizer: objects are compared by identity in each call."""
+"""Detects changes of a network, its loss and its optimizer by comparing objects by identity in each call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flexsn_nn.exact._exchange import SpikeExchange
 from flexsn_nn.exact._layer import ExactForward
 from flexsn_nn.graphs._unchanged import SameObjects, SameTensors, is_plain
 
-# Attributes that hold results and caches of calls, and do not influence a call.
+# Attributes with results and caches of calls. They do not influence a call.
 _RESULTS: dict[type, frozenset[str]] = {
     FlexSN: frozenset(
         (
@@ -33,6 +33,7 @@ _RESULTS: dict[type, frozenset[str]] = {
             "state_seqs",
             "spike_counts",
             "_repeats",
+            "_again",
             "_firing",
             "_looks_for_sharing",
             "_numbers",
@@ -54,7 +55,7 @@ _RESULTS: dict[type, frozenset[str]] = {
     ExactForward: frozenset(("_record", "_grid", "_kind", "_reason", "_scale")),
     SpikeExchange: frozenset(("_programs", "_refused", "_zero")),
 }
-# Packages whose objects and functions are compared by identity alone.
+# Packages whose objects and functions are compared only by identity.
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "triton", "pytest", "flexsn_graph", "flexsn_codegen"}
 _FOREIGN |= {"flexsn_runtime", "flexsn_hop"}
 # Classes of the standard library that hold a user's values.
@@ -63,25 +64,25 @@ _PLAIN_OBJECTS = (argparse.Namespace, types.SimpleNamespace)
 _LOOKING = ("flexsn_nn.graphs", "flexsn_nn.monitor")
 _BY_VALUE = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MOST_PLACES = 20_000
-# Containers with more items, such as a data set or a vocabulary, are compared by their length alone.
+# Of containers with more items, such as a data set or a vocabulary, only the length is compared.
 _LONG = 10_000
 
 Facts = tuple[Any, ...]
 
 
 class WatchedAttributes(NamedTuple):
-    """A root of which only some attributes are watched."""
+    """A root object of which only some attributes are watched."""
 
     owner: object
     names: tuple[str, ...]
 
 
 class StepWatch:
-    """Values of everything that is reachable from some roots: attributes, parameters, containers, closure variables.
+    """Values of everything that is reachable from some roots: attributes, parameters, containers and closure variables.
 
-    Numbers and strings are compared by value, other objects by identity, tensors by their memory and by
-    `requires_grad`. Tensors on other devices than the network's are also compared by version, because a graph contains
-    their values.
+    Numbers and strings are compared by value, other objects by identity, and tensors by their memory and by
+    `requires_grad`. Tensors on other devices than the network's are also compared by version, because their values are
+    fixed in a graph.
 
     Args:
         roots: objects by their names in messages.
@@ -89,14 +90,14 @@ class StepWatch:
         ignoring: names of places that may change.
 
     Attributes:
-        too_many: True if there are more places than each call can compare; the rest is not watched.
+        too_many: True if there are more places than each call can compare. The remaining ones are not watched.
     """
 
     def __init__(self, roots: Mapping[str, object], device: torch.device, ignoring: Iterable[str] = ()) -> None:
         self._device = device.type
         self.too_many = False
         self._ignoring = frozenset(ignoring)
-        self._seen: dict[int, object] = {}  # holds the objects, so that no address is used again
+        self._seen: dict[int, object] = {}  # keeps the objects alive, so that addresses stay unique
         self._empty: list[Any] = []
         self._empty_names: list[str] = []
         self._places: list[_WatchedPlace] = []
@@ -107,7 +108,8 @@ class StepWatch:
             name, value = waiting.pop()
             waiting += reversed(self._visit(name, value))
         self._facts = self._facts_now(self._tensors)
-        # Each call compares all at once; only after a difference is each place compared, where equal numbers are equal.
+        # Each call compares all values at once. Only after a difference are places compared one by one, with equal
+        # numbers as equal.
         self._same_tensors = SameTensors(one for one in self._tensors if is_plain(one, self._device))
         self._others = [one for one in self._tensors if not is_plain(one, self._device)]
         self._facts_of_others = self._facts_now(self._others)
@@ -222,7 +224,7 @@ class StepWatch:
     def _watch_keys(
         self, describe: Callable[[str], str], container: dict[str, Any], keys: list[str]
     ) -> list[tuple[str, object]]:
-        """Watches some keys of a dict; other keys may come and go."""
+        """Watches some keys of a dict; other keys may be added and removed."""
         if not keys:
             return []
         self._places.append(_KeysPlace(describe, container, keys))
@@ -242,7 +244,7 @@ class StepWatch:
 
 
 class _WatchedPlace:
-    """Values of a dict, except those of some keys."""
+    """Values of a dict, without those of some keys."""
 
     def __init__(
         self, name: str, container: dict[Any, Any], describe: Callable[[Any], str], but: frozenset[str] | set[Any]
@@ -277,7 +279,7 @@ class _WatchedPlace:
         return not found
 
     def changes(self) -> list[str]:
-        """Returns the keys whose values differ; equal numbers replace the stored ones."""
+        """Returns the keys whose values differ. Replaces stored numbers by equal ones."""
         container = self._container
         keys = tuple(key for key in container if key not in self._but)
         if keys != self._keys:
@@ -377,10 +379,10 @@ class _KeysPlace(_WatchedPlace):
 
 
 def _facts(tensor: Tensor, device: str) -> Facts:
-    """Returns the memory, the layout and the role of a tensor."""
+    """Returns the memory, layout and role of a tensor."""
     try:
         address = tensor.data_ptr()
-    except RuntimeError:  # a subclass or a fake tensor, which has no memory
+    except RuntimeError:  # a subclass or a fake tensor without memory
         address = id(tensor)
     version = -1 if tensor.device.type == device else tensor._version
     return (

@@ -1,4 +1,4 @@
-"""Layers between neurons that depend on time: delays, a dropout with one mask, normalisation, residual blocks."""
+"""Layers between neurons that depend on time: delays, dropout with one mask, normalisation, and residual blocks."""
 
 from __future__ import annotations
 

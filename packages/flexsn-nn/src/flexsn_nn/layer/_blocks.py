@@ -15,21 +15,21 @@ Connect = Callable[[Tensor, Tensor], Tensor]
 
 
 class SEWBlock(nn.Module):
-    """`out = g(A(x), x)`: combines the spikes of a branch with the incoming spikes, element by element.
+    """Computes `out = g(A(x), x)`, which combines the spikes of a branch with the incoming spikes element by element.
 
-    The branch `A` is a 3x3 convolution, batch norm and a neuron, twice. `g(a, x)` is `a + x` ("add"), `a x` ("and") or
-    `(1 - a) x` ("iand"). With `stride` or a different number of channels, `x` first passes through its own 1x1
-    convolution, batch norm and neuron. The identity path of a network stays an identity at any depth.
+    The branch `A` consists of a 3x3 convolution, batch norm and a neuron, twice. `g(a, x)` is `a + x` ("add"), `a x`
+    ("and") or `(1 - a) x` ("iand"). With `stride`, or with a different number of channels, `x` first passes through a
+    separate 1x1 convolution, batch norm and neuron. The identity path of a network remains an identity at any depth.
 
     Args:
         in_channels, out_channels: channels of `[T, B, C, H, W]`.
-        neuron: function that makes a neuron, for example `lambda: LIF(surrogate_function=ATan())`.
+        neuron: function that returns a new neuron, for example `lambda: LIF(surrogate_function=ATan())`.
         stride: stride of the first convolution.
         connect: `"add"`, `"and"` or `"iand"`.
 
     Raises:
-        UnknownNameError: unknown `connect`.
-        ParameterError: `neuron` does not make neurons, or a size is below 1.
+        UnknownNameError: `connect` is unknown.
+        ParameterError: `neuron` does not return neurons, or a size is below 1.
 
     Source: Fang et al., "Deep residual learning in spiking neural networks", NeurIPS 2021.
     """
@@ -62,7 +62,7 @@ class SEWBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T, B, in_channels, H, W] -> [T, B, out_channels, H / stride, W / stride]`."""
+        """Maps `[T, B, in_channels, H, W] -> [T, B, out_channels, H / stride, W / stride]`."""
         return self.CONNECT[self.connect](self.branch(x), self.shortcut(x))
 
     def extra_repr(self) -> str:
@@ -70,15 +70,15 @@ class SEWBlock(nn.Module):
 
 
 class MSBlock(nn.Module):
-    """`out = A(x) + x`: membrane potentials, not spikes, bypass the branch.
+    """Computes `out = A(x) + x`: membrane potentials, not spikes, bypass the branch.
 
-    The branch `A` is a neuron, a 3x3 convolution and batch norm, twice. With `stride` or a different number of
-    channels, `x` first passes through its own 1x1 convolution and batch norm. All convolutions of the branch read
-    spikes only.
+    The branch `A` consists of a neuron, a 3x3 convolution and batch norm, twice. With `stride`, or with a different
+    number of channels, `x` first passes through a separate 1x1 convolution and batch norm. All convolutions of the
+    branch read only spikes.
 
     Args:
         in_channels, out_channels: channels of `[T, B, C, H, W]`.
-        neuron: function that makes a neuron.
+        neuron: function that returns a new neuron.
         stride: stride of the first convolution.
 
     Source: Hu et al., "Advancing spiking neural networks toward deep residual learning", TNNLS 2024 (MS-ResNet).
@@ -96,7 +96,7 @@ class MSBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T, B, in_channels, H, W] -> [T, B, out_channels, H / stride, W / stride]`."""
+        """Maps `[T, B, in_channels, H, W] -> [T, B, out_channels, H / stride, W / stride]`."""
         shortcut: Tensor = self.shortcut(x)
         branch: Tensor = self.branch(x)
         return branch + shortcut
@@ -108,10 +108,10 @@ def _check_sizes(in_channels: int, out_channels: int, stride: int) -> None:
 
 
 def _made(neuron: Callable[[], nn.Module], count: int) -> list[nn.Module]:
-    """Makes the neurons of a block.
+    """Creates the neurons of a block.
 
     Raises:
-        ParameterError: `neuron` makes no modules, or returns one instance twice.
+        ParameterError: `neuron` does not return modules, or returns one instance twice.
     """
     if isinstance(neuron, nn.Module) or not callable(neuron):
         found = f"an instance of {type(neuron).__name__}" if isinstance(neuron, nn.Module) else repr(neuron)

@@ -14,13 +14,13 @@ from flexsn_nn.noise._numbers import Numbers, draw_all
 class SharedDropout(Stateful):
     """Drops the same elements at every step of a sequence, and scales the others by `1 / (1 - p)`.
 
-    The mask is drawn in the first call in training mode, from the numbers of `flexsn_nn.random`, and kept until
-    `reset()`. In evaluation mode, no element is dropped.
+    The mask is drawn in the first call in training mode, from the random numbers of `flexsn_nn.random`, and kept until
+    `reset()`. In evaluation mode, no elements are dropped.
 
     Args:
         p: probability that an element is dropped, in `[0, 1)`.
-        channels: True to drop whole channels, of steps `[B, C, ...]`.
-        step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
+        channels: True to drop whole channels of steps `[B, C, ...]`.
+        step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
 
     Source: Lee et al., "Enabling spike-based backpropagation for training deep neural network architectures", 2020.
     """
@@ -35,7 +35,7 @@ class SharedDropout(Stateful):
         self._numbers = Numbers()
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
+        """Maps `[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
             StateError: the mask has another shape.
@@ -60,16 +60,16 @@ class SharedDropout(Stateful):
         return x * mask.to(x.dtype)
 
     def _draw(self, step: Tensor) -> Tensor:
-        """Draws a mask from the numbers of `flexsn_nn.random`."""
+        """Draws a mask from the random numbers of `flexsn_nn.random`."""
         shape = [*step.shape[:2], *[1] * (step.dim() - 2)] if self.channels else list(step.shape)
         number = draw_all(self._numbers, shape, None, step.device, bits=24)
         return torch.ones_like(step) * (number >= self.p).to(step.dtype) / (1 - self.p)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns no states, in evaluation.
+        """Returns no states, because evaluation needs no mask.
 
         Raises:
-            StateError: in training, since only the first call draws the mask.
+            StateError: the layer is in training mode. There, the first call draws the mask.
         """
         if self.training:
             raise StateError("SharedDropout draws its mask in the first call in training: call eval() first.")

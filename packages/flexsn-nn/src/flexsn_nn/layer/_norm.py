@@ -1,4 +1,4 @@
-"""Batch normalisation that scales the input to the threshold of the next neuron."""
+"""Batch norms that scale the input to the threshold of the next neuron."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from flexsn_nn.errors import ParameterError
 
 
 class _ThresholdDependent(OverTime):
-    """`y = weight (x - mean) / sqrt(var + eps) + bias`, with statistics over steps and batch; `weight` starts at
-    `alpha v_threshold`.
+    """Computes `y = weight (x - mean) / sqrt(var + eps) + bias`, with statistics over steps and batch.
+
+    The initial `weight` is `alpha v_threshold`.
 
     Args:
         num_features: number of channels.
-        alpha: 1 in front of a neuron; `1 / sqrt(2)` in each of two branches that are added.
+        alpha: 1 before a neuron, `1 / sqrt(2)` in each of two branches that are added.
         v_threshold: threshold of the next neuron.
-        options: `eps`, `momentum`, `track_running_stats`, as in PyTorch's batch norm.
+        options: `eps`, `momentum`, `track_running_stats`, same as in PyTorch's batch norm.
     """
 
     kind: type[Any]
@@ -35,22 +36,22 @@ class _ThresholdDependent(OverTime):
 
 
 class ThresholdDependentBatchNorm1d(_ThresholdDependent):
-    """tdBN of `[T, B, C]` or `[T, B, C, L]`: see `ThresholdDependentBatchNorm2d`."""
+    """tdBN for `[T, B, C]` or `[T, B, C, L]`: see `ThresholdDependentBatchNorm2d`."""
 
     kind = nn.BatchNorm1d
 
 
 class ThresholdDependentBatchNorm2d(_ThresholdDependent):
-    """tdBN of `[T, B, C, H, W]`: batch norm over steps and batch whose `weight` starts at `alpha v_threshold`.
+    """tdBN for `[T, B, C, H, W]`: batch norm over steps and batch. The initial `weight` is `alpha v_threshold`.
 
-    Its output is about as large as the threshold for any input: at first, some neurons fire, but not all. It is an
+    Its output is about as large as the threshold for any input, so initially some neurons fire, but not all. It is an
     `OverTime` of PyTorch's own batch norm, which `nn.SyncBatchNorm.convert_sync_batchnorm` finds.
 
     Args:
         num_features: number of channels.
-        alpha: 1 in front of a neuron; `1 / sqrt(2)` in each of two branches that are added.
+        alpha: 1 before a neuron, `1 / sqrt(2)` in each of two branches that are added.
         v_threshold: threshold of the next neuron, above 0.
-        options: `eps`, `momentum`, `track_running_stats`, as in `nn.BatchNorm2d`.
+        options: `eps`, `momentum`, `track_running_stats`, same as in `nn.BatchNorm2d`.
 
     Source: Zheng et al., "Going deeper with directly-trained larger spiking neural networks", AAAI 2021.
     """
@@ -59,6 +60,6 @@ class ThresholdDependentBatchNorm2d(_ThresholdDependent):
 
 
 class ThresholdDependentBatchNorm3d(_ThresholdDependent):
-    """tdBN of `[T, B, C, D, H, W]`: see `ThresholdDependentBatchNorm2d`."""
+    """tdBN for `[T, B, C, D, H, W]`: see `ThresholdDependentBatchNorm2d`."""
 
     kind = nn.BatchNorm3d

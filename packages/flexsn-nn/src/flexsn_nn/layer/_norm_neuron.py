@@ -16,7 +16,7 @@ from flexsn_nn.flexsn._options import StepChanges
 
 
 class NormNeuron(Leaf):
-    """`neuron(norm(x))`. The norm computes its statistics, and the neuron's step applies them.
+    """Computes `neuron(norm(x))`. The norm computes its statistics, and the neuron's step applies them.
 
     The normalised sequence is neither written nor stored for the backward. The backward reads `x` and the values that
     the neuron stores. The step computes
@@ -25,17 +25,17 @@ class NormNeuron(Leaf):
         s, v = neuron(h, v)
 
     Statistics, running statistics and gradients are those of `OverTime(norm)`, over all steps and the batch. For equal
-    statistics, outputs in float32 equal, to the bit, those of the neuron on `(x - mean) scale + shift` computed
-    beforehand. PyTorch's norms differ from this formula in the last bits, and from device to device. Without compiled
-    kernels, the norm itself runs, and then the neuron.
+    statistics, outputs in float32 are bitwise equal to those of the neuron for the input `(x - mean) scale + shift`.
+    PyTorch's norms differ from this formula in the last bits, and differ between devices. Without compiled kernels, the
+    norm itself runs, and then the neuron.
 
     Args:
-        norm: `nn.BatchNorm1d` to `3d` or `nn.SyncBatchNorm`; or an `OverTime` that holds one of these alone, such as
-            `ThresholdDependentBatchNorm2d`. In evaluation mode, it uses its running statistics, as usual.
-        neuron: any `FlexSN`. Its first input is normalised in its step, so its hooks receive `x`.
+        norm: `nn.BatchNorm1d` to `3d`, or `nn.SyncBatchNorm`; or an `OverTime` whose only layer is one of these, such
+            as `ThresholdDependentBatchNorm2d`. In evaluation mode, it uses its running statistics as usual.
+        neuron: any `FlexSN`. Its step normalises its first input, so its hooks receive `x`.
 
     Raises:
-        ParameterError: the norm is another one, or `neuron` is not a `FlexSN`.
+        ParameterError: the norm is not supported, or `neuron` is not a `FlexSN`.
 
     Example:
         >>> import torch
@@ -53,18 +53,18 @@ class NormNeuron(Leaf):
                 "OverTime of one. Other norms stay in front of the neuron."
             )
         if not isinstance(neuron, FlexSN):
-            raise ParameterError(f"neuron is {type(neuron).__name__}, which has no step that could take the norm in.")
+            raise ParameterError(f"neuron is {type(neuron).__name__}, which has no step that can compute the norm.")
         self.norm = norm
         self.neuron = neuron
 
     def forward(self, x: Tensor, *others: Tensor, **options: Unpack[StepChanges]) -> Tensor | list[Tensor]:
-        """`[T, B, C, ...] -> [T, B, C, ...]`, or in step mode `"s"` `[B, C, ...] -> [B, C, ...]`.
+        """Maps `[T, B, C, ...] -> [T, B, C, ...]`, or `[B, C, ...] -> [B, C, ...]` in step mode `"s"`.
 
         Args:
-            x: the tensor to normalise, for example the output of a convolution.
-            others: further inputs of the neuron.
-            options: `lengths`, `resets`, `transforms`, as for the neuron. The statistics include all steps, also those
-                of padding.
+            x: tensor to normalise, for example the output of a convolution.
+            others: other inputs of the neuron.
+            options: `lengths`, `resets`, `transforms`, same as for the neuron. The statistics include all steps, even
+                padding.
 
         Raises:
             InputShapeError: the norm does not accept the shape.
@@ -83,18 +83,18 @@ class NormNeuron(Leaf):
         return self.neuron.step(inputs, states, affine=self._normalisation(), **options)
 
     def explain(self, x: Tensor, *others: Tensor) -> str:
-        """Returns `FlexSN.explain` of the neuron with the norm in its step; does not change running statistics."""
+        """Returns `FlexSN.explain` of the neuron with the norm in its step. Does not change running statistics."""
         return self.neuron.explain(x, *others, affine=self._normalisation())
 
     def _normalisation(self) -> Normalisation:
         norm = norm_of(self.norm)
         if norm is None:
-            raise ParameterError(f"norm was replaced by a {type(self.norm).__name__}, which the neuron cannot take in.")
+            raise ParameterError(f"norm was replaced by a {type(self.norm).__name__}, which the neuron cannot compute.")
         return Normalisation(norm, 2 if self.neuron.step_mode == "m" else 1)
 
 
 def norm_of(module: nn.Module) -> BatchNorm | None:
-    """Returns a layer that is a batch norm, or the only layer of an `OverTime` if that is one; otherwise `None`."""
+    """Returns the batch norm if a layer is one, or is an `OverTime` whose only layer is one; otherwise `None`."""
     if isinstance(module, OverTime) and len(module) == 1:
         module = module[0]
     return module if is_batch_norm(module) else None

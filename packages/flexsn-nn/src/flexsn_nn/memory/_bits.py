@@ -1,4 +1,4 @@
-"""Storage of small whole numbers in few bits."""
+"""Stores small whole numbers in few bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_BITS = 8
 
 
 def bits_for(low: int, high: int) -> int | None:
-    """Number of bits of a number from `low` to `high`: 1, 2, 4 or 8; `None`: more than 8."""
+    """Returns the number of bits of a number from `low` to `high`: 1, 2, 4 or 8; `None` for more than 8."""
     return next((bits for bits in (1, 2, 4, 8) if high - low < 1 << bits), None)
 
 
@@ -26,7 +26,7 @@ class Bits:
         low: offset that is added to the stored numbers.
         bits: number of bits of each number.
         count: number of numbers.
-        row: numbers in each row of `packed`, if `packed` has two dimensions; the rest of a row is padding.
+        row: numbers in each row of `packed`, if `packed` has two dimensions. The rest of a row is padding.
     """
 
     packed: Tensor
@@ -37,7 +37,7 @@ class Bits:
 
     @classmethod
     def of(cls, flat: Tensor, low: int, bits: int) -> Bits:
-        """Packs a one-dimensional tensor without gaps, whose elements are whole numbers from `low` on."""
+        """Packs a one-dimensional tensor without gaps, whose elements are whole numbers from `low` upwards."""
         count = len(flat)
         written = pack_numbers(flat, bits, low) if bits < MOST_BITS else None
         if written is not None:
@@ -47,7 +47,7 @@ class Bits:
         numbers = flat - low if low else flat
         if bits == MOST_BITS:
             return cls(numbers.to(torch.uint8), low, bits, count)
-        # A product with powers of two reads the tensor only once. bfloat16 holds its results exactly: at most 255.
+        # A product with powers of two reads the tensor only once. Its results, at most 255, are exact in bfloat16.
         row = _BYTES * 8 // bits
         weights = _kept("weights", bits, 0, flat.dtype, flat.device)
         rest = count % row
@@ -65,7 +65,7 @@ class Bits:
             return bytewise.add_(self.low) if self.low else bytewise
         numbers = unpack_numbers(self.packed, self.bits, self.low, dtype)
         if numbers is None:
-            # A table of each byte's numbers gives all numbers of a byte at once.
+            # A table maps each byte to all of its numbers.
             table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
             numbers = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
         if self.count == numbers.numel():
@@ -84,7 +84,7 @@ _tables: dict[tuple[object, ...], Tensor] = {}
 
 
 def _kept(what: str, bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a table that is made once. Tables made in a CUDA graph's capture, or without values, are not stored."""
+    """Returns a table, which is created once. Tables from a CUDA graph's capture, or without values, are not stored."""
     key = what, bits, low, dtype, device
     table = _tables.get(key)
     if table is None:
@@ -97,13 +97,13 @@ def _kept(what: str, bits: int, low: int, dtype: torch.dtype, device: torch.devi
 
 
 def _weights(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`[numbers of a row, bytes of a row]`: the weight of each number in its byte."""
+    """Returns the weight of each number in its byte, `[numbers of a row, bytes of a row]`."""
     powers = (1 << torch.arange(0, 8, bits, device=device)).to(dtype)
     return torch.kron(torch.eye(_BYTES, dtype=dtype, device=device), powers.unsqueeze(1))
 
 
 def _numbers(bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`[256, words]`: the numbers of each byte, as they lie in memory, in the widest integers that they fill."""
+    """Returns the numbers of each byte as in memory, in the widest integers that they fill, `[256, words]`."""
     shifts = torch.arange(0, 8, bits, device=device)
     numbers = (((torch.arange(256, device=device).unsqueeze(1) >> shifts) & ((1 << bits) - 1)) + low).to(dtype)
     return numbers.view(_WORDS[min(numbers.shape[1] * dtype.itemsize, 8)])

@@ -1,4 +1,4 @@
-"""Storage of spikes as bits in the graphs of `torch.compile`."""
+"""Stores spikes as bits in the graphs of `torch.compile`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Compiler = Callable[..., Any]
 class PackingBackend:
     """A backend of `torch.compile` whose graphs store spikes for the backward as bits: 1/32 of float32.
 
-    Linear layers and convolutions that read a neuron's output store its bits, and unpack them in the backward. The
-    neuron's step in the graph shows that the output consists of zeros and ones; views and copies may come between the
-    neuron and the layer. Everything else is stored as before. `layers` counts the layers that store bits.
+    Linear layers and convolutions that read a neuron's output store its bits, and unpack them in the backward. From the
+    neuron's step in the graph, it is known that the output consists of zeros and ones. Views and copies may be between
+    the neuron and the layer. Other tensors are stored as before. `layers` counts the layers that store bits.
 
     Args:
         backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs.
 
     Attributes:
-        layers: number of layers that store bits, in the graphs compiled so far.
+        layers: number of layers that store bits, in the graphs that were compiled so far.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 5))
@@ -46,7 +46,7 @@ class PackingBackend:
 
 
 def pack_layers(graph: fx.GraphModule) -> int:
-    """Makes the layers of a Dynamo graph that read spikes store bits, in place; returns their number."""
+    """Makes the layers of a Dynamo graph that read spikes store bits, in place. Returns the number of these layers."""
     found = 0
     for node in list(graph.graph.nodes):
         layer = _LAYERS.get(node.target) if node.op == "call_function" else None
@@ -90,12 +90,12 @@ _COMPARISONS = frozenset(getattr(module, name) for module in (operator, torch) f
 
 
 def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
-    """True if a value has the elements of a scan's output that consists of zeros and ones."""
+    """True if the elements of a value are those of a scan's output that consists of zeros and ones."""
     dtype = _unwritten(value)
     while isinstance(value, fx.Node) and _is_move(value):
         value = value.args[0]
         if _unwritten(value) is not dtype:
-            return False  # this excludes views as another dtype, too
+            return False  # also excludes views as another dtype
     if dtype is None or not isinstance(value, fx.Node) or value.target is not operator.getitem:
         return False
     scan, index = value.args
@@ -109,7 +109,7 @@ def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
 
 
 def _unwritten(value: Any) -> torch.dtype | None:
-    """Returns the dtype of a tensor that the graph never writes to; `None` if it may, or the tensor is unknown."""
+    """Returns the dtype of a tensor to which the graph never writes; `None` if it may write, or is unknown."""
     tensor = example(value)
     return None if tensor is None or is_written(value) else tensor.dtype
 
@@ -120,7 +120,7 @@ def _is_move(node: fx.Node) -> bool:
 
 
 def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
-    """Returns the result of a graph at `path`; for nested results, the first one."""
+    """Returns the result of a graph at `path`. For nested results, it is the first one."""
     value = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     for index in path:
         value = value[index] if isinstance(value, tuple | list) else value
@@ -130,7 +130,7 @@ def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
 
 
 def _is_zero_one(graph: fx.GraphModule, value: Any) -> bool:
-    """True if a value of a step is 0 or 1: the result of a comparison, converted, also in an `autograd.Function`."""
+    """True if a value of a step is 0 or 1: the converted result of a comparison, also in an `autograd.Function`."""
     while isinstance(value, fx.Node):
         if example(value) is not None and is_written(value):
             return False
@@ -150,7 +150,7 @@ def _is_zero_one(graph: fx.GraphModule, value: Any) -> bool:
     return False
 
 
-# -- layers that keep bits -----------------------------------------------------------------------------------
+# -- layers that store bits ----------------------------------------------------------------------------------
 
 Given = tuple[Callable[..., Tensor], tuple[Any, ...]]
 
@@ -193,7 +193,7 @@ def convolution_of_spikes(x: Tensor, weight: Tensor, bias: Tensor | None, *how: 
     """Computes a convolution of zeros and ones in 1 to 3 dimensions, and stores their bits.
 
     Args:
-        how: stride, padding and dilation, each a list; then groups.
+        how: stride, padding and dilation, each as a list, followed by groups.
     """
     result: Tensor = _Convolution.apply(x, weight, bias, *how)
     return result
@@ -256,14 +256,14 @@ class _Convolution(torch.autograd.Function):
 
 
 def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Saves the input's bits, in the order of its memory, and the weight for the backward."""
+    """Saves the input's bits, in the order of the input's memory, and the weight for the backward."""
     ctx.shape, ctx.dtype, ctx.bias = x.shape, x.dtype, bias
     ctx.order = _order(x)
     ctx.save_for_backward(_packed(x, ctx.order), weight)
 
 
 def _order(x: Tensor) -> list[int]:
-    """Returns the dimensions from the outermost in memory to the innermost: a channels-last input is read in order."""
+    """Returns the dimensions from the outermost to the innermost in memory, so that channels-last is read in order."""
     dims = list(range(x.dim()))
     last = [0, *dims[2:], 1]
     if x.dim() in (4, 5) and not x.is_contiguous() and x.permute(last).is_contiguous():

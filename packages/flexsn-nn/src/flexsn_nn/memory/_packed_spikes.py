@@ -1,4 +1,4 @@
-"""Storage of spikes as bits for the backward."""
+"""Stores spikes for the backward as bits."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from flexsn_nn._checks import check_module
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.memory._bits import Bits, bits_for
-from flexsn_nn.memory._ranges import LAYERS, Unknown, WholeRange, bits_of, mark, range_of
-from flexsn_runtime import saving_hooks
+from flexsn_nn.memory._ranges import LAYERS, VIEWS, Unknown, WholeRange, bits_of, mark, range_of
+from flexsn_runtime import native_unpacking, saving_hooks
 
-# Smaller tensors are not worth packing.
+# For smaller tensors, packing does not pay off.
 _FEWEST_BYTES = 256
-# Entries of freed memory are removed at this number of entries, and again whenever the number has doubled.
+# Entries of freed memory are removed at this number of entries, and again each time the number has doubled.
 _MOST_KNOWN = 64
 
 
 class KeptWhole(NamedTuple):
-    """A tensor that was computed from spikes and not packed.
+    """A tensor that was computed from spikes but not packed.
 
     Attributes:
         shape, dtype: shape and dtype of the tensor.
@@ -43,29 +43,32 @@ class KeptWhole(NamedTuple):
 
 
 class PackedSpikes:
-    """Stores spikes for the backward as bits, inside of a `with` block: 1/32 of float32, 1/16 of bfloat16.
+    """Stores spikes for the backward as bits, in 1/32 of the memory of float32, inside of a `with` block.
 
-    For the gradient of its weights, a layer stores its input, which consists of spikes after a neuron. Spikes are
-    packed when autograd saves them, and unpacked when the backward reads them, inside or outside of the block; results
-    do not change. Tensors are chosen by their graph, without reading values: outputs of neurons with a `spike_range`,
-    and results of views, copies, max pooling, concatenation, additions and products of them. Sums, as in SEW blocks,
-    take 2, 4 or 8 bits for a number. Tensors whose numbers need more are stored whole, and listed in `kept_whole`.
+    To compute the gradient of its weights, a layer stores its input. After a neuron, this input consists of spikes.
+    They are packed when autograd saves them, and unpacked when the backward reads them, inside or outside of the block.
+    Results do not change. Tensors are selected by their graph, without reading values: outputs of neurons with a
+    `spike_range`, and results of views, copies, max pooling, concatenation, additions and products of such tensors.
+    Sums, as in SEW blocks, take 2, 4 or 8 bits per number. Tensors whose numbers need more bits are stored whole, and
+    listed in `kept_whole`.
 
-    Compiled kernels write the bits of zeros and ones themselves, together with the spikes, which then need not be read
-    again. Layers use these bits if they read a neuron's output, or all of it in another shape. If a core's operations
-    do not show that its output is 0 or 1, the neuron's `explain()` reports it, and the output is packed afterwards.
+    Compiled kernels write the bits of zeros and ones together with the spikes, so that the spikes are not read again.
+    Layers use these bits if they read a neuron's output, or the whole output in another shape. If the operations of a
+    core do not show that its output is 0 or 1, the output is packed afterwards, and the neuron's `explain()` reports
+    this.
 
-    Compiled graphs are not changed: neurons between them are packed, neurons inside of them are not.
+    Compiled graphs are not changed: spikes of neurons between these graphs are packed, but spikes of neurons inside of
+    them are not.
 
     Args:
         net: network whose neurons are included.
-        by_kernels: True if kernels may write bits. False: all spikes are packed afterwards, for comparison.
+        by_kernels: True to let kernels write bits. False to pack all spikes afterwards, for comparison.
 
     Attributes:
         bytes_whole: size of the packed tensors before packing.
         bytes_packed: size of their bits.
-        bytes_by_kernels: part of `bytes_packed` that compiled kernels wrote themselves.
-        kept_whole: tensors that were computed from spikes and not packed.
+        bytes_by_kernels: part of `bytes_packed` that compiled kernels wrote.
+        kept_whole: tensors that were computed from spikes but not packed.
 
     Raises:
         ParameterError: no neuron of `net` has a `spike_range`.
@@ -95,6 +98,7 @@ class PackedSpikes:
             )
         self._hooks: list[Any] = []
         self._saving: Any = None
+        self._native: Any = None  # hooks of the compiled launcher, which use noted bits without Python
         # By memory that was packed: weak references to that memory and to its bits.
         self._known: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Bits]]] = {}
         self._most_known = _MOST_KNOWN
@@ -103,10 +107,11 @@ class PackedSpikes:
         if self._saving is not None:
             raise RuntimeError("this PackedSpikes is in use: enter it once, or make another one.")
         # The hooks come before others, which may return something else.
-        self._hooks = [neuron.register_forward_hook(_mark, prepend=True) for neuron in self._neurons]
+        self._hooks = [neuron.register_forward_hook(self._mark, prepend=True) for neuron in self._neurons]
         self._ask_for_bits(1)
-        hooks = saving_hooks(self._packed, _unpack, _FEWEST_BYTES, LAYERS)
-        self._saving = torch.autograd.graph.saved_tensors_hooks(*(hooks or (self._pack, _unpack)))
+        native = self._native = saving_hooks(self._packed, _unpack, self._count, _FEWEST_BYTES, VIEWS, LAYERS)
+        hooks = (self._pack, _unpack) if native is None else (native.pack, native.unpack)
+        self._saving = torch.autograd.graph.saved_tensors_hooks(*hooks)
         self._saving.__enter__()
         return self
 
@@ -120,6 +125,8 @@ class PackedSpikes:
             hook.remove()
         self._hooks = []
         self._known.clear()
+        if self._native is not None:
+            self._native.clear()
 
     def __str__(self) -> str:
         lines = [
@@ -131,7 +138,7 @@ class PackedSpikes:
         return "\n".join(lines)
 
     def _ask_for_bits(self, more: int) -> None:
-        """Makes the neurons' kernels write bits, or stops them; other contexts around this one may do so, too."""
+        """Makes the neurons' kernels write bits, or ends this. Other contexts around this one may do the same."""
         for neuron in self._neurons:
             if self._by_kernels and isinstance(neuron, FlexSN):
                 neuron._bits.asked += more
@@ -140,7 +147,7 @@ class PackedSpikes:
         return self._packed(tensor) or _Whole(tensor, None if tensor.is_inference() else tensor._version)
 
     def _packed(self, tensor: Tensor) -> _Packed | None:
-        # Most saved tensors are not outputs of a node: parameters, statistics, residuals of kernels.
+        # Most saved tensors are not outputs of a node. Examples are parameters, statistics, and residuals of kernels.
         is_made = tensor.grad_fn is not None and type(tensor) is Tensor
         if not is_made or tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point():
             return None
@@ -162,7 +169,7 @@ class PackedSpikes:
         self.kept_whole.append(KeptWhole(tuple(tensor.shape), tensor.dtype, reason))
 
     def _bits(self, tensor: Tensor, found: WholeRange, bits: int) -> Bits:
-        """Packs a tensor without gaps, once for all layers that read its memory; returns the bits."""
+        """Packs a tensor without gaps once for all layers that read its memory, and returns the bits."""
         memory = tensor.untyped_storage()
         storage, count = StorageWeakRef(memory), tensor.numel()
         key = (storage.cdata, tensor.storage_offset(), count, tensor.element_size(), tensor._version, *found)
@@ -170,20 +177,39 @@ class PackedSpikes:
         before = None if known is None or known[0].expired() else known[1]()
         if before is not None:
             return before
-        written = bits_of(tensor) if found == (0, 1) else None
-        if written is not None and tensor.nbytes == memory.nbytes():
-            made = Bits(written, found.low, bits, count, count // written.shape[0])
-            self.bytes_by_kernels += written.nbytes
-        else:
+        made = bits_of(tensor) if found == (0, 1) else None
+        is_written = made is not None and tensor.nbytes == memory.nbytes()
+        if made is None or not is_written:
             with torch.no_grad():
                 made = Bits.of(tensor.detach().as_strided((count,), (1,)), found.low, bits)
         if len(self._known) >= self._most_known:
             self._known = {k: pair for k, pair in self._known.items() if not pair[0].expired()}
             self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
         self._known[key] = storage, weakref.ref(made)
-        self.bytes_whole += tensor.nbytes
-        self.bytes_packed += made.packed.nbytes
+        self._count(tensor.nbytes, made, is_written)
         return made
+
+    def _count(self, whole: int, bits: Bits, by_kernel: bool) -> None:
+        """Counts the bytes of a memory that is packed."""
+        self.bytes_whole += whole
+        self.bytes_packed += bits.packed.nbytes
+        self.bytes_by_kernels += bits.packed.nbytes if by_kernel else 0
+
+    def _mark(self, neuron: Any, inputs: Any, output: Any) -> None:
+        """Forward hook that marks the (first) output as whole numbers."""
+        if torch.compiler.is_compiling():
+            return
+        first: Tensor = output if isinstance(output, Tensor) else output[0]
+        written = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
+        if written is None:
+            if neuron.spike_range is not None:
+                mark(first, *neuron.spike_range)
+            return
+        count = first.numel()
+        bits = Bits(written, 0, 1, count, count // written.shape[0])  # kernels write bits of no other range
+        mark(first, 0, 1, bits)
+        if self._native is not None:
+            self._native.note(first, bits, native_unpacking(1, 0, first.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +227,8 @@ class _Whole:
     """A tensor that autograd stores unchanged.
 
     Attributes:
-        version: version of the tensor when it was saved, since autograd does not compare versions of tensors with
-            hooks; `None` for an inference tensor, which has no version.
+        version: version of the tensor when it was saved. Autograd does not compare the versions of tensors with hooks.
+            `None` for an inference tensor, which has no version.
     """
 
     tensor: Tensor
@@ -221,21 +247,9 @@ def _unpack(kept: _Whole | _Packed) -> Tensor:
     return kept.bits.numbers(kept.dtype).as_strided(kept.shape, kept.strides)
 
 
-def _mark(neuron: Any, inputs: Any, output: Any) -> None:
-    """Forward hook that marks the (first) output as whole numbers."""
-    if torch.compiler.is_compiling():
-        return
-    first: Tensor = output if isinstance(output, Tensor) else output[0]
-    bits = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
-    found = neuron.spike_range if bits is None else (0, 1)  # kernels write bits of no other range
-    if found is not None:
-        low, high = found
-        mark(first, low, high, bits)
-
-
 @lru_cache(maxsize=1024)
 def _is_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
-    """True if the elements fill a part of memory without gaps, each element once."""
+    """True if the elements fill a part of memory without gaps or repetitions."""
     unit = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1 and stride != unit:

@@ -1,4 +1,4 @@
-"""Ranges of whole numbers in tensors, derived from the operations that compute the tensors from spikes."""
+"""Ranges of whole numbers in tensors, derived from the operations that compute these tensors from spikes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from flexsn_nn.memory._bits import Bits
 
 _KEY = "flexsn_nn.spikes"
 _FOUND = "flexsn_nn.range"
@@ -26,7 +28,7 @@ class Unknown(NamedTuple):
     """Any numbers.
 
     Attributes:
-        reason: the operation that made these numbers from spikes; empty: they do not come from spikes alone.
+        reason: operation that computed these numbers from spikes; empty if other numbers are involved.
     """
 
     reason: str = ""
@@ -36,21 +38,20 @@ _OTHER = Unknown()
 
 
 class _Mark(NamedTuple):
-    """Record at the node of an output: the output's range, its version at that time, and its bits."""
+    """Record at the node of an output: the output's range, its version when it was recorded, and its bits."""
 
     range: WholeRange
     version: int
     output: weakref.ref[Tensor]
-    bits: Tensor | None
+    bits: Bits | None
 
 
-def mark(spikes: Tensor, low: int, high: int, bits: Tensor | None = None) -> None:
+def mark(spikes: Tensor, low: int, high: int, bits: Bits | None = None) -> None:
     """Records that a tensor that requires grad consists of whole numbers from `low` to `high`.
 
     Args:
         spikes: `[T, *step]`.
-        bits: bits of its dense memory, uint8 `[T, bytes]`, as kernels write them; `None`: no bits, or the bits that
-            were recorded before.
+        bits: bits of its dense memory, as kernels write them; `None`: no bits, or the bits that were recorded before.
     """
     node: Any = spikes.grad_fn
     if node is None:
@@ -62,10 +63,10 @@ def mark(spikes: Tensor, low: int, high: int, bits: Tensor | None = None) -> Non
     marks[spikes.output_nr] = _Mark(WholeRange(low, high), spikes._version, weakref.ref(spikes), bits)
 
 
-def bits_of(tensor: Tensor) -> Tensor | None:
+def bits_of(tensor: Tensor) -> Bits | None:
     """Returns the bits that a kernel wrote for the memory of a tensor with a `range_of`; `None` if there are none.
 
-    The tensor must be a view of all of that memory.
+    The tensor must be a view of all this memory.
     """
     node: Any = tensor.grad_fn
     output = tensor.output_nr
@@ -73,17 +74,17 @@ def bits_of(tensor: Tensor) -> Tensor | None:
         marks = node.metadata.get(_KEY)
         if marks is not None:
             return marks[output].bits if output in marks and tensor.storage_offset() == 0 else None
-        if _kind(node.name()) not in _VIEWS:
+        if _kind(node.name()) not in VIEWS:
             return None
         node, output = node.next_functions[0]
     return None
 
 
 def range_of(tensor: Tensor) -> WholeRange | Unknown:
-    """Derives the range of a tensor's whole numbers from its graph, which costs a few dictionary lookups.
+    """Derives the range of a tensor's whole numbers from its graph. This takes a few dictionary lookups.
 
-    Changes in place that are part of the graph are followed. Changes under `torch.no_grad` are detected in a neuron's
-    output and in views of it.
+    In-place changes that are part of the graph are taken into account. Changes under `torch.no_grad` are detected in a
+    neuron's output and in views of it.
     """
     node: Any = tensor.grad_fn
     if node is None:
@@ -99,10 +100,10 @@ class Scaled(NamedTuple):
 
 
 def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
-    """Finds the range as `range_of` does, also after one scaling: by dropout, pooling of 2, 4, 8, … or a number."""
+    """Derives a range like `range_of`, also after one scaling: dropout, pooling of 2, 4, 8, … or a factor."""
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version
-    while node is not None and _kind(node.name()) in _VIEWS and _KEY not in node.metadata:
+    while node is not None and _kind(node.name()) in VIEWS and _KEY not in node.metadata:
         node, number = node.next_functions[0]
     if node is None:
         return _OTHER
@@ -120,7 +121,7 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
 
 
 def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
-    """Returns the float32 scale that an operation applies to its first argument, and how many numbers it sums."""
+    """Returns the float32 scale by which an operation multiplies its first argument, and how many numbers it sums."""
     kind = _kind(node.name())
     if kind == "NativeDropout" and 0 <= node._saved_p < 1:
         left = 1.0 - node._saved_p
@@ -155,7 +156,7 @@ def _float32(number: float) -> float:
 
 
 # Names of operations: views of their input, and operations that move the values of their input.
-_VIEWS = frozenset(
+VIEWS = frozenset(
     {
         "View",
         "UnsafeView",
@@ -177,7 +178,7 @@ _VIEWS = frozenset(
         "AsStrided",
     }
 )
-_SAME = _VIEWS | {
+_SAME = VIEWS | {
     "Index",
     "IndexSelect",
     "Gather",
@@ -211,7 +212,7 @@ _PASSING = _SAME - {"Relu"}
 # Operations on several tensors.
 _SEVERAL = frozenset({"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"})
 _FOLLOWED = _SAME | _SEVERAL
-# Operations of layers with weights: their results are not spikes, and no reason is noted for them.
+# Operations of layers with weights. Their results are not spikes, and no reason is recorded for them.
 LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
 
@@ -219,7 +220,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
     """Finds the range of one output of a node.
 
     Args:
-        version: version of the tensor, as long as it is a view of the output; `None` if it is a copy.
+        version: version of the tensor if it is a view of the output; `None` if it is a copy.
         left: number of nodes that may still be visited.
     """
     while True:
@@ -238,7 +239,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
         sources = node.next_functions
         if len(sources) != 1 or kind not in _PASSING:
             break
-        version = version if kind in _VIEWS else None
+        version = version if kind in VIEWS else None
         node, output = sources[0]
         if node is None:
             return _OTHER
@@ -247,7 +248,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
         if known is not None:
             return known
     inputs = [
-        _OTHER if source is None else _of(source, number, version if kind in _VIEWS else None, left)
+        _OTHER if source is None else _of(source, number, version if kind in VIEWS else None, left)
         for source, number in sources
     ]
     unknown = next((one for one in inputs if isinstance(one, Unknown)), None)
@@ -262,7 +263,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
 
 
 def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
-    """Returns the name of an untraced operation if the ranges of all its inputs are known, as the reason."""
+    """Returns the name of an operation that is not followed, as the reason, if the ranges of its inputs are known."""
     made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
     return Unknown(kind if made and all(isinstance(one, WholeRange) for one in made) else "")
 

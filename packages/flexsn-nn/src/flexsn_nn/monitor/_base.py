@@ -20,10 +20,10 @@ class Watcher(ABC):
 
     Args:
         found: layers that can be observed, by name.
-        layers: names of the layers to observe; `None`: all of them.
+        layers: names of the layers to observe; `None` for all of them.
 
     Raises:
-        UnknownNameError: `found` has no layer of a given name.
+        UnknownNameError: `found` has no layer with a name in `layers`.
     """
 
     def __init__(self, found: Mapping[str, nn.Module], layers: Iterable[str] | None) -> None:
@@ -38,7 +38,7 @@ class Watcher(ABC):
 
     @abstractmethod
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the names of the columns and a row for each layer, as they are printed."""
+        """Returns the names of the columns, and a row for each layer, as they are printed."""
 
     def __repr__(self) -> str:
         from flexsn_nn.reports._layers import table  # that module imports this one
@@ -54,7 +54,7 @@ class Watcher(ABC):
         """Runs after each call of a layer."""
 
     def remove(self) -> None:
-        """Stops recording; existing records remain."""
+        """Stops recording. Existing records remain."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -69,7 +69,7 @@ class Watcher(ABC):
 
     def _hook(self, name: str) -> Any:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            # The input comes first, by position or by keyword.
+            # The input is the first argument, by position or by keyword.
             self._look(name, layer, (*args, *kwargs.values()), output)
 
         return hook
@@ -85,14 +85,14 @@ class Monitor(Watcher):
     """Observes neurons after each of their calls, until `remove()` or the end of a `with` block.
 
     Args:
-        net: a network, or one neuron.
-        layers: names of neurons as in `net.named_modules()`; `None`: all of them.
+        net: network or single neuron.
+        layers: names of neurons, same as in `net.named_modules()`; `None` for all of them.
 
     Attributes:
         layers: the neurons by name.
 
     Raises:
-        UnknownNameError: `net` has no neuron of a given name.
+        UnknownNameError: `net` has no neuron with a name in `layers`.
         ParameterError: `net` has no neuron.
     """
 
@@ -106,7 +106,7 @@ class Monitor(Watcher):
 
     @abstractmethod
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Runs after each call of a neuron, with its (first) output, detached."""
+        """Runs after each call of a neuron, with its (first) detached output."""
 
     def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
         first: Tensor = output if isinstance(output, Tensor) else output[0]

@@ -12,9 +12,9 @@ from flexsn_nn.monitor._base import Monitor
 
 
 class RateMonitor(Monitor):
-    """Firing rates: spikes per neuron and step, over all calls since the last `clear()`.
+    """Records firing rates: spikes per neuron and step, over all calls since the last `clear()`.
 
-    Stores one number per layer on the layer's device; only `rates()` waits for the device. For neurons with
+    It stores one number per layer on the layer's device. Only `rates()` waits for the device. For neurons with
     `count_spikes`, it uses `spike_counts` and does not read the spikes again.
 
     Example:

@@ -1,4 +1,4 @@
-"""Records of spikes and states over time."""
+"""Records spikes and states over time."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from flexsn_nn.neuron import Neuron
 
 
 class _SequenceMonitor(Monitor):
-    """Stores a sequence for each call on the neuron's device; call `clear()` between long runs."""
+    """Stores a sequence for each call, on the neuron's device. Call `clear()` between long runs."""
 
     def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
         super().__init__(net, layers)
         self._kept: dict[str, list[Tensor]] = {name: [] for name in self.layers}
 
     def sequence(self, name: str) -> Tensor:
-        """Returns everything that was recorded for a layer, `[T, *step]`, with the steps of all calls.
+        """Returns the recorded sequence of a layer, `[T, *step]`, with the steps of all calls.
 
         Raises:
             UnknownNameError: the layer is not monitored.
-            ParameterError: nothing has been recorded yet.
+            ParameterError: no call has been recorded yet.
         """
         check_name("layer", name, self._kept)
         if not self._kept[name]:
-            raise ParameterError(f"nothing was recorded of {name!r} yet: run the network first.")
+            raise ParameterError(f"no call of {name!r} was recorded yet: run the network first.")
         return torch.cat(self._kept[name])
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
@@ -69,8 +69,8 @@ class StateMonitor(_SequenceMonitor):
     """Records a state of neurons after every step. Turns `store_state_seqs` on during the recording.
 
     Args:
-        net, layers: as in `Monitor`.
-        state: name of the state; its index for a `FlexSN` whose states have no names.
+        net, layers: same as in `Monitor`.
+        state: name of the state, or its index for a `FlexSN` whose states have no names.
 
     Raises:
         UnknownNameError: a layer does not have the state.
@@ -120,7 +120,7 @@ class StateMonitor(_SequenceMonitor):
                 neuron.store_state_seqs = stored
 
 
-# By neuron: the value of `store_state_seqs` before the first monitor, and the number of its monitors.
+# For each neuron, the value of `store_state_seqs` before the first monitor, and the number of its monitors.
 _stored: weakref.WeakKeyDictionary[FlexSN, tuple[bool, int]] = weakref.WeakKeyDictionary()
 
 

@@ -1,4 +1,4 @@
-"""Counts of synaptic operations: uses of weights."""
+"""Counts synaptic operations, which are uses of weights."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SYNAPTIC: dict[type[nn.Module], int | None] = {
 
 @dataclass(frozen=True, slots=True)
 class SynapticOperations:
-    """Operations with the weights of a layer.
+    """Number of operations with the weights of a layer.
 
     Attributes:
-        accumulates: number of additions of a weight for a spike, in all calls whose input consists of zeros and ones:
-            the synaptic operations of an event-driven machine.
-        multiplies: number of multiplications with a weight, in all other calls, on a machine that does not skip zeros.
-        dense: value of `accumulates` if every neuron fired at every step.
+        accumulates: number of additions of a weight for a spike, in all calls whose input consists of zeros and ones.
+            These are the synaptic operations of event-driven hardware.
+        multiplies: number of multiplications by a weight in all other calls, on hardware that does not skip zeros.
+        dense: value that `accumulates` would have if every neuron fired at every step.
     """
 
     accumulates: int
@@ -44,10 +44,10 @@ class SynapticOperations:
     dense: int
 
     def energy(self, accumulate: float = 0.9, multiply: float = 4.6) -> float:
-        """Energy of the arithmetic in pJ.
+        """Computes the energy of the arithmetic in pJ.
 
         Args:
-            accumulate, multiply: pJ of an addition, and of a multiplication with an addition, in float32; the defaults
+            accumulate, multiply: pJ of an addition, and of a multiplication with an addition, in float32. The defaults
                 are for 45 nm (Horowitz, "Computing's energy problem", ISSCC 2014).
         """
         return self.accumulates * accumulate + self.multiplies * multiply
@@ -56,18 +56,18 @@ class SynapticOperations:
 class SynapseMonitor(Watcher):
     """Counts the synaptic operations of `nn.Linear`, convolutions and recurrent weights, since the last `clear()`.
 
-    A spike costs one operation for each weight that it reaches; at the edge of a convolution, it reaches fewer.
-    Counting runs the layer a second time; only `operations()` waits for the device. Biases and products of two
-    activations (attention) are not counted. Spikes of a recurrent neuron (`Recurrent`, `RLIF`, …) reach its weights one
-    step later; all spikes of a call count, under the name `NAME.recurrent`. Layers inside of your own step function are
-    not counted.
+    A spike counts as one operation for each weight that it reaches. At the edge of a convolution, it reaches fewer
+    weights. To count operations, the layer runs a second time. Only `operations()` waits for the device. Biases and
+    products of two activations (attention) are not counted. Spikes of a recurrent neuron (`Recurrent`, `RLIF`, …) reach
+    its weights one step later. All spikes of a call are counted, under the name `NAME.recurrent`. Layers inside of your
+    own step function are not counted.
 
     Args:
-        net: a network, or one layer.
-        layers: names as in `net.named_modules()`; `None`: all layers of these kinds.
+        net: network or single layer.
+        layers: names of layers, same as in `net.named_modules()`; `None` for all layers of these kinds.
 
     Raises:
-        UnknownNameError: `net` has no such layer of a given name.
+        UnknownNameError: `net` has no such layer with a name in `layers`.
         ParameterError: `net` has no such layer.
 
     Example:
@@ -82,7 +82,7 @@ class SynapseMonitor(Watcher):
         check_module("net", net)
         kinds = tuple(SYNAPTIC)
         found: dict[str, nn.Module] = {}
-        # A layer inside of a neuron's step is called when the step is traced, not at each step.
+        # A layer inside of a neuron's step is called when the step is traced, and not at each step.
         inside = {part for _, neuron in neurons(net) for part in neuron.modules()}
         for name, module in net.named_modules():
             if isinstance(module, kinds) and module not in inside:
@@ -129,7 +129,7 @@ class SynapseMonitor(Watcher):
 
 
 def uses(layer: nn.Module, x: Tensor) -> Tensor:
-    """Counts the uses of weights for an input of zeros and ones, as an integer."""
+    """Counts the uses of weights for an input of zeros and ones. Returns an integer."""
     if isinstance(layer, nn.Linear):
         return x.count_nonzero() * layer.out_features
     if isinstance(layer, OneToOne):
@@ -137,12 +137,12 @@ def uses(layer: nn.Module, x: Tensor) -> Tensor:
     kind = next(kind for kind in SYNAPTIC if isinstance(layer, kind))
     dims = SYNAPTIC[kind]
     assert dims is not None
-    # Run the layer with weights of 1 and no bias: each output is then the number of weights that met a one.
+    # Run the layer with weights of 1 and without bias. Each output is then the number of weights that met a one.
     twin: Any = kind.__new__(kind)
     weight: Any = layer.weight
     ones = nn.Parameter(torch.ones_like(weight, dtype=torch.float32), requires_grad=False)
     twin.__dict__.update(layer.__dict__)
     twin.__dict__["_parameters"] = {"weight": ones, "bias": None}
     met: Tensor = twin.forward(x.flatten(0, -dims) if x.dim() > dims else x)
-    # Some convolution algorithms compute in another basis, with small errors, so round.
+    # Some convolution algorithms compute in another basis, with small errors, so round the result.
     return met.round().sum(dtype=torch.float64).long()

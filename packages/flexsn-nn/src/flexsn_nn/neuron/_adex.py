@@ -12,20 +12,19 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class AdEx(EIF):
-    """`h = v + (x + v_rest - v + delta_T exp((v - theta_rh) / delta_T) - w) / tau`;
-    `w' = w + (a (v - v_rest) - w) / tau_w + b s`.
+    """`h = v + (x + v_rest - v + delta_T exp((v - theta_rh) / delta_T) - w) / tau`, with adaptation `w`.
 
-    `EIF` with an adaptation current `w`, which follows the membrane and jumps at each spike. `v` is reset as in
-    `ImmediateReset`.
+    `w' = w + (a (v - v_rest) - w) / tau_w + b s`. The neuron is an `EIF` with an adaptation current `w`, which follows
+    the membrane and jumps at each spike. `v` is reset as in `ImmediateReset`.
 
     Args:
-        tau, delta_T, theta_rh, v_threshold, v_rest, v_reset: as in `EIF`.
+        tau, delta_T, theta_rh, v_threshold, v_rest, v_reset: same as in `EIF`.
         tau_w: time constant of `w` in steps, above 0.
         a: strength with which `w` follows the membrane.
         b: amount that a spike adds to `w`.
-        surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
-    All parameters but `v_reset` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
+    All parameters except `v_reset` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("v", "w")

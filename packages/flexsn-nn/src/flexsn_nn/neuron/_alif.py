@@ -16,14 +16,15 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 class ALIF(LIF):
     """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s`.
 
-    `LIF` with an adaptive threshold: each spike raises it by `beta`, and it decays. The reset is that of
-    `ImmediateReset`; a soft reset subtracts the threshold of the step, `v_threshold + beta a`.
+    The neuron is a `LIF` with an adaptive threshold. Each spike raises the threshold by `beta`, and this increase
+    decays. The reset is that of `ImmediateReset`. A soft reset subtracts the threshold of the step, `v_threshold + beta
+    a`.
 
     Args:
         tau_a: time constant of the adaptation in steps, above 0.
         beta: amount by which a spike raises the threshold, at least 0.
-        tau, decay_input: as in `LIF`.
-        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        tau, decay_input: same as in `LIF`.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     `tau_a` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
 

@@ -16,20 +16,20 @@ from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunct
 class Alpha(DelayedReset):
     """`e' = alpha e + x`; `i' = beta i - x`; `h = tau_alpha (e' + i')`, then the reset.
 
-    The membrane is the sum of two exponential currents: after each input, it rises and then falls.
-    `tau_alpha = log(alpha) / (log(beta) - log(alpha)) + 1`. The neuron fires at `h > threshold`. `r` is the
-    spike of the previous step. The reset "zero" multiplies `e'`, `i'` and `h` by `1 - r`; "subtract" computes
-    `e' - r threshold`, `(1 - r) i'` and `h + r i`.
+    The membrane is the sum of two exponential currents, so it rises and then falls after each input. `tau_alpha =
+    log(alpha) / (log(beta) - log(alpha)) + 1`. The neuron fires if `h > threshold`. `r` is the spike of the previous
+    step. The reset "zero" multiplies `e'`, `i'` and `h` by `1 - r`. The reset "subtract" computes `e' - r threshold`,
+    `(1 - r) i'` and `h + r i`.
 
     Args:
         alpha: decay of the excitatory current, in `(0, 1)` and above `beta`.
         beta: decay of the inhibitory current, in `(0, 1)`.
-        threshold, spike_grad: as in `DelayedReset`.
+        threshold, spike_grad: same as in `DelayedReset`.
         learn_alpha, learn_beta: True to make the decay an `nn.Parameter`.
-        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
+        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): same as in `DelayedReset`.
 
-    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are clamped to
-    `[0, 1]`.
+    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s. Tensors are clamped to `[0,
+    1]`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("e", "i", "v")

@@ -32,7 +32,7 @@ from flexsn_nn.flexsn._options import CallOptions
 
 
 class RunOptions(TypedDict, total=False):
-    """Settings of a neuron's runs; see `FlexSN` for their meaning and defaults."""
+    """Settings of a neuron's calls; see `FlexSN` for their meaning and defaults."""
 
     step_mode: str
     backend: str
@@ -45,8 +45,7 @@ class RunOptions(TypedDict, total=False):
 class Neuron(FlexSN):
     """A `FlexSN` whose step function is its own method `dynamics`.
 
-    To write a neuron, name its states, store its parameters with `hold` or `hold_number`, and write one time
-    step:
+    To write a neuron, name its states, store its parameters with `hold` or `hold_number`, and write one time step:
 
         class LeakyIntegrator(Neuron):
             state_names = ("v",)
@@ -64,11 +63,11 @@ class Neuron(FlexSN):
 
     Args:
         num_inputs: number of inputs that `dynamics` takes before its states.
-        options: `step_mode`, `backend`, `store_state_seqs`, `precision`, `residuals`, `watch_firing`, as in `FlexSN`.
+        options: `step_mode`, `backend`, `store_state_seqs`, `precision`, `residuals`, `watch_firing`, same as in
+            `FlexSN`.
 
     Attributes:
-        state_names: names of the states, in the order in which `dynamics` takes them and, after its output, returns
-            them.
+        state_names: names of the states. `dynamics` takes them in this order, and returns them after its output.
         dynamics: `dynamics(*inputs, *states) -> (output, *new_states)`, one time step.
     """
 
@@ -87,17 +86,16 @@ class Neuron(FlexSN):
         self._ranges = Ranges()
 
     def hold(self, name: str, value: object, *, learn: bool = False) -> None:
-        """Stores a parameter as the attribute `name`; replaces an earlier one.
+        """Stores a parameter as the attribute `name`. Replaces an earlier one.
 
         Args:
-            value: an `nn.Parameter` is learned; a tensor becomes a buffer, and must broadcast to the step
-                (`[C, 1, 1]` for a value per channel of `[B, C, H, W]`); anything else becomes a constant of the
-                compiled kernel.
-            learn: True to make a number or a tensor an `nn.Parameter`.
+            value: an `nn.Parameter` is learned. A tensor becomes a buffer, and must broadcast to the step (`[C, 1, 1]`
+                for a value per channel of `[B, C, H, W]`). Any other value becomes a constant of the compiled kernel.
+            learn: True to make an `nn.Parameter` of a number or a tensor.
         """
         if hasattr(self, name):
             delattr(self, name)
-            self._programs.forget()  # they would look for a buffer although it may be a parameter now
+            self._programs.forget()  # a former buffer may be a parameter now
         if name not in self._held:
             self._held.append(name)
         if learn and not isinstance(value, nn.Parameter):
@@ -108,18 +106,18 @@ class Neuron(FlexSN):
             setattr(self, name, value)
 
     def hold_number(self, name: str, value: float | Tensor, *, learn: bool = False, **limits: Unpack[Range]) -> None:
-        """Stores a number, or a tensor of numbers, as `hold` does, and checks its range.
+        """Stores a number, or a tensor of numbers, like `hold`, and checks its range.
 
         Numbers that are assigned later are checked, too. If an optimizer moves a parameter out of its range, the
-        parameter is not changed; `bounded` reads it as the nearest number in the range, with that number's gradient,
-        which leads it back when the loss falls in that direction. The next call warns, once (`RangeWarning`); inside of
-        `torch.compile`, only `explain()` reports it.
+        parameter is not changed. `bounded` then reads it as the nearest number in the range, with the gradient of this
+        number, which leads it back if the loss falls in that direction. The next call warns, once (`RangeWarning`).
+        Inside of `torch.compile`, only `explain()` reports it.
 
         Args:
             limits: `at_least`, `above`, `at_most`, `below`, and a `hint` for the error message.
 
         Raises:
-            ParameterError: the value is out of range, not finite, or no number.
+            ParameterError: the value is out of range, not finite, or not a number.
         """
         check_number(name, value, **limits)
         self.hold(name, value, learn=learn)
@@ -128,18 +126,18 @@ class Neuron(FlexSN):
     def bounded(self, name: str, value: float | Tensor, like: Tensor) -> float | Tensor:
         """Returns a parameter in the dtype of `like`, within the limits of `hold_number`, for use in `dynamics`.
 
-        The gradient is that of the nearest number in the range, as in `functional.within`.
+        The gradient is that of the nearest number in the range, like for `functional.within`.
 
         Args:
             name: name of the parameter.
-            value: its present value, `self.name`.
-            like: tensor that it is combined with.
+            value: current value of the parameter, `self.name`.
+            like: tensor with which the parameter is combined.
         """
         fitting = fit(value, like)
         return within(fitting, **self._limits[name]) if isinstance(fitting, Tensor) else fitting
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Checking a tensor would wait for its device; `bounded` keeps its values in range instead.
+        # Checking a tensor would wait for its device. Instead, `bounded` keeps its values in range.
         if name in self.__dict__.get("_limits", ()) and not isinstance(value, Tensor):
             check_number(name, value, **self._limits[name])
         if name in self.state_names:
@@ -156,25 +154,25 @@ class Neuron(FlexSN):
         raise UnknownAttributeError(f"{type(self).__name__} has no attribute {name!r}: {hint}.")
 
     def forward(self, *inputs: Tensor, **options: Unpack[CallOptions]) -> Tensor:
-        """Runs the neuron from its present state.
+        """Runs the neuron from its current state.
 
         Args:
-            inputs: floating point; `[T, *step]` in step mode `"m"`, where the first dimension is always time, even if
-                your data is batch-first; `[*step]` in `"s"`.
-            options: `lengths`, `resets`, `transforms`, `affine`, as in `FlexSN`.
+            inputs: floating point, `[T, *step]` in step mode `"m"`, or `[*step]` in `"s"`. In `"m"`, the first
+                dimension is always time, even if your data is batch-first.
+            options: `lengths`, `resets`, `transforms`, `affine`, same as in `FlexSN`.
 
         Returns:
-            The output, shaped like the input: one tensor. (`spikes, v = neuron(x)` would unpack time; use `step` for
-            the states.)
+            The output, shaped like the input. It is one tensor, so `spikes, v = neuron(x)` would unpack time. Use
+            `step` to get the states.
 
         Raises:
-            InputDtypeError: the input is integer, boolean, complex or float8 (a `TypeError`).
-            InputLayoutError: the input is nested, sparse or quantised, or has named dimensions (a `TypeError`).
-            InputShapeError: a sequence has no dimensions (a `ValueError`).
+            InputDtypeError: the input is integer, boolean, complex or float8. It is a `TypeError`.
+            InputLayoutError: the input is nested, sparse or quantised, or has named dimensions. It is a `TypeError`.
+            InputShapeError: a sequence has no dimensions. It is a `ValueError`.
         """
-        if inputs.__class__ is not tuple:  # a torch.fx tracer that traces this neuron alone
+        if inputs.__class__ is not tuple:  # torch.fx traces the neuron itself
             raise refuse_proxies(type(self).__name__)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self._parameters:
             self._look_at_ranges()
         output = super().forward(*inputs, **options)
         assert isinstance(output, Tensor)
@@ -199,7 +197,7 @@ class Neuron(FlexSN):
         return output, new_states
 
     def state(self, name: str = "v") -> Tensor | None:
-        """Returns the state of this name, `[*step]`; `None` before the first call and after `reset()`."""
+        """Returns the state with this name, `[*step]`; `None` before the first call and after `reset()`."""
         index = self._state_index(name)
         return self.states[index] if self.states else None
 
@@ -209,7 +207,7 @@ class Neuron(FlexSN):
         return self.state_seqs[index] if self.state_seqs else None
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Returns `FlexSN.explain`, and the parameters that have left their range. (Waits for the device.)"""
+        """Returns `FlexSN.explain`, and the parameters that have left their range. Waits for the device."""
         return "\n".join([super().explain(*inputs, affine=affine), *self._strays()])
 
     def _strays(self) -> Iterator[str]:
@@ -243,7 +241,7 @@ class Neuron(FlexSN):
             if state.dtype != self._state_dtype([x]):
                 raise StateError(
                     f"the state {name} is {state.dtype} and the input {x.dtype}. Call reset() between batches of "
-                    "different dtypes, or pass states that fit."
+                    "different dtypes, or pass matching states."
                 ) from error
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -253,14 +251,14 @@ class Neuron(FlexSN):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """True if the step and everything it holds belongs to this package; a function of the user's does not."""
+        """True if the step, and everything it holds, belongs to this package. A user's function does not."""
         held = (getattr(self, name) for name in self._held)
         return _is_own(self) and all(
             value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in held
         )
 
     def _specs_beforehand(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
-        """Describes the output of a ready-made neuron: the step's shape, the dtype of its first input and its states.
+        """Returns the shape and dtype of a ready-made neuron's output, from the step and from its inputs and states.
 
         With `precision="float32"`, the output has the dtype of the input.
         """
@@ -274,7 +272,7 @@ class Neuron(FlexSN):
         """Traces the user's `dynamics` to find the shapes and dtypes of the outputs."""
         try:
             return self._traced(inputs, states)
-        except Exception as error:  # `dynamics` may raise anything on tensors without data
+        except Exception as error:  # `dynamics` may raise any error for tensors without data
             raise ExampleError(
                 f"the input has no steps (T == 0), and {type(self).__name__}.dynamics cannot be traced, so the shape "
                 "of an output is unknown: leave out sequences without steps."
@@ -288,8 +286,8 @@ class Neuron(FlexSN):
 def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
     """Returns `value` in the dtype of `like`.
 
-    Neither a float32 parameter per channel, nor the float32 results that autocast gives to `exp` and `log`, may widen a
-    half-precision state. A tensor of one number also fits a step without dimensions.
+    A half-precision state must not be widened by a float32 parameter per channel, or by the float32 results of `exp`
+    and `log` under autocast. A tensor of one number also matches a step without dimensions.
     """
     if not isinstance(value, Tensor):
         return value

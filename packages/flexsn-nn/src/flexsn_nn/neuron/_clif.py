@@ -18,13 +18,14 @@ RECT = Rect()
 class CLIF(ImmediateReset):
     """`h = v - v / tau + x`; `m' = m sigmoid(h / tau) + s`; `v' = h - s (v_threshold + sigmoid(m'))`.
 
-    `LIF` with a complementary potential `m` that records recent spikes: the more of them, the deeper the next reset.
-    The gradient of `m` reaches further back in time than the membrane's, which vanishes.
+    The neuron is a `LIF` with a complementary potential `m`, which records recent spikes. The more recent spikes there
+    are, the deeper the next reset. The gradient of `m` reaches further back in time than the membrane's gradient, which
+    vanishes.
 
     Args:
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an
             `nn.Parameter`.
-        v_threshold, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        v_threshold, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Source: Huang et al., "CLIF: complementary leaky integrate-and-fire neuron for spiking neural networks",
     ICML 2024.

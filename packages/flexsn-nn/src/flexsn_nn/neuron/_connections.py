@@ -18,13 +18,14 @@ Initialize = Callable[[Tensor], object]
 
 
 class AllToAll(nn.Linear):
-    """`V s + b`: connects every neuron of the last dimension to all others; weights `[features, features]`.
+    """Computes `V s + b`, with weights `[features, features]`: connects every neuron to all others.
 
-    The product is computed in the dtype of `s`, so that a float32 matrix does not widen a half-precision state.
+    Neurons are along the last dimension. The product is computed in the dtype of `s`, so that a float32 matrix does not
+    widen a half-precision state.
     """
 
     def forward(self, s: Tensor) -> Tensor:
-        """`[..., features] -> [..., features]`."""
+        """Maps `[..., features] -> [..., features]`."""
         bias = None if self.bias is None else self.bias.to(s.dtype)
         return F.linear(s, self.weight.to(s.dtype), bias)
 
@@ -39,7 +40,7 @@ class AllToAll(nn.Linear):
 
 
 class OneToOne(nn.Module):
-    """`V s`: connects every neuron to itself; `V` is one number for all, or broadcasts to the step.
+    """Computes `V s`: connects every neuron to itself. `V` is one number, or broadcasts to the step.
 
     Args:
         V: a number or a tensor.
@@ -56,7 +57,7 @@ class OneToOne(nn.Module):
         self.V.requires_grad_(learn)
 
     def forward(self, s: Tensor) -> Tensor:
-        """`[*step] -> [*step]`."""
+        """Maps `[*step] -> [*step]`."""
         return s * fit(self.V, s)
 
     def check(self, step: Sequence[int]) -> None:
@@ -79,19 +80,19 @@ class OneToOne(nn.Module):
 
 
 class Convolved(nn.Conv2d):
-    """`V * s + b`: a convolution over neighbours, of odd size, padded with zeros to keep the step's shape.
+    """Computes `V * s + b`: a convolution of odd size over neighbours. Padding with zeros keeps the step's shape.
 
-    It is computed in the dtype of `s`. Compiled kernels do not support it: use `backend="torch"`.
+    It is computed in the dtype of `s`. Compiled kernels do not support it, so use `backend="torch"`.
     """
 
     def forward(self, s: Tensor) -> Tensor:
-        """`[B, C, H, W] -> [B, C, H, W]`."""
+        """Maps `[B, C, H, W] -> [B, C, H, W]`."""
         bias = None if self.bias is None else self.bias.to(s.dtype)
         convolved: Tensor = self._conv_forward(s, self.weight.to(s.dtype), bias)
         return convolved
 
     def check(self, step: Sequence[int]) -> None:
-        """Raises `InputShapeError` unless the step is `[B, C, H, W]` with these channels."""
+        """Raises `InputShapeError` unless the step is `[B, C, H, W]` with this number of channels."""
         if len(step) != 4 or step[1] != self.in_channels:
             raise InputShapeError(
                 f"the step has shape {list(step)}; the recurrent convolution takes [B, {self.in_channels}, H, W]."
@@ -106,7 +107,7 @@ def connection(
     learn_recurrent: bool,
     init: Initialize | None,
 ) -> nn.Module:
-    """Makes an `AllToAll` or a `OneToOne`; the arguments are those of `Recurrent`.
+    """Returns an `AllToAll` or a `OneToOne`. The arguments are those of `Recurrent`.
 
     Raises:
         ParameterError: arguments exclude each other.
@@ -119,19 +120,19 @@ def connection(
     if all_to_all:
         if features is None:
             raise ParameterError(
-                "features is missing: how many neurons the layer has, the last dimension of its input. For neurons "
-                "that reach themselves alone, all_to_all=False."
+                "features is missing: the number of neurons, which is the last dimension of the input. To connect each "
+                "neuron only to itself, set all_to_all=False."
             )
         if isinstance(V, Tensor) or V != 1:
             raise ParameterError(
-                "V is the weight of each neuron to itself, with all_to_all=False. init sets a matrix at first: "
+                "V is the weight from each neuron to itself, for all_to_all=False. To set the initial matrix, use "
                 "init=lambda weight: weight.copy_(V)."
             )
         made = AllToAll(features, features, bias)
         weight: Tensor = made.weight
     else:
         if bias:
-            raise ParameterError("bias=True needs all_to_all=True; a neuron alone has its threshold.")
+            raise ParameterError("bias=True needs all_to_all=True; a single neuron has its threshold instead.")
         if features is not None and (not isinstance(V, Tensor) or V.numel() == 1):
             V = torch.as_tensor(V, dtype=torch.get_default_dtype()).detach().expand(features)
         made = OneToOne(V)
@@ -142,7 +143,7 @@ def connection(
 def convolution(
     channels: int, kernel_size: int | tuple[int, int], bias: bool, learn_recurrent: bool, init: Initialize | None
 ) -> nn.Module:
-    """Makes a `Convolved` with `channels` channels and the padding that keeps the step's shape."""
+    """Returns a `Convolved` with `channels` channels, and with the padding that keeps the step's shape."""
     check_count("conv2d_channels", channels)
     sizes = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
     for size in sizes:

@@ -18,7 +18,7 @@ class CUBALIF(ImmediateReset):
     Args:
         c_decay: factor of the synaptic current `i` per step, in `[0, 1]`.
         v_decay: factor of the membrane per step, in `[0, 1]`.
-        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Both decays are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
     """

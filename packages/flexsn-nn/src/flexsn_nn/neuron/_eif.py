@@ -17,10 +17,10 @@ class EIF(ImmediateReset):
     Args:
         tau: time constant in steps, above 0.
         delta_T: sharpness of the upstroke to a spike, above 0.
-        theta_rh: value of the membrane at which the upstroke begins.
-        v_threshold: as in `ImmediateReset`.
-        v_rest: value of the membrane at rest.
-        v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        theta_rh: membrane value at which the upstroke begins.
+        v_threshold: same as in `ImmediateReset`.
+        v_rest: membrane value at rest.
+        v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     `tau`, `delta_T`, `theta_rh` and `v_rest` are numbers, tensors that broadcast to the step, or
     `nn.Parameter`s.

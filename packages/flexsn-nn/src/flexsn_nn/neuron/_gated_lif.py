@@ -15,22 +15,23 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, spikes_of, with_stri
 
 
 class GatedLIF(Neuron):
-    """`v' = keep (1 - gamma s) v - (1 - alpha) leak + x (1 - beta (1 - conduct[t])) - (1 - gamma) v_sub s`;
-    `s' = step(v' - v_threshold)`; `keep = 1 - alpha (1 - tau)`.
+    """`v' = keep (1 - gamma s) v - (1 - alpha) leak + x (1 - beta (1 - conduct[t])) - (1 - gamma) v_sub s`.
 
-    A neuron with learned gates for its leak, the weight of its input and its reset. `alpha`, `beta`, `gamma`, `tau`,
-    `leak`, `v_sub`, `v_threshold` and `conduct` are sigmoids of the learned parameters of these names.
+    `s' = step(v' - v_threshold)` and `keep = 1 - alpha (1 - tau)`. The neuron has learned gates for its leak, the
+    weight of its input, and its reset. `alpha`, `beta`, `gamma`, `tau`, `leak`, `v_sub`, `v_threshold` and `conduct`
+    are sigmoids of the learned parameters with these names.
 
     Args:
-        T: number of steps, each with its own `conduct`; `None`: one `conduct` for any number of steps.
-        inplane: number of channels of `[T, B, C, H, W]`, each with its own parameters; `None`: one of each parameter.
-        init_linear_decay: initial value of `leak`, in (0, 1); `None`: `init_v_threshold / (2 T)`.
-        init_v_subreset: initial value of `v_sub`, in (0, 1); `None`: `init_v_threshold`.
+        T: number of steps, each with its own `conduct`; `None` for one `conduct` and any number of steps.
+        inplane: number of channels of `[T, B, C, H, W]`, each with its own parameters; `None` for parameters that all
+            channels share.
+        init_linear_decay: initial value of `leak`, in (0, 1); `None` for `init_v_threshold / (2 T)`.
+        init_v_subreset: initial value of `v_sub`, in (0, 1); `None` for `init_v_threshold`.
         init_tau, init_v_threshold, init_conduct: initial values, in (0, 1).
-        surrogate_function, strict: as in `ImmediateReset`.
-        options: as in `Neuron`.
+        surrogate_function, strict: same as in `ImmediateReset`.
+        options: same as in `Neuron`.
 
-    The gates start at the sigmoid of a random number in [-0.1, 0.1], from PyTorch's global generator.
+    The initial value of each gate is the sigmoid of a random number in [-0.1, 0.1], from PyTorch's global generator.
 
     Source: Yao et al., "GLIF: a unified gated leaky integrate-and-fire neuron", NeurIPS 2022.
     """
@@ -81,14 +82,14 @@ class GatedLIF(Neuron):
             self.hold(gate, 0.2 * (torch.rand(channels) - 0.5), learn=True)
         for name, start in starts.items():
             self.hold(name, _before_sigmoid(name, start, channels), learn=True)
-        # Its first dimension is T, so it does not broadcast to the step like the others.
+        # Its first dimension is T, so it does not broadcast to the step like the other parameters.
         each_step = (T or 1,) if inplane is None else (T or 1, *channels)
         self.conduct = nn.Parameter(_before_sigmoid("conduct", init_conduct, each_step))
         self.hold("T", T)
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Returns the input and the conductance of each step, which is the second input of the core."""
+        """Returns the input, and the conductance of each step, which is the core's second input."""
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
             return super()._checked(inputs)  # raises the error
         x = inputs[0]
@@ -119,6 +120,6 @@ class GatedLIF(Neuron):
 
 
 def _before_sigmoid(name: str, start: float, shape: tuple[int, ...]) -> Tensor:
-    """Makes a tensor whose sigmoid is `start`."""
+    """Returns a tensor whose sigmoid is `start`."""
     check_number(name, start, above=0, below=1, hint="It is the sigmoid of the learned parameter.")
     return torch.full(shape, -math.log(1 / start - 1))

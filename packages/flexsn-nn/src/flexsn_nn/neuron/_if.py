@@ -13,7 +13,7 @@ class IF(ImmediateReset):
     """`h = v + x`, with the threshold and reset of `ImmediateReset`.
 
     Args:
-        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Example:
         >>> IF()(torch.full((4, 1), 0.5)).flatten().tolist()

@@ -15,14 +15,14 @@ from flexsn_nn.neuron._lif import TAU_HINT
 class ILIF(Neuron):
     """`h = v - v / tau + x`; `s = round(clamp(h / v_threshold, 0, D))` spikes; `v' = h - s v_threshold`.
 
-    Halves are rounded to even. In the backward, rounding counts as the identity.
+    Halves are rounded to even. In the backward, rounding is treated as the identity.
 
     Args:
         tau: time constant in steps, at least 1.
         D: largest number of spikes in one step.
         v_threshold: threshold, above 0.
-        detach_reset: True if no gradient flows through the reset to `s`.
-        options: as in `Neuron`.
+        detach_reset: True if the gradient does not flow through the reset to `s`.
+        options: same as in `Neuron`.
 
     `tau` and `v_threshold` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
 
@@ -70,7 +70,7 @@ def _rounded(x: Tensor, most: int) -> Tensor:
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounds to the nearest of `0 … most`; the gradient is 1 from 0 to `most`, both included, and 0 beyond."""
+    """Rounds to the nearest of `0 … most`. The gradient is 1 from 0 to `most`, including both, and 0 elsewhere."""
 
     generate_vmap_rule = True
 

@@ -14,17 +14,17 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 class Izhikevich(QIF):
     """`h = v + (x + a0 (v - v_rest) (v - v_c) - w) / tau`; `w' = w + (a (h - v_rest) - w) / tau_w + b s`.
 
-    `QIF` with an adaptation current `w`, which follows the membrane and jumps at each spike. `v` is reset as in
-    `ImmediateReset`.
+    The neuron is a `QIF` with an adaptation current `w`, which follows the membrane and jumps at each spike. `v` is
+    reset as in `ImmediateReset`.
 
     Args:
-        tau, v_c, a0, v_threshold, v_reset, v_rest: as in `QIF`.
+        tau, v_c, a0, v_threshold, v_reset, v_rest: same as in `QIF`.
         tau_w: time constant of `w` in steps, above 0.
         a: strength with which `w` follows the membrane.
         b: amount that a spike adds to `w`.
-        surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
-    All parameters but `v_reset` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
+    All parameters except `v_reset` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("v", "w")

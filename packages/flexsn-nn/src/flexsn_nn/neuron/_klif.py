@@ -14,17 +14,17 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class KLIF(LIF):
-    """`h = relu(k (v + (x - (v - v_reset)) / tau))`, `k` learned, with the threshold and reset of `ImmediateReset`.
+    """`h = relu(k (v + (x - (v - v_reset)) / tau))` with learned `k`, and the threshold and reset of `ImmediateReset`.
 
-    Without `decay_input`, `k` multiplies the other charge of `LIF`. With `scale_reset`, the reset uses `h / k` and
-    `v_threshold / k`, so that the membrane keeps its scale.
+    Without `decay_input`, `k` multiplies the other formula for `h` in `LIF`. With `scale_reset`, the reset uses `h / k`
+    and `v_threshold / k`, so that the membrane keeps its scale.
 
     Args:
         scale_reset: True to reset with `h / k` and `v_threshold / k`.
-        tau, decay_input: as in `LIF`.
-        v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
-        init_k: initial value of `k`, above 0; a tensor that broadcasts to the step for several values.
-        options: as in `ImmediateReset`.
+        tau, decay_input: same as in `LIF`.
+        v_threshold, v_reset, surrogate_function, detach_reset: same as in `ImmediateReset`.
+        init_k: initial value of `k`, above 0; or a tensor of values that broadcasts to the step.
+        options: same as in `ImmediateReset`.
 
     Source: Jiang and Zhang, "KLIF: an optimized spiking neuron unit", 2023.
     """

@@ -15,21 +15,22 @@ from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunct
 
 
 class Lapicque(DelayedReset):
-    """`h = (1 - dt / (R C)) v + dt / C x`, minus the reset of the last step's spike `r`.
+    """`h = (1 - dt / (R C)) v + dt / C x`, minus the reset by the previous step's spike `r`.
 
-    The neuron fires at `h > threshold`. Reset "subtract": `h - r threshold`; "zero": `(1 - r) h`.
+    The neuron fires if `h > threshold`. The reset "subtract" computes `h - r threshold`, and "zero" computes `(1 - r)
+    h`.
 
-    Resistance `R`, capacitance `C` and decay `beta = exp(-dt / (R C))` determine each other: give two of them, or
-    `beta` alone (then `R = 1`). The neuron stores `beta` and `R`, and computes `dt / (R C)` as `-log(beta)`, so that
-    `beta` can be learned.
+    Resistance `R`, capacitance `C` and decay `beta = exp(-dt / (R C))` determine each other: give two of them, or only
+    `beta` (then `R = 1`). The neuron stores `beta` and `R`, and computes `dt / (R C)` as `-log(beta)`, so that `beta`
+    can be learned.
 
     Args:
-        beta: in `(0, 1)`.
-        R, C: above 0.
-        time_step: `dt`, above 0.
-        threshold, spike_grad: as in `DelayedReset`.
+        beta: decay per step, in `(0, 1)`.
+        R, C: resistance and capacitance, above 0.
+        time_step: duration `dt`, above 0.
+        threshold, spike_grad: same as in `DelayedReset`.
         learn_beta: True to make `beta` an `nn.Parameter`.
-        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
+        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): same as in `DelayedReset`.
 
     All of these are numbers, or tensors that broadcast to the step.
 

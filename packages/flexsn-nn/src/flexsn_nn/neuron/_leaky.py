@@ -10,16 +10,16 @@ from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunct
 
 
 class Leaky(DelayedReset):
-    """`h = beta v + x`, minus the reset of the last step's spike `r`; fires at `h > threshold`.
+    """`h = beta v + x`, minus the reset by the previous step's spike `r`; fires if `h > threshold`.
 
-    Reset "subtract": `h = beta v + x - r threshold`; "zero": `h = beta (1 - r) v + x`.
+    The reset "subtract" computes `h = beta v + x - r threshold`, and "zero" computes `h = beta (1 - r) v + x`.
 
     Args:
         beta: factor of the membrane per step, in `[0, 1]`: a number, a tensor that broadcasts to the step (for example
             a value per neuron), or an `nn.Parameter`. Tensors are clamped to `[0, 1]`.
-        threshold, spike_grad: as in `DelayedReset`.
+        threshold, spike_grad: same as in `DelayedReset`.
         learn_beta: True to make `beta` an `nn.Parameter`.
-        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
+        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): same as in `DelayedReset`.
 
     Example:
         >>> Leaky(beta=0.5)(torch.full((4, 1), 1.0)).flatten().tolist()

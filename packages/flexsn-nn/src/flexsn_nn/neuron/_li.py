@@ -17,7 +17,7 @@ class LI(Neuron):
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an
             `nn.Parameter`.
         decay_input: True to divide the input by `tau`, too.
-        options: as in `Neuron`.
+        options: same as in `Neuron`.
     """
 
     tau: float | Tensor

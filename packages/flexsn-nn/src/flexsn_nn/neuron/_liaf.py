@@ -16,13 +16,13 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 class LIAF(LIF):
     """`h = v + (x - (v - v_reset)) / tau`; the output is `act(h)`, or `act(h - v_threshold)`.
 
-    The spike of `LIF` is not returned; it only resets the membrane.
+    The spike of `LIF` only resets the membrane, and is not returned.
 
     Args:
-        act: an elementwise activation, for example `torch.relu`.
-        threshold_related: True if `act` receives `h - v_threshold`; False if it receives `h`.
-        tau, decay_input: as in `LIF`.
-        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        act: elementwise activation function, for example `torch.relu`.
+        threshold_related: True if `act` receives `h - v_threshold`, False if it receives `h`.
+        tau, decay_input: same as in `LIF`.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Source: Wu et al., "LIAF-Net", TNNLS 2021.
     """

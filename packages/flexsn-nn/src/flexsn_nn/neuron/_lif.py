@@ -14,14 +14,14 @@ TAU_HINT = "Time constants are counted in steps."
 class LIF(ImmediateReset):
     """`h = v + (x - (v - v_reset)) / tau`, or without `decay_input` `h = v - (v - v_reset) / tau + x`.
 
-    The threshold and reset are those of `ImmediateReset`. For the soft reset, `v_reset` in this formula is 0.
+    The threshold and reset are those of `ImmediateReset`. With the soft reset, `v_reset` is 0 in this formula.
 
     Args:
-        tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an `nn.Parameter`. A
-            parameter that learning moves below 1 counts as 1 until its gradient leads it back; `PLIF` learns a time
+        tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
+            If learning moves a parameter below 1, it counts as 1 until its gradient leads it back. `PLIF` learns a time
             constant without bounds.
         decay_input: True to divide the input by `tau`, too.
-        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Example:
         >>> LIF(tau=2.0)(torch.full((4, 1), 1.5)).flatten().tolist()
@@ -57,7 +57,7 @@ class LIF(ImmediateReset):
 
 
 def leaky_charge(x: Tensor, v: Tensor, tau: float | Tensor, decay_input: bool, v_rest: float) -> Tensor:
-    """Computes the membrane of a leaky neuron after its input, before it fires."""
+    """Computes the membrane of a leaky neuron after its input and before its spike."""
     if decay_input:
         return v + (x - (v - v_rest)) / tau
     return v - (v - v_rest) / tau + x

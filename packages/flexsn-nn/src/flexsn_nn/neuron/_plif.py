@@ -17,13 +17,13 @@ from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, Spik
 class PLIF(ImmediateReset):
     """`h = v + (x - (v - v_reset)) sigmoid(w)`, or without `decay_input` `h = v - (v - v_reset) sigmoid(w) + x`.
 
-    This is `LIF` with `1 / tau = sigmoid(w)` and a learned `w`.
+    The neuron is a `LIF` with `1 / tau = sigmoid(w)` and a learned `w`.
 
     Args:
-        init_tau: initial time constant, above 1: `w` starts at `-log(init_tau - 1)`. A number makes one `w`; a tensor
-            that broadcasts to the step, for example `[C, 1, 1]`, makes several.
+        init_tau: initial time constant, above 1. The initial `w` is `-log(init_tau - 1)`. A number leads to a single
+            `w`. A tensor that broadcasts to the step, for example `[C, 1, 1]`, leads to several.
         decay_input: True to divide the input by `tau`, too.
-        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Source: Fang et al., "Incorporating learnable membrane time constant", ICCV 2021.
     """
@@ -52,7 +52,7 @@ class PLIF(ImmediateReset):
 
     @property
     def tau(self) -> Tensor:
-        """Present time constants, in steps, shaped like `w`."""
+        """Current time constants in steps, shaped like `w`."""
         return 1 / torch.sigmoid(self.w.detach())
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Parallel spiking neurons: products with a matrix over time instead of a recurrence, and no reset."""
+"""Parallel spiking neurons, which multiply by a matrix over time instead of a recurrence, and have no reset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flexsn_nn.neuron._reset import ATAN, SpikeFunction, of_surrogate
 
 
 class PSN(Leaf):
-    """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`: each step reads all steps, also later ones.
+    """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`: each step reads all steps, even later ones.
 
     The neuron is not a scan, but a single matrix product over time.
 
@@ -26,7 +26,7 @@ class PSN(Leaf):
         surrogate_function: function that computes spikes from `h`.
 
     Attributes:
-        weight, bias: learned, `[T, T]` and `[T, 1]`; `bias` starts at -1.
+        weight, bias: learned parameters, `[T, T]` and `[T, 1]`. The initial `bias` is -1.
 
     Source: Fang et al., "Parallel spiking neurons with high efficiency and ability to learn long-term dependencies",
     NeurIPS 2023.
@@ -45,7 +45,7 @@ class PSN(Leaf):
 
     @property
     def spike_range(self) -> tuple[int, int] | None:
-        """Range of the output, as in `FlexSN`."""
+        """Range of the output, same as in `FlexSN`."""
         return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
     def weights(self) -> Tensor:
@@ -53,7 +53,7 @@ class PSN(Leaf):
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T, *step] -> [T, *step]`, spikes.
+        """Maps `[T, *step]` to spikes `[T, *step]`.
 
         Raises:
             ParameterError: the number of steps is not `T`.
@@ -73,17 +73,17 @@ class PSN(Leaf):
 class MaskedPSN(PSN):
     """`h[t] = Σ_i m[t, i] weight[t, i] x[i] + bias[t]`; `s = step(h)`; `m` is 1 for the last `k` steps.
 
-    A `PSN` that becomes causal during training: for all other steps, `m` is `1 - lambda_`, and you raise `lambda_`
-    from 0 to 1.
+    The neuron is a `PSN` that becomes causal during training. For all other steps, `m` is `1 - lambda_`. During
+    training, increase `lambda_` from 0 to 1.
 
     Args:
-        k: number of steps that each step reads: itself and the `k - 1` steps before.
+        k: number of steps that each step reads: the step itself and the `k - 1` steps before it.
         T: number of steps of every input.
         lambda_init: initial value of `lambda_`, in `[0, 1]`.
         surrogate_function: function that computes spikes from `h`.
 
     Attributes:
-        lambda_: a buffer; set it by `neuron.lambda_ = 0.5`.
+        lambda_: strength of the mask, a buffer. Set it with `neuron.lambda_ = 0.5`.
 
     Source: see `PSN`.
     """
@@ -102,7 +102,7 @@ class MaskedPSN(PSN):
 
     @property
     def lambda_(self) -> Tensor:
-        """Strength of the mask, in `[0, 1]`; at 1, the neuron is causal."""
+        """Strength of the mask, in `[0, 1]`. With 1, the neuron is causal."""
         return self._lambda_
 
     @lambda_.setter
@@ -121,17 +121,17 @@ class MaskedPSN(PSN):
 class SlidingPSN(Stateful):
     """`h[t] = Σ_{j < k} weight[k - 1 - j] x[t - j] + bias`; `s = step(h)`: one window that slides over time.
 
-    The neuron is causal and takes any number of steps. It keeps the last `k - 1` inputs from call to call until
-    `reset()`; inputs before the first step are zeros.
+    The neuron is causal and accepts any number of steps. It keeps the last `k - 1` inputs from call to call until
+    `reset()`. Inputs before the first step are zeros.
 
     Args:
-        k: number of steps in the window, with the present one.
-        exp_init: True if the weights start at 1, 1/2, 1/4, ... back in time; False if they start at random values.
+        k: number of steps in the window, including the current one.
+        exp_init: True for initial weights 1, 1/2, 1/4, ... back in time, False for random initial weights.
         surrogate_function: function that computes spikes from `h`.
-        step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
+        step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
 
     Attributes:
-        weight, bias: learned, `[k]` and `[1]`; `bias` starts at -1.
+        weight, bias: learned parameters, `[k]` and `[1]`. The initial `bias` is -1.
 
     Source: see `PSN`.
     """
@@ -152,7 +152,7 @@ class SlidingPSN(Stateful):
         self.bias = learned(-1.0, torch.get_default_dtype())
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]`, spikes.
+        """Maps `[T, *step]` to spikes `[T, *step]`, or `[*step]` to spikes `[*step]`.
 
         Raises:
             StateError: the stored inputs have another shape or dtype.
@@ -174,11 +174,11 @@ class SlidingPSN(Stateful):
 
     @property
     def spike_range(self) -> tuple[int, int] | None:
-        """Range of the output, as in `FlexSN`."""
+        """Range of the output, same as in `FlexSN`."""
         return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns zeros `[k - 1, *step]` instead of earlier inputs."""
+        """Returns zeros `[k - 1, *step]` in place of earlier inputs."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.k - 1, *step))] if self.k > 1 else []
 
@@ -195,7 +195,7 @@ class SlidingPSN(Stateful):
         return torch.cat([history, new])
 
     def _matrix(self, steps: int, back: int) -> Tensor:
-        """`[steps, back + steps]`: row `t` has the weights at the places of the last `k` inputs of step `t`."""
+        """Returns `[steps, back + steps]`. Row `t` has the weights at the last `k` inputs of step `t`."""
         age = torch.arange(steps, device=self.weight.device).unsqueeze(1) + back
         age = age - torch.arange(back + steps, device=self.weight.device)
         inside = (age >= 0) & (age < self.k)

@@ -15,11 +15,11 @@ class QIF(ImmediateReset):
 
     Args:
         tau: time constant in steps, above 0.
-        v_c: value of the membrane above which the neuron spikes without further input.
+        v_c: membrane value above which the neuron spikes without further input.
         a0: strength of the quadratic upstroke, above 0.
-        v_threshold: as in `ImmediateReset`.
-        v_rest: value of the membrane at rest.
-        v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        v_threshold: same as in `ImmediateReset`.
+        v_rest: membrane value at rest.
+        v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     `tau`, `v_c`, `a0` and `v_rest` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
     """

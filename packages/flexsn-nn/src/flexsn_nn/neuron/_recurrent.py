@@ -1,4 +1,4 @@
-"""Recurrent neurons: a matrix leads from the spikes of a step to the input of the next step."""
+"""Recurrent neurons, in which a matrix connects the spikes of a step to the input of the next step."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from flexsn_nn.transforms._transform import Transform
 
 
 class Feedback(Neuron):
-    """A neuron that feeds its last output back through `recurrent`.
+    """A neuron that feeds its previous output back through `recurrent`.
 
-    The last output `s` is the first state of `dynamics`. In a subclass, `dynamics` adds `self.recurrent(s)` to the
-    neuron's input, and returns the output twice: as the output and as the new `s`.
+    The previous output `s` is the first state of `dynamics`. In a subclass, `dynamics` adds `self.recurrent(s)` to the
+    neuron's input, and returns the output twice: as the output, and as the new `s`.
 
     Attributes:
-        recurrent: module `[*step] -> [*step]`.
+        recurrent: module that maps `[*step] -> [*step]`.
     """
 
     recurrent: nn.Module
 
     @property
     def V(self) -> Tensor:
-        """Recurrent weights: `[features, features]`, to a neuron (row) from a neuron (column); with
-        `all_to_all=False`, `[features]` or `[1]`."""
+        """Recurrent weights: `[features, features]`, to a neuron (row) from a neuron (column).
+
+        With `all_to_all=False`, they are `[features]` or `[1]`.
+        """
         found: Tensor = self.recurrent.weight if hasattr(self.recurrent, "weight") else self.recurrent.V  # type: ignore[assignment]
         return found
 
@@ -45,56 +47,56 @@ class Feedback(Neuron):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """False: kernels accept most neurons of this package, but each step of this kind has to be checked."""
+        """False, because each step of this kind has to be checked: kernels do not accept all neurons."""
         return False
 
     def _asks_kernels(self, backend: str) -> bool:
-        """True for kernels: users cannot change the step of this layer, so the loop runs where kernels refuse it."""
+        """True for kernels. Users cannot change the step of this layer, so it runs as a loop if kernels reject it."""
         return backend in COMPILED
 
     def _ask_for_portability(self, *call: object) -> None:
-        """Gives no warning: on a GPU, the loop runs, too, and `explain` reports it."""
+        """Does not warn: on a GPU, this layer also runs as a loop, and `explain` reports it."""
 
 
 class Recurrent(Feedback):
-    """`s' = neuron(x + V s, v)`: any neuron whose last output is fed back into its input.
+    """`s' = neuron(x + V s, v)`: any neuron whose previous output is fed back into its input.
 
-    With delays, an earlier output is fed back: `s[t - 1 - delay[i]]` of neuron `i` (axonal delays). The past of each
-    neuron is filtered first; then one product per step follows, for any number of delays.
+    With delays, an earlier output is fed back: `s[t - 1 - delay[i]]` for neuron `i` (axonal delays). The past of each
+    neuron is filtered first. One product per step then follows, for any number of delays.
 
-    The matrix product of each step is part of the step function, and so of the loop over time.
+    The matrix product of each step is part of the step function, and thus of the loop over time.
 
     Args:
-        neuron: a `FlexSN` with one output: a ready-made neuron, or one of your own. If it has several inputs, the
-            feedback is added to the first one. The neuron is part of this module, and its own state is not used.
-        features: number of neurons, the last dimension of the step.
-        all_to_all: `True`: `V` is a matrix `[features, features]`. `False`: every neuron is connected to itself alone,
-            with weights `[features]`, or with one number for all if `features` is `None`.
+        neuron: `FlexSN` with one output: a ready-made neuron or your own. If it has several inputs, the feedback is
+            added to the first one. The neuron is part of this module, and its own state is not used.
+        features: number of neurons, which is the last dimension of the step.
+        all_to_all: if True, `V` is a matrix `[features, features]`. If False, every neuron is connected only to itself,
+            with weights `[features]`, or with one number for all neurons if `features` is `None`.
         V: initial weights with `all_to_all=False`: a number, or a tensor that broadcasts to the step.
-        bias: True if the matrix has a bias. (A linear layer in front usually has one already.)
+        bias: True if the matrix has a bias. A linear layer before this one usually has one already.
         learn_recurrent: True if gradients flow to the weights.
-        init: function that sets the matrix in place, such as `torch.nn.init.orthogonal_`; `None`: uniform in
-            `±1 / sqrt(features)`, as in `nn.Linear`.
-        recurrent: a module of your own instead of the matrix, `[*step] -> [*step]`: of low rank, with a mask, … Leave
-            out the arguments above then, except `neuron`.
-        delay: delay of the feedback, in steps, in addition to the one step that recurrence always takes: a number; a
+        init: function that sets the matrix in place, such as `torch.nn.init.orthogonal_`; `None` for a uniform
+            distribution in `±1 / sqrt(features)`, as in `nn.Linear`.
+        recurrent: your own module in place of the matrix, which maps `[*step] -> [*step]`, for example of low rank or
+            with a mask. If it is given, leave out the arguments above except `neuron`.
+        delay: delay of the feedback in steps, in addition to the one step that recurrence always takes: a number; a
             tensor that broadcasts to the step, such as `[features]`; an `nn.Parameter`; or a `layer.Delay`, which
-            defines how delays are learned:
-            `Delay(20 * torch.rand(features), max_delay=20, learn=True, interpolation="gaussian", width=5.0)`. That
-            module becomes part of this one, and its own state is not used. `None`: no delay.
-        options: as in `FlexSN`; by default, those of `neuron`.
+            defines how delays are learned, for example `Delay(20 * torch.rand(features), max_delay=20, learn=True,
+            interpolation="gaussian", width=5.0)`. This module becomes part of the layer, and its own state is not used.
+            `None` for no delay.
+        options: same as in `FlexSN`. The defaults are those of `neuron`.
 
     Attributes:
         neuron: the neuron.
-        recurrent: a module whose parameter is `weight`, or `V` with `all_to_all=False`.
+        recurrent: module whose parameter is `weight`, or `V` with `all_to_all=False`.
         delay: a `layer.Delay`, or `None`.
 
     Raises:
         ParameterError: `neuron` is not a `FlexSN` or has several outputs, or arguments exclude each other.
-        InputShapeError: in a call, the number of neurons in the step is another one.
+        InputShapeError: raised in a call if the number of neurons in the step differs.
 
-    The states are `s`, zeros at first, and those of the neuron. With delays, the states `s_1` to `s_N` come after `s`:
-    the outputs before `s`, for a `max_delay` of `N`.
+    The states are `s`, which is initially zero, and those of the neuron. With delays, the states `s_1` to `s_N` follow
+    `s`. They are the outputs before `s`, where `N` is `max_delay`.
 
     Example:
         >>> from flexsn_nn import LIF
@@ -137,7 +139,7 @@ class Recurrent(Feedback):
         if not isinstance(delay, Delay | None):
             delay = Delay(delay)
         past = tuple(f"s_{i}" for i in range(1, 1 + (delay.max_delay if delay else 0)))
-        object.__setattr__(self, "state_names", ("s", *past, *names))  # on this object, not on the class
+        object.__setattr__(self, "state_names", ("s", *past, *names))  # set on this object, not on the class
         theirs: RunOptions = {
             "step_mode": neuron.step_mode,
             "backend": neuron.backend,
@@ -158,9 +160,9 @@ class Recurrent(Feedback):
         else:
             check_function("recurrent", recurrent)
             if (features, all_to_all, bias, learn_recurrent, init) != (None, True, False, True, None):
-                raise ParameterError("recurrent is a module of your own: leave out the arguments of the matrix.")
+                raise ParameterError("recurrent is your own module: leave out the arguments of the matrix.")
             self.recurrent = recurrent
-        self._draws = draws(self.core)  # depends on the neuron, which is set now
+        self._draws = draws(self.core)  # depends on the neuron, which is now set
         self._tell_step_mode()
 
     @property
@@ -174,7 +176,7 @@ class Recurrent(Feedback):
         self._tell_step_mode()
 
     def _tell_step_mode(self) -> None:
-        """Sets the step mode of the neuron, which decides how it checks inputs. Its own backend is never used."""
+        """Sets the step mode of the neuron, because it affects checks of inputs. The neuron's backend is never used."""
         self.neuron._step_mode = self._step_mode
 
     def dynamics(self, *args: Tensor) -> tuple[Tensor, ...]:
@@ -198,7 +200,7 @@ class Recurrent(Feedback):
         return x + fed_back
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """Makes the initial states: past outputs are 0, the others are those of the neuron."""
+        """Returns the initial states: past outputs are 0, and the others are those of the neuron."""
         past = super().init_states(self._num_past, step_mode, *inputs)
         states = self.neuron.init_states(num_states - self._num_past, step_mode, *inputs)
         return [*past, *self._in_state_dtype(states)]

@@ -14,19 +14,19 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class RefractoryLIF(LIF):
-    """`h = v + (x - (v - v_reset)) / tau`, but `h = v` while `r > relative`; `r' = max(r - 1, 0)`, or
-    `absolute + relative` after a spike.
+    """`h = v + (x - (v - v_reset)) / tau`, but `h = v` while `r > relative`.
 
-    `LIF` with a counter `r` of refractory steps. For `absolute` steps after a spike, the neuron ignores its input and
-    is silent. In the next `relative` steps, the threshold is raised by `rise` and falls linearly back to `v_threshold`:
-    `v_threshold + rise r / relative`. The soft reset subtracts the threshold of the step.
+    `r' = absolute + relative` after a spike, and `r' = max(r - 1, 0)` otherwise. The neuron is a `LIF` with a counter
+    `r` of refractory steps. For `absolute` steps after a spike, the neuron ignores its input and is silent. In the next
+    `relative` steps, the threshold is increased by `rise` and falls linearly back to `v_threshold`: `v_threshold + rise
+    r / relative`. The soft reset subtracts the threshold of the step.
 
     Args:
         absolute: number of silent steps after a spike, at least 0.
-        relative: number of steps with a raised threshold after these, at least 0.
-        rise: initial rise of the threshold, at least 0.
-        tau, decay_input: as in `LIF`.
-        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        relative: number of steps with an increased threshold after the silent ones, at least 0.
+        rise: initial increase of the threshold, at least 0.
+        tau, decay_input: same as in `LIF`.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     `absolute`, `relative` and `rise` are numbers or tensors that broadcast to the step; `rise` may also be an
     `nn.Parameter`. No gradient flows from the counter to the spikes.
@@ -76,6 +76,6 @@ class RefractoryLIF(LIF):
             threshold = threshold + self.bounded("rise", self.rise, v) * (r / relative)
         spike = ready * self.fire(h, threshold)
         fired = (spike.detach() > 0).to(r.dtype)
-        # The gradient of `relu` at 0 is 0 in all versions of torch; that of `clamp` is not.
+        # The gradient of `relu` at 0 is 0 in all versions of torch. The gradient of `clamp` is not.
         counted = fired * (absolute + relative) + (1 - fired) * torch.relu(r - 1)
         return spike, self.after(h, spike, threshold), counted

@@ -1,4 +1,4 @@
-"""Threshold and reset in two conventions: reset in the same step, or in the next one."""
+"""Threshold and reset in two conventions: the reset is in the same step, or in the next one."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ RESET_MECHANISMS = ("subtract", "zero", "none")
 
 
 class SpikeOptions(RunOptions, total=False):
-    """`RunOptions`, and `strict`: fire at `>` (`True`), at `>=` (`False`), or as the surrogate does (`None`)."""
+    """`RunOptions` and `strict`: fires at `>` (`True`), at `>=` (`False`), or like the surrogate (`None`)."""
 
     strict: bool | None
 
 
 class ResetOptions(RunOptions, total=False):
-    """`RunOptions`, and `reset_delay`; see `DelayedReset`."""
+    """`RunOptions` and `reset_delay`; see `DelayedReset`."""
 
     reset_delay: bool
 
 
 class ImmediateReset(Neuron):
-    """A neuron that fires at `h >= v_threshold` and resets in the same step.
+    """A neuron that fires if `h >= v_threshold`, and resets in the same step.
 
         s = step(h - v_threshold)
         v' = s v_reset + (1 - s) h      hard reset
         v' = h - s v_threshold          soft reset, `v_reset=None`
 
-    The membrane `v` starts at `v_reset`, or at 0 with the soft reset; other states start at 0.
+    The membrane `v` begins at `v_reset`, or at 0 with the soft reset. Other states begin at 0.
 
     Args:
-        v_threshold: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
-        v_reset: a number; `None`: the soft reset.
+        v_threshold: number, tensor that broadcasts to the step, or `nn.Parameter`.
+        v_reset: number; `None` for the soft reset.
         surrogate_function: function that computes spikes from `h - v_threshold`.
-        detach_reset: True if no gradient flows through the reset to `s`.
+        detach_reset: True if the gradient does not flow through the reset to `s`.
         num_inputs: number of inputs that `dynamics` takes before its states.
-        strict: fire at `h > v_threshold` (`True`), at `>=` (`False`), or as the surrogate does (`None`).
-        options: as in `Neuron`.
+        strict: True to fire if `h > v_threshold`, False to fire if `h >= v_threshold`. If it is `None`, the surrogate
+            determines the comparison.
+        options: same as in `Neuron`.
 
     Raises:
-        ParameterError: a number is not finite, or `strict` is given with a function of your own.
+        ParameterError: a number is not finite, or `strict` is given with your own function.
     """
 
     v_threshold: float | Tensor
@@ -75,7 +76,7 @@ class ImmediateReset(Neuron):
         if isinstance(v_reset, Tensor):
             raise ParameterError(
                 "v_reset is a tensor; it is one number for all neurons, or None for the soft reset: give "
-                "float(v_reset), or write the reset in a step function of your own, where a tensor may be anything."
+                "float(v_reset), or write the reset in your own step function, where it may be a tensor."
             )
         if v_reset is not None:
             check_number("v_reset", v_reset)
@@ -85,15 +86,15 @@ class ImmediateReset(Neuron):
 
     @property
     def v_start(self) -> float:
-        """Value at which the membrane starts and to which it leaks: `v_reset`, or 0 for the soft reset."""
+        """Value at which the membrane begins, and to which it leaks: `v_reset`, or 0 with the soft reset."""
         return 0.0 if self.v_reset is None else self.v_reset
 
     def fire(self, h: Tensor, threshold: float | Tensor | None = None) -> Tensor:
-        """Computes the spikes of the charged membrane; `threshold` defaults to `v_threshold`."""
+        """Computes the spikes of the charged membrane. `threshold` defaults to `v_threshold`."""
         return self.surrogate_function(h - self._threshold(h, threshold))
 
     def after(self, h: Tensor, spike: Tensor, threshold: float | Tensor | None = None) -> Tensor:
-        """Computes the membrane after the reset; `threshold` defaults to `v_threshold`."""
+        """Computes the membrane after the reset. `threshold` defaults to `v_threshold`."""
         if self.detach_reset:
             spike = spike.detach()
         if self.v_reset is None:
@@ -101,7 +102,7 @@ class ImmediateReset(Neuron):
         return spike * self.v_reset + (1 - spike) * h
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """Makes the initial states: `v` at `v_start`, the others at 0."""
+        """Returns the initial states: `v` is `v_start`, and the others are 0."""
         states = super().init_states(num_states, step_mode, *inputs)
         start = self._start()
         if start != 0:
@@ -112,8 +113,8 @@ class ImmediateReset(Neuron):
     def _starts_at_zero(self) -> bool:
         return self._starts_by(ImmediateReset) and self._start() == 0
 
-    # torch.compile(dynamic=True) would make a symbol of the number. The core is compiled on its own and cannot take
-    # this symbol from outside; inside of the core, the number is guarded.
+    # torch.compile(dynamic=True) would make a symbol of the number. The core is compiled separately and cannot take
+    # this symbol as an argument. Inside of the core, the number is guarded.
     @constant
     def _start(self) -> float:
         return self.v_start
@@ -126,25 +127,26 @@ class ImmediateReset(Neuron):
 
 
 class DelayedReset(Neuron):
-    """A neuron that fires at `h > threshold` and resets in the next step, as snnTorch's neurons do.
+    """A neuron that fires if `h > threshold` and resets in the next step, like snnTorch's neurons.
 
         r = step(v - threshold)         1 if the last step spiked; has no gradient
         h = the charge, minus `r threshold` ("subtract"), or 0 where `r` is 1 ("zero"), or unchanged ("none")
         s = step(h - threshold)
 
     Args:
-        threshold: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
+        threshold: number, tensor that broadcasts to the step, or `nn.Parameter`.
         spike_grad: function that computes spikes from `h - threshold`.
         learn_threshold: True to make the threshold an `nn.Parameter`.
         reset_mechanism: `"subtract"`, `"zero"` or `"none"`.
-        strict: fire at `h > threshold` (`True`), at `>=` (`False`), or as `spike_grad` does (`None`).
-        reset_delay: `False`: the spike of a step resets the membrane in that step, before it becomes the new state; the
-            gradient then flows through the reset.
-        options: as in `Neuron`.
+        strict: True to fire if `h > threshold`, False to fire if `h >= threshold`. If it is `None`, `spike_grad`
+            determines the comparison.
+        reset_delay: False if the spike of a step resets the membrane in the same step, before it becomes the new state.
+            The gradient then flows through the reset.
+        options: same as in `Neuron`.
 
     Raises:
-        UnknownNameError: unknown `reset_mechanism`.
-        ParameterError: the threshold is not finite, or `strict` is given with a function of your own.
+        UnknownNameError: `reset_mechanism` is unknown.
+        ParameterError: the threshold is not finite, or `strict` is given with your own function.
     """
 
     threshold: float | Tensor
@@ -178,21 +180,21 @@ class DelayedReset(Neuron):
         return self.spike_grad(h - fit(self.threshold, h))
 
     def spiked(self, v: Tensor) -> Tensor:
-        """Computes `r`, 1 where the last step spiked, from the membrane of that step; has no gradient."""
+        """Computes `r`, which is 1 where the previous step spiked, from its membrane. `r` has no gradient."""
         return self.fire(v).detach()
 
     def after(self, h: Tensor, r: Tensor) -> Tensor:
-        """Computes the charge `h` after the reset by the last step's spikes."""
+        """Computes the charge `h` after the reset by the previous step's spikes."""
         if self.reset_mechanism == "subtract":
             return h - r * fit(self.threshold, h)
         return h - r * h if self.reset_mechanism == "zero" else h
 
     def kept(self, h: Tensor, spike: Tensor, r: Tensor) -> Tensor:
-        """Computes the new state of the membrane: `h`, or without `reset_delay` `h` reset by this step's spike.
+        """Computes the membrane's new state: `h`, which this step's spike resets if `reset_delay` is False.
 
         Args:
-            h: the charge, after the reset by the last step's spikes `r`.
-            spike: this step's spike. Where `r` has reset the membrane already, it is not reset again.
+            h: charge after the reset by the previous step's spikes `r`.
+            spike: spike of this step. Where `r` has already reset the membrane, it is not reset again.
         """
         return h if self.reset_delay else self.after(h, spike - r)
 
@@ -201,7 +203,7 @@ class DelayedReset(Neuron):
 
 
 def spikes_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None:
-    """Range of a ready-made step's output, which is that of its surrogate; `None` for a step of the user's."""
+    """Returns the range of a ready-made step's output, which is its surrogate's; `None` for a user's step."""
     for name in ("dynamics", "fire"):
         method = getattr(neuron, name, None)
         if method is not None and not method.__module__.startswith("flexsn_nn.neuron."):
@@ -210,7 +212,7 @@ def spikes_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None
 
 
 def of_surrogate(function: SpikeFunction) -> tuple[int, int] | None:
-    """`(0, 1)` for a surrogate; `None` for a function of the user's, which may return any number."""
+    """Returns `(0, 1)` for a surrogate; `None` for a user's function, which may return any number."""
     return (0, 1) if isinstance(function, Surrogate) and type(function).__call__ is Surrogate.__call__ else None
 
 

@@ -15,26 +15,27 @@ from flexsn_nn.neuron._synaptic import Synaptic
 
 
 class RLeaky(Feedback, Leaky):
-    """`h = beta v + x + V s`, minus the reset of the last step's spike `r`; fires at `h > threshold`.
+    """`h = beta v + x + V s`, minus the reset by the previous step's spike `r`; fires if `h > threshold`.
 
-    Reset "subtract": `h - r threshold`; "zero": `(1 - r) h`, while `Leaky` does not reset the input. `s` are the spikes
-    of the last step. `V` is a matrix with a bias; a convolution; or, with `all_to_all=False`, a weight of each neuron
-    to itself.
+    The reset "subtract" computes `h - r threshold`, and "zero" computes `(1 - r) h`. In contrast, `Leaky` does not
+    reset the input. `s` are the spikes of the previous step. `V` is a matrix with a bias, or a convolution, or, with
+    `all_to_all=False`, a weight from each neuron to itself.
 
     Args:
-        beta: factor of the membrane per step, in `[0, 1]`, as in `Leaky`.
+        beta: factor of the membrane per step, in `[0, 1]`, same as in `Leaky`.
         V: initial weights with `all_to_all=False`: one number for all neurons, or a tensor that broadcasts to the step.
         all_to_all: True if every neuron is connected to all others.
-        linear_features: number of neurons, the last dimension of the step; the matrix is `recurrent.weight`.
-        conv2d_channels, kernel_size: for a convolution instead: channels and odd size, over a step `[B, C, H, W]`. It
-            needs `backend="torch"`.
-        threshold, spike_grad: as in `DelayedReset`.
+        linear_features: number of neurons, which is the last dimension of the step. The matrix is `recurrent.weight`.
+        conv2d_channels, kernel_size: channels and odd size of a convolution in place of the matrix, for steps `[B, C,
+            H, W]`. It requires `backend="torch"`.
+        threshold, spike_grad: same as in `DelayedReset`.
         learn_beta, learn_threshold: True to make the number an `nn.Parameter`.
         learn_recurrent: True if gradients flow to the recurrent weights.
-        reset_mechanism, strict: as in `DelayedReset`.
+        reset_mechanism, strict: same as in `DelayedReset`.
         bias: True if the matrix or the convolution has a bias.
-        init: function that sets the weights in place, such as `torch.nn.init.orthogonal_`; `None`: PyTorch's default.
-        options: as in `DelayedReset`.
+        init: function that sets the weights in place, such as `torch.nn.init.orthogonal_`; `None` for PyTorch's
+            default.
+        options: same as in `DelayedReset`.
 
     Example:
         >>> RLeaky(beta=0.5, all_to_all=False, V=-1.0)(torch.full((4, 1), 1.5)).flatten().tolist()
@@ -76,18 +77,18 @@ class RLeaky(Feedback, Leaky):
 
 
 class RSynaptic(Feedback, Synaptic):
-    """`i' = alpha i + x + V s`; `h = beta v + i'`, minus the reset of the last step's spike `r`.
+    """`i' = alpha i + x + V s`; `h = beta v + i'`, minus the reset by the previous step's spike `r`.
 
-    The neuron fires at `h > threshold`. Reset "subtract": `h - r threshold`; "zero": `(1 - r) h`. The current is not
-    reset. `s` are the spikes of the last step. `V` is a matrix with a bias; a convolution; or, with `all_to_all=False`,
-    a weight of each neuron to itself.
+    The neuron fires if `h > threshold`. The reset "subtract" computes `h - r threshold`, and "zero" computes `(1 - r)
+    h`. The current is not reset. `s` are the spikes of the previous step. `V` is a matrix with a bias, or a
+    convolution, or, with `all_to_all=False`, a weight from each neuron to itself.
 
     Args:
         alpha: factor of the synaptic current per step, in `[0, 1]`.
         beta: factor of the membrane per step, in `[0, 1]`.
         learn_alpha, learn_beta, learn_threshold: True to make the number an `nn.Parameter`.
-        V, all_to_all, linear_features, conv2d_channels, kernel_size, learn_recurrent, bias, init: as in `RLeaky`.
-        threshold, spike_grad, reset_mechanism, strict, options: as in `DelayedReset`.
+        V, all_to_all, linear_features, conv2d_channels, kernel_size, learn_recurrent, bias, init: same as in `RLeaky`.
+        threshold, spike_grad, reset_mechanism, strict, options: same as in `DelayedReset`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("s", "i", "v")
@@ -136,13 +137,13 @@ def _connection(
     learn_recurrent: bool,
     init: Initialize | None,
 ) -> nn.Module:
-    """Makes the recurrent module from snnTorch's arguments."""
+    """Creates the recurrent module from snnTorch's arguments."""
     features, channels, kernel_size = sizes
     if channels is None and kernel_size is None:
         if all_to_all and features is None:
             raise ParameterError(
                 "all_to_all=True needs linear_features, or conv2d_channels and kernel_size: the number of neurons, "
-                "or channels of [B, C, H, W]. For a neuron's weight to itself, all_to_all=False."
+                "or channels of [B, C, H, W]. For a neuron's weight to itself, set all_to_all=False."
             )
         return connection(features, all_to_all, V, bias and all_to_all, learn_recurrent, init)
     if channels is None or kernel_size is None or features is not None or not all_to_all:

@@ -1,4 +1,4 @@
-"""Leaky integrate and fire with recurrent weights, also with an adaptive threshold."""
+"""Leaky integrate and fire with recurrent weights, with a fixed or an adaptive threshold."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 class RLIF(Feedback, LIF):
     """`h = v - (v - v_reset) / tau + x + V s`, or with `decay_input` `h = v + (x + V s - (v - v_reset)) / tau`.
 
-    `LIF` whose last spikes `s` pass through a matrix `V` into its input. Threshold and reset are those of
+    The neuron is a `LIF`. A matrix `V` maps its previous spikes `s` to its input. Threshold and reset are those of
     `ImmediateReset`.
 
     Args:
-        features: number of neurons, the last dimension of the step.
-        tau: as in `LIF`.
-        decay_input: as in `LIF`, but False by default: divided by `tau`, a single spike moves a membrane so little that
-            a stack of these layers, as initialised, does not learn.
-        v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
-        all_to_all, V, bias, learn_recurrent, init: as in `Recurrent`.
-        options: as in `ImmediateReset`.
+        features: number of neurons, which is the last dimension of the step.
+        tau: same as in `LIF`.
+        decay_input: same as in `LIF`, but the default is False. With the division by `tau`, a single spike moves the
+            membrane so little that a stack of these layers does not learn from its initial weights.
+        v_threshold, v_reset, surrogate_function, detach_reset: same as in `ImmediateReset`.
+        all_to_all, V, bias, learn_recurrent, init: same as in `Recurrent`.
+        options: same as in `ImmediateReset`.
 
     Example:
         >>> layer = RLIF(3)
@@ -66,18 +66,18 @@ class RLIF(Feedback, LIF):
 class RALIF(Feedback, ALIF):
     """`h = v - (v - v_reset) / tau + x + V s`; `s' = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s'`.
 
-    With `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`. `ALIF` whose last spikes `s` pass through a matrix
-    `V` into its input: a layer of an LSNN. For the neurons of an LSNN without adaptation, set `beta` to 0:
-    `beta=torch.cat([torch.zeros(60), torch.full((40,), 0.2)])`.
+    With `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`. The neuron is an `ALIF`. A matrix `V` maps its
+    previous spikes `s` to its input, as in a layer of an LSNN. For the neurons of an LSNN that do not adapt, set `beta`
+    to 0: `beta=torch.cat([torch.zeros(60), torch.full((40,), 0.2)])`.
 
     Args:
-        features: number of neurons, the last dimension of the step.
-        tau_a, tau: as in `ALIF`.
-        beta: as in `ALIF`, whose default 1.8 lets a neuron fire about once in `tau_a` steps.
-        decay_input: as in `RLIF`.
-        v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
-        all_to_all, V, bias, learn_recurrent, init: as in `Recurrent`.
-        options: as in `ImmediateReset`.
+        features: number of neurons, which is the last dimension of the step.
+        tau_a, tau: same as in `ALIF`.
+        beta: same as in `ALIF`, where the default 1.8 lets a neuron fire about once in `tau_a` steps.
+        decay_input: same as in `RLIF`.
+        v_threshold, v_reset, surrogate_function, detach_reset: same as in `ImmediateReset`.
+        all_to_all, V, bias, learn_recurrent, init: same as in `Recurrent`.
+        options: same as in `ImmediateReset`.
 
     Source: Bellec et al., "Long short-term memory and learning-to-learn in networks of spiking neurons",
     NeurIPS 2018.

@@ -23,7 +23,7 @@ def _logistic(uniform: Tensor) -> Tensor:
 
 
 class EscapeNoise(Transform):
-    """Draws the noise that is the second input of a step.
+    """Draws the noise that a step takes as its second input.
 
     Args:
         noise: argument of `StochasticLIF`.
@@ -54,20 +54,20 @@ def _lack_noise(inputs: tuple[Tensor, ...]) -> bool:
 class StochasticLIF(ImmediateReset):
     """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold + scale n)`, with noise `n` in each step.
 
-    `LIF` that may fire early or late (escape noise). With logistic noise, it fires with the probability
+    The neuron is a `LIF` that may fire early or late (escape noise). With logistic noise, it fires with the probability
     `sigmoid((h - v_threshold) / scale)`.
 
-    `forward(x)` draws the noise inside of the step, with `flexsn_nn.random`; `forward(x, noise)` uses your noise, for
+    `forward(x)` draws the noise inside of the step, with `flexsn_nn.random`. `forward(x, noise)` uses your noise, for
     example zeros.
 
     Args:
         scale: scale of the noise, at least 0: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
         noise: `"logistic"` (variance pi² / 3) or `"gaussian"` (variance 1).
-        tau, decay_input: as in `LIF`.
-        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        tau, decay_input: same as in `LIF`.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Raises:
-        UnknownNameError: unknown `noise`.
+        UnknownNameError: `noise` is unknown.
 
     Source: Gerstner et al., "Neuronal dynamics", 2014, chapter 9.1.
     """
@@ -101,7 +101,7 @@ class StochasticLIF(ImmediateReset):
         super().__setattr__(name, value)
 
     def draw(self, like: Tensor) -> Tensor:
-        """Draws the noise of a call that begins at the initial state, in the shape, dtype and device of `like`."""
+        """Draws the noise of a call that begins with the initial state, with the shape, dtype and device of `like`."""
         single = self.step_mode == "s"
         shape, steps = (like.shape, None) if single else (like.shape[1:], like.shape[0])
         if self.noise == "gaussian":
@@ -109,7 +109,7 @@ class StochasticLIF(ImmediateReset):
         return _logistic(draw_all(self._numbers, shape, steps, like.device, bits=24)).to(like.dtype)
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if _lack_noise(inputs):  # add an input that the step does not read
+        if _lack_noise(inputs):  # adds an input that the step does not read
             lead = inputs[0].shape[:1] if self.step_mode == "m" else ()
             ones = [1] * (inputs[0].dim() - len(lead))
             inputs = inputs[0], inputs[0].detach().new_zeros(()).expand(*lead, *ones)

@@ -10,20 +10,20 @@ from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunct
 
 
 class Synaptic(DelayedReset):
-    """`i' = alpha i + x`; `h = beta v + i'`, minus the reset of the last step's spike `r`.
+    """`i' = alpha i + x`; `h = beta v + i'`, minus the reset by the previous step's spike `r`.
 
-    The neuron fires at `h > threshold`. Reset "subtract": `h - r threshold`; "zero": `(1 - r) h`. The current is not
-    reset.
+    The neuron fires if `h > threshold`. The reset "subtract" computes `h - r threshold`, and "zero" computes `(1 - r)
+    h`. The current is not reset.
 
     Args:
         alpha: factor of the synaptic current per step, in `[0, 1]`.
         beta: factor of the membrane per step, in `[0, 1]`.
-        threshold, spike_grad: as in `DelayedReset`.
+        threshold, spike_grad: same as in `DelayedReset`.
         learn_alpha, learn_beta: True to make the number an `nn.Parameter`.
-        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
+        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): same as in `DelayedReset`.
 
-    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are clamped to
-    `[0, 1]`.
+    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s. Tensors are clamped to `[0,
+    1]`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("i", "v")

@@ -11,7 +11,7 @@ from flexsn_nn.neuron._if import IF
 from flexsn_nn.neuron._lif import LIF
 from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
 
-HINT = "A spike of either sign needs a threshold of its own on each side of 0."
+HINT = "Spikes of both signs need a threshold on each side of 0."
 
 
 class TernaryIF(IF):
@@ -21,7 +21,7 @@ class TernaryIF(IF):
 
     Args:
         v_threshold: threshold, above 0.
-        v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Source: Guo et al., "Ternary spike: learning ternary spikes for spiking neural networks", AAAI 2024.
     """
@@ -48,12 +48,12 @@ class TernaryIF(IF):
 class TernaryLIF(LIF):
     """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold) - step(-h - v_threshold)`: -1, 0 or 1.
 
-    This is `LIF` with the spikes and resets of `TernaryIF`.
+    The neuron is a `LIF` with the spikes and resets of `TernaryIF`.
 
     Args:
-        tau, decay_input: as in `LIF`.
+        tau, decay_input: same as in `LIF`.
         v_threshold: threshold, above 0.
-        v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+        v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Source: Guo et al., "Ternary spike: learning ternary spikes for spiking neural networks", AAAI 2024.
     """

@@ -1,7 +1,7 @@
-"""Random numbers of captured steps, which are graphs of steps made by Dynamo.
+"""Random numbers of captured steps, which are graphs of steps from Dynamo.
 
-A step that Dynamo captures must not change an object. Instead, it calls operators that mark its draws in the graph, and
-the places of its numbers. `number_draws` then replaces these calls.
+A step that Dynamo captures must not change objects. Instead, it calls operators that mark, in the graph, its draws and
+the places of its numbers. `number_draws` later replaces these calls.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _library.define("below(Tensor number, Tensor p) -> Tensor")
 def _draw_nothing(*arguments: Any) -> Tensor:
     raise DrawError(
         "the core draws random numbers, which this form of a scan in torch.compile does not support: use backend="
-        "'auto', without a lowering of your own and outside of torch.func's transforms."
+        "'auto', without your own lowering, and outside of torch.func's transforms."
     )
 
 
 def _no_result(*arguments: Any) -> None:
-    """Implements an operator that only leaves a mark in the graph for `number_draws`."""
+    """Implements an operator that only puts a mark into the graph for `number_draws`."""
 
 
 for _name in ("places", "means"):
@@ -78,7 +78,7 @@ def number_draws(module: fx.GraphModule) -> None:
 
 
 def _fitted(x: fx.Node, word: fx.Node) -> Fitted:
-    """Returns the rule for the numbers of a draw, whose shape may differ from the step's.
+    """Returns the rule for the numbers of a draw, which may have another shape than the step.
 
     Raises:
         DrawError: the step has no numbers for this shape.

@@ -1,4 +1,4 @@
-"""The step that a thread runs now: the places of its random numbers, and the number of its draws."""
+"""The step that a thread is running: the places of its random numbers, and the number of its draws."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Places(NamedTuple):
 
     Attributes:
         first, second, third: words for each element of the step, `[*step]`.
-        step: index of the time step; broadcasts to the step.
+        step: index of the time step. It broadcasts to the step.
     """
 
     first: Tensor
@@ -26,10 +26,10 @@ class Places(NamedTuple):
 
 
 class Elements(NamedTuple):
-    """Numbers from which the words of a step's elements are computed, int32 each; they broadcast to the step.
+    """Numbers from which the words of a step's elements are computed, int32 each. They broadcast to the step.
 
     Attributes:
-        low, high: the two words of the key.
+        low, high: two words of the key.
         row: index in the batch.
         column: index of each element in its row, `[1, *step[1:]]`.
     """
@@ -54,7 +54,7 @@ class Step:
 
 
 class _Current(threading.local):
-    """The step that this thread runs."""
+    """The step that this thread is running."""
 
     step: Step | None = None
 
@@ -63,7 +63,7 @@ current = _Current()
 
 
 def drawing(places: Places | None, run: Callable[[], _Result]) -> _Result:
-    """Returns the result of `run`; draws inside of it use these places."""
+    """Returns the result of `run`. Draws inside of `run` use these places."""
     before, current.step = current.step, Step(places)
     try:
         return run()

@@ -1,4 +1,4 @@
-"""Draws of a step: one number for each element."""
+"""Draws random numbers in a step, one for each element."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from flexsn_nn.errors import DrawError, InputDtypeError
 from flexsn_nn.noise._current import Step, current
 from flexsn_nn.noise._shapes import Fitted, fitted
 
-# Number of bits of uniform numbers for narrower dtypes, which hold these numbers exactly, so none is rounded to 1.
+# Number of bits of uniform numbers for narrower dtypes. They can represent these numbers exactly, so no number is
+# rounded to 1.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 
 
@@ -27,7 +28,7 @@ def draw_normal(x: Tensor) -> Tensor:
 
 
 def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
-    """Implements `random.uniform_like`; with `below`, implements `random.bernoulli_like` of this probability."""
+    """Implements `random.uniform_like`. With `below`, implements `random.bernoulli_like` for this probability."""
     name = "uniform_like" if below is None else "bernoulli_like"
     _check(x, name)
     bits = 24 if below is not None else _BITS.get(x.dtype, 24)
@@ -65,7 +66,7 @@ def _step_of(name: str) -> Step:
 
 
 def _drawn(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **options: int) -> Tensor:
-    """Draws numbers in the shape of `x`. (If this is the step's shape, the number of rows is not read.)
+    """Draws numbers with the shape of `x`. If it is the step's shape, the number of rows is not read.
 
     Raises:
         DrawError: the step has no numbers for this shape.

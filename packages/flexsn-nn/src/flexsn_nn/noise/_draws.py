@@ -1,4 +1,4 @@
-"""Transforms of calls with random numbers: they pass a step the places of its numbers, or replace these by means."""
+"""Transforms of calls with random numbers. They pass the places of its numbers to a step, or replace them by means."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from flexsn_runtime import words_of_elements
 
 
 class Draws(Transform):
-    """Passes a step the places of its random numbers. It is the outermost transform, because others may draw, too.
+    """Passes the places of its random numbers to a step. It is the outermost transform, because others may also draw.
 
     One object serves one call. The call's key is drawn once, even if the call is tried in several ways. Kernels compute
-    the words of an element before their loop over time. Loops in Python receive words computed before the call.
+    the words of an element before their loop over time. Loops in Python receive words that are computed before the
+    call.
 
     Args:
-        numbers: key and steps of the neuron.
+        numbers: key and steps of the neuron's random numbers.
         begins, keep: arguments of `Numbers.places`.
     """
 
@@ -65,7 +66,7 @@ class Draws(Transform):
             word = torch.ops.flexsn_graph.element_word
             words = tuple([word(*own.tensors, index=i) for i in range(3)])
         places = Places(*words, *own.inputs)
-        if torch.compiler.is_dynamo_compiling():  # a captured step may change no object; see `number_draws`
+        if torch.compiler.is_dynamo_compiling():  # a captured step must not change objects; see `number_draws`
             torch.ops.flexsn_nn.places(*places)
             return Changed(*core(inputs, states))
         return Changed(*drawing(places, lambda: core(inputs, states)))
@@ -83,7 +84,7 @@ class Means(Transform):
 
 
 def example() -> Draws:
-    """Makes a transform for traces, with an arbitrary key, without a draw from a generator."""
+    """Returns a transform for traces. It has an arbitrary key, and draws no number from a generator."""
     numbers = Numbers()
     numbers.configure(0, 0, None, None)
     return Draws(numbers, begins=True, keep=False)

@@ -1,4 +1,4 @@
-"""Detection of code that draws random numbers, before the code runs."""
+"""Detects code that draws random numbers before the code runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MOST = 1_000
 
 
 def draws(core: Callable[..., Any]) -> bool:
-    """True if the code of a core, or code that it names, uses the functions of `flexsn_nn.random`.
+    """True if the code of a core, or code that it names, uses functions of `flexsn_nn.random`.
 
-    A function that is reached in another way is detected when it is called.
+    Draws in other functions are detected when these functions are called.
     """
     if isinstance(core, MethodType) and all(map(_is_ready_made, type(core.__self__).__mro__)):
         bound = core.__self__
@@ -34,7 +34,7 @@ def draws(core: Callable[..., Any]) -> bool:
             continue
         seen.add(id(value))
         if isinstance(value, nn.Module) and getattr(value, "_draws", False) is True:
-            return True  # a neuron whose step another neuron calls
+            return True  # a neuron whose step is called by another neuron
         if isinstance(value, FunctionType):
             if _is_draw(value):
                 return True
@@ -89,7 +89,7 @@ def _named(function: FunctionType, names: set[str], owner: type | None) -> Itera
 
 
 def _parts(value: Any) -> list[tuple[Any, type | None]]:
-    """Returns the functions in a callable object, each with the class whose methods it calls by name."""
+    """Returns the functions of a callable object, each with the class whose methods it calls by name."""
     if isinstance(value, MethodType):
         return [(value.__func__, type(value.__self__)), *_children(value.__self__)]
     if isinstance(value, partial):
@@ -104,7 +104,7 @@ def _parts(value: Any) -> list[tuple[Any, type | None]]:
 
 
 def _is_ready_made(kind: type) -> bool:
-    """True for a class of this package or of torch, whose own methods draw nothing."""
+    """True for a class of this package or of torch, whose own methods do not draw numbers."""
     return kind is object or kind.__module__.startswith(("flexsn_nn.", "torch."))
 
 

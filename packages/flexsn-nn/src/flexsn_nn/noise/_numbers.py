@@ -1,4 +1,4 @@
-"""Random numbers of a neuron: their key, and their places in a call."""
+"""Random numbers of a neuron: their key and their places in a call."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Numbers:
     """Key of a neuron's random numbers, and the number of steps since the neuron's state began.
 
     Attributes:
-        words: key made from a seed; `None` if keys come from PyTorch's generator.
+        words: key that is derived from a seed; `None` if keys come from PyTorch's generator.
         first_row: index of the first row of a batch.
-        in_evaluation: True if numbers are drawn in evaluation mode, too.
+        in_evaluation: True if numbers are also drawn in evaluation mode.
         key: `[2]`, int32; `None` before the first call.
         steps: indices of the time steps in the last call, int32.
     """
@@ -44,16 +44,16 @@ class Numbers:
     def places(
         self, shape: Sequence[int], steps: int | None, device: torch.device, *, begins: bool, keep: bool
     ) -> tuple[Elements, Tensor]:
-        """Computes the numbers that identify a call's elements, and the indices of its steps.
+        """Computes numbers that identify a call's elements, and the indices of its steps.
 
-        The words of the elements are computed from the first ones. The indices are `[T, 1, ...]`, or `[1, ...]` for a
+        The words of the elements are computed from these numbers. The indices are `[T, 1, ...]`, or `[1, ...]` for a
         single step.
 
         Args:
             shape: shape of the step.
-            steps: number of steps; `None` for a single step without a dimension of time.
-            begins: True if the call begins at the initial state, with a new key.
-            keep: True if the next call continues where this one ends.
+            steps: number of steps; `None` for a single step without a time dimension.
+            begins: True if the call begins with the initial state, so that it gets a new key.
+            keep: True if the next call continues from the end of this one.
         """
         key, before = self.key, self.steps
         if key is None or begins or key.device != device:
@@ -95,7 +95,7 @@ class Numbers:
         return torch.stack([torch.full((), word, dtype=torch.int32, device=device) for word in self.words])
 
     def apply(self, move: Callable[[Tensor], Tensor]) -> None:
-        """Moves the stored tensors, as `nn.Module.to` moves parameters."""
+        """Moves the stored tensors, like `nn.Module.to` moves parameters."""
         self.key = None if self.key is None else move(self.key)
         self.steps = None if self.steps is None else move(self.steps)
 
@@ -103,11 +103,11 @@ class Numbers:
 def draw_all(
     numbers: Numbers, shape: Sequence[int], steps: int | None, device: torch.device, *, bits: int | None
 ) -> Tensor:
-    """Draws the numbers of the first draw in all steps, with a new key, in float32.
+    """Returns the numbers of the first draw in all steps, with a new key, in float32.
 
     Args:
         shape, steps, device: arguments of `Numbers.places`.
-        bits: number of bits of uniform numbers; `None`: normal numbers.
+        bits: number of bits of uniform numbers; `None` for normal numbers.
     """
     elements, step = numbers.places(shape, steps, device, begins=True, keep=False)
     places = Places(*words_of_elements(*elements), step)
@@ -137,7 +137,7 @@ def _columns(rest: Sequence[int], device: torch.device, dims: int) -> Tensor:
 
 
 def _words(seed: int, neuron: int) -> tuple[int, int]:
-    """Makes a key from a seed and the index of a neuron, as two signed words of 32 bits."""
+    """Derives a key from a seed and the index of a neuron, as two signed words of 32 bits."""
     digest = hashlib.sha256(f"{seed} {neuron}".encode()).digest()
     low, high = (int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))
     return low, high

@@ -1,4 +1,4 @@
-"""Random numbers for tensors of other shapes than the step: for branches, a soma, a smaller population."""
+"""Random numbers for tensors with other shapes than the step: for branches, a soma, or a smaller population."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 
 
 class Fitted(NamedTuple):
-    """Rule that makes numbers in a tensor's shape from draws in the step's shape.
+    """Rule that derives numbers with a tensor's shape from draws with the step's shape.
 
     Attributes:
-        num_draws: number of draws: 1, or the size of the dimension that the step lacks.
-        function, arguments: function of one draw, or of the list of several; `None` if the draw itself is the result.
+        num_draws: number of draws: 1, or the size of the dimension that the step does not have.
+        function, arguments: function of one draw, or of a list of several draws, and its other arguments. `function` is
+            `None` if the draw itself is the result.
     """
 
     num_draws: int = 1
@@ -31,9 +32,9 @@ class Fitted(NamedTuple):
 def fitted(shape: Sequence[int], step: Sequence[int]) -> Fitted | None:
     """Returns the rule for numbers of this shape; `None` if there is none. Ignores the first dimension, the rows.
 
-    - One dimension more than the step: one draw for each element of that dimension.
-    - One dimension less: the first numbers along that dimension of the step's draw.
-    - A smaller last dimension with several elements: the first numbers of the step's draw.
+    - With one dimension more than the step, there is one draw for each element of that dimension.
+    - With one dimension less, the numbers are the first ones along that dimension of the step's draw.
+    - With a smaller last dimension of several elements, the numbers are the first ones of the step's draw.
     """
     rest, own = list(shape[1:]), list(step[1:])
     if len(shape) == len(step) and rest == own:

@@ -1,4 +1,4 @@
-"""Forward of a pooling layer that runs a kernel."""
+"""Replaces the forward of a pooling layer by one that runs a kernel."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class PoolForward(ReplacedForward):
     """Forward of a pooling layer of one of the `KINDS`."""
 
     def __call__(self, input: Tensor) -> Tensor:
-        """Computes the layer's output, as its own `forward` does."""
+        """Computes the layer's output, like the layer's own `forward`."""
         layer: Any = self.layer
         images, window = _images(layer, input), window_of(layer)
         why: str | None = f"its input has {input.dim()} dimensions"
         if images is not None:
-            why = "exported programs have torch's operators alone" if is_exporting() else why_no_kernel(images, window)
+            only = "exported programs contain only torch's operators"
+            why = only if is_exporting() else why_no_kernel(images, window)
         if not torch.compiler.is_compiling():
             self.last = (_BY_KERNEL, True) if why is None else (why, False)
         if images is None or why is not None:
@@ -44,12 +45,12 @@ class PoolForward(ReplacedForward):
         return pooled if input.dim() == images.dim() else pooled.squeeze(-2)
 
     def account(self) -> tuple[str, bool]:
-        """Describes the last call, and returns True if a kernel ran."""
+        """Describes the last call. Also returns True if a kernel ran."""
         return self.last
 
 
 def window_of(layer: Any) -> Window:
-    """Returns the windows of a layer; in one dimension, they have one row."""
+    """Returns the windows of a layer. Windows in one dimension have one row."""
     flat = isinstance(layer, nn.MaxPool1d | nn.AvgPool1d)
     stride = layer.kernel_size if layer.stride is None else layer.stride
     return Window(
@@ -62,13 +63,13 @@ def window_of(layer: Any) -> Window:
 
 
 def why_torch(layer: nn.Module) -> str | None:
-    """Returns the reason why a layer keeps torch's pooling for any input; `None` if there is none."""
+    """Returns the reason why a layer always uses torch's pooling; `None` if there is none."""
     kind: Any = type(layer)
     own: Any = next((one for one in KINDS if isinstance(layer, one)), None)
     if own is None:
         return f"there is no kernel for {kind.__name__}"
     if kind.forward is not own.forward or "forward" in vars(layer):
-        return f"{kind.__name__} has a forward of its own"
+        return f"{kind.__name__} overrides forward"
     if getattr(layer, "return_indices", False):
         return "it returns indices"
     return None

@@ -1,4 +1,4 @@
-"""Makes the layers of a network pool by kernels, in place."""
+"""Makes the pooling layers of a network use kernels, in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PooledLayer:
     """Outcome of a layer's last call in eager mode.
 
     Attributes:
-        layer: name of the layer, as in `named_modules()`.
+        layer: name of the layer, same as in `named_modules()`.
         by_kernel: True if a kernel of this package ran.
         account: description of the kernel, or the reason why torch's pooling ran.
     """
@@ -31,11 +31,11 @@ class PooledLayer:
 
 
 class SpikePooling(ReplacementReport):
-    """Pooling layers of a network; `spike_pooling` makes it, and `print` shows what ran.
+    """Report about the pooling layers of a network, from `spike_pooling`. `print` shows what ran.
 
     Args:
         net: the network.
-        left: reasons by name, for layers that keep torch's pooling for any input.
+        left: for each layer that always uses torch's pooling, the reason, by name.
     """
 
     _forward = PoolForward
@@ -48,33 +48,33 @@ class SpikePooling(ReplacementReport):
         return tuple(PooledLayer(*account) for account in self._accounts())
 
     def undo(self) -> None:
-        """Gives the layers torch's pooling back, like `plain_pooling(net)`."""
+        """Restores torch's pooling in the layers, like `plain_pooling(net)`."""
         self._undo(plain_pooling)
 
 
 def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling:
-    """Makes layers pool by kernels that read and write each number once, forward and backward, in place.
+    """Makes layers pool with kernels that read and write each number once, forward and backward, in place.
 
-    For spikes, a maximum is an `or`, and its gradient belongs to the first spike of a window. For the backward, a
-    kernel stores the position of that spike, in 2 to 8 bits for each number of the result; torch stores the input and
-    64 bits. An average stores nothing. Values, gradients (also with ties, padding, dilation and `ceil_mode`) and memory
-    formats are those of torch, for any input, whether it consists of spikes or not. Modules, parameters and
-    `state_dict()` do not change.
+    For spikes, a maximum is a logical or, and its gradient flows to the first spike of a window. For the backward, a
+    kernel stores the position of this spike, in 2 to 8 bits for each number of the result. Torch stores the input, and
+    64 bits for each number of the result. Averages store nothing. Values, gradients (also with ties, padding, dilation
+    and `ceil_mode`) and memory formats equal those of torch for any input, even if it does not consist of spikes.
+    Modules, parameters and `state_dict()` do not change.
 
-    Kernels run in `nn.MaxPool1d`, `MaxPool2d`, `AvgPool1d` and `AvgPool2d` on a GPU, alone or in an `OverTime`. In all
-    other calls, torch's pooling runs as before. It also computes averages in compiled graphs, where the compiler itself
-    makes kernels of them.
+    Kernels run in `nn.MaxPool1d`, `MaxPool2d`, `AvgPool1d` and `AvgPool2d` on a GPU, directly or in an `OverTime`. In
+    all other calls, torch's pooling runs as before. Torch's pooling also computes averages in compiled graphs, for
+    which the compiler generates kernels.
 
     Args:
-        net: a trained or new network, in any mode, on any device. Call this function before `torch.compile` and before
-            a wrapper such as `DistributedDataParallel`.
-        skip: names of layers that stay unchanged.
+        net: trained or new network, in any mode, on any device. Call this function before `torch.compile`, and before
+            using a wrapper such as `DistributedDataParallel`.
+        skip: names of layers to leave unchanged.
 
     Returns:
-        A report on the pooling of each layer, to be printed after a call.
+        A report about the pooling of each layer, to print after a call.
 
     Raises:
-        UnknownNameError: `net` has no layer of a name in `skip`.
+        UnknownNameError: `net` has no layer with a name in `skip`.
 
     Example:
         >>> from flexsn_nn import LIF, OverTime
@@ -93,7 +93,7 @@ def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling
     for name, module in modules.items():
         if not is_pooling(module):
             continue
-        reason = "it was to be skipped" if name in skip else why_torch(module)
+        reason = "it is in skip" if name in skip else why_torch(module)
         if reason is None:
             module.forward = PoolForward(module)
         else:
@@ -102,7 +102,7 @@ def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling
 
 
 def plain_pooling(net: nn.Module) -> None:
-    """Gives the layers of a network torch's pooling back, after `spike_pooling`."""
+    """Restores torch's pooling in the layers of a network after `spike_pooling`."""
     check_module("net", net)
     for module in net.modules():
         if isinstance(vars(module).get("forward"), PoolForward):

@@ -1,4 +1,4 @@
-"""Reports on networks: backends and times; parameters, shapes, firing rates and synaptic operations."""
+"""Reports about networks: backends and times; parameters, shapes, firing rates and synaptic operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time and memory of a training step, by layer."""
+"""Time and memory of a training step by layer."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class LayerReport:
     """One layer in a training step.
 
     Attributes:
-        name: as in `named_modules()`; `"the rest"`: operations between layers, and the loss.
+        name: name as in `named_modules()`; `"the rest"` for operations between layers, and for the loss.
         kind: class of the layer.
         backend: backend that runs a neuron; `"torch"` for other layers.
         reason: for a neuron, the reason why this backend runs.
         kernels: for a neuron, the names of its kernels.
         bytes_kept: memory that autograd saves for the backward in the layer's forward, without parameters. Memory that
             two layers save counts for the first one.
-        seconds: time of its forward and its backward.
-        share: share of the step's time, from 0 to 1.
+        seconds: time of the layer's forward and backward.
+        share: fraction of the step's time, from 0 to 1.
     """
 
     name: str
@@ -48,10 +48,10 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """A training step of a network; `print` shows it.
+    """Report about a training step of a network. `print` shows it as a table.
 
     Attributes:
-        layers: layers in the order of their calls, then the rest.
+        layers: layers in the order of their calls, followed by the rest.
         seconds: time of a step's forward and backward.
         bytes_kept: memory that all layers save for the backward.
         device: device of the network.
@@ -109,7 +109,7 @@ class NetworkReport:
 
 @dataclass(slots=True)
 class _Account:
-    """Times and bytes of one step, by layer; the layer that runs now is the last one of a stack."""
+    """Times and bytes of one step by layer. The layer that is running is the last one of a stack."""
 
     device: torch.device
     names: list[str] = field(default_factory=lambda: [REST])
@@ -139,7 +139,7 @@ class _Account:
         self.moments.append((name, moment))
 
     def keep(self, tensor: Tensor, parameters: set[int]) -> Tensor:
-        """Counts memory that autograd saves, each part once."""
+        """Counts memory that autograd saves. Each piece counts once."""
         if tensor.layout is torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
@@ -150,7 +150,7 @@ class _Account:
         return tensor
 
     def seconds(self) -> dict[str, float]:
-        """Sums the time by layer, from each mark to the next."""
+        """Adds up the time by layer, from each mark to the next."""
         found: dict[str, float] = {}
         for (name, begun), (_, ended) in zip(self.moments, self.moments[1:], strict=False):
             took = begun.elapsed_time(ended) / 1e3 if self.device.type == "cuda" else ended - begun
@@ -168,9 +168,9 @@ def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Ten
         raise ParameterError("there is neither a parameter nor a tensor among the inputs: give the network's inputs.")
     for module in net.modules():
         if isinstance(module, FlexSN):
-            module._forget_repeats()  # a call with hooks is of another kind, and records its own choice
+            module._forget_repeats()  # a call with hooks records its own choice
     with unchanged(net):
-        for _ in range(2):  # the first runs compile and fill caches
+        for _ in range(2):  # the first runs compile kernels and fill caches
             _run(net, layers, inputs, loss, _Account(device))
         counted = _Account(device)
         _run(net, layers, inputs, loss, counted, count=True)
@@ -232,7 +232,7 @@ def _run(
         if value.requires_grad:
             value.backward()
         account.mark(REST)
-        for name, layer in layers.items():  # inside of the block: the choice depends on the layer's hooks
+        for name, layer in layers.items():  # inside of the block, because the choice depends on hooks
             choice = layer.latest_choice(account.device.type) if isinstance(layer, FlexSN) else None
             if choice is not None:
                 account.choices[name] = choice
@@ -248,7 +248,7 @@ def _ending(account: _Account, name: str) -> Any:
         account.end()
         result = first_tensor(output)
         if result is not None and result.requires_grad:
-            # The hook runs when the output's gradient is complete, directly before the layer's own backward.
+            # The hook runs when the output's gradient is complete, directly before the layer's backward.
             result.register_hook(lambda gradient: account.mark(name))
 
     return hook

@@ -1,4 +1,4 @@
-"""Layers that have a row in reports, and runs that restore the network afterwards."""
+"""Layers that have a row in reports, and a context that restores the network afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from flexsn_nn.graphs._graph import LeftTensors
 def layers_of(net: nn.Module) -> dict[str, nn.Module]:
     """Returns layers by name: neurons, other layers with a state, and modules without children.
 
-    A layer is one row if the next neuron computes its norm, since hooks on the norm would prevent that.
+    If the next neuron computes a layer's norm, the layer is one row, because hooks on the norm would prevent the
+    fusion.
     """
     found: dict[str, nn.Module] = {}
     inside: list[str] = []
@@ -61,7 +62,7 @@ def forget(net: nn.Module) -> None:
 
 
 def first_tensor(value: object) -> Tensor | None:
-    """Returns the tensor that a layer returns, or the first one of several."""
+    """Returns the tensor that a layer returns, or the first of several tensors."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, dict):
@@ -81,7 +82,7 @@ def human_bytes(count: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows as lines with aligned columns: text to the left, numbers to the right."""
+    """Formats rows as lines with aligned columns: text to the left, and numbers to the right."""
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     numbers = [all(_is_number(line[i]) for line in rows) for i in range(len(header))]

@@ -22,9 +22,9 @@ class LayerSummary:
     """One layer of a network.
 
     Attributes:
-        name: as in `named_modules()`.
+        name: name as in `named_modules()`.
         kind: class of the layer.
-        parameters: number of elements of its parameters, without parameters that an earlier layer has, too.
+        parameters: number of elements of its parameters, without those that an earlier layer also has.
         output_shape: shape of its (first) output; `None` if the layer was not called.
         neurons: for a neuron, number of elements of one step of one sample; 0 for other layers.
         rate: spikes per neuron and step; `None` if the output is not known to be spikes.
@@ -42,13 +42,13 @@ class LayerSummary:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSummary:
-    """A network and one input; `print` shows it.
+    """Summary of a network with one input. `print` shows it as a table.
 
     Attributes:
         layers: layers in the order of `named_modules()`.
         parameters: number of elements of all parameters.
         neurons: number of neurons in all layers.
-        rate: spikes per neuron and step over all layers of spiking neurons; `None` if there are none.
+        rate: spikes per neuron and step, over all layers of spiking neurons; `None` if there are none.
         operations: operations of all layers.
     """
 
@@ -148,6 +148,6 @@ def _monitor(stack: ExitStack, kind: Any, net: nn.Module) -> Any:
 
 
 def _neurons(layer: nn.Module, shape: tuple[int, ...]) -> int:
-    """Number of elements of one sample's step, without the dimensions of time and batch."""
+    """Returns the number of elements of one sample's step, without the dimensions of time and batch."""
     step = shape[1:] if isinstance(layer, FlexSN) and layer.step_mode == "m" else shape
     return prod(step[1:] if len(step) > 1 else step)

@@ -1,4 +1,4 @@
-"""Base class of surrogates: the step function forward, a chosen derivative backward."""
+"""Base class of surrogates: the step function in the forward, and a chosen derivative in the backward."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from flexsn_nn.errors import ParameterError
 class Surrogate(ABC):
     """The step function `s = 1 if x >= 0 else 0`, with the derivative `gradient(x)` instead of 0.
 
-    Surrogates are values: immutable, equal if their parameters are equal, usable in any step function on every backend.
-    To write one, derive a frozen dataclass and define `gradient` from plain tensor operations.
+    Surrogates are values: they are immutable, equal if their parameters are equal, and usable in any step function on
+    every backend. To write one, derive a frozen dataclass and define `gradient` with plain tensor operations.
 
-    The parameters are numbers. Tensors are refused, since the derivative of the backward has no gradient of its own.
+    The parameters are numbers. Tensors raise an error, because they would get no gradient from the derivative in the
+    backward.
 
     Args:
         strict: True if a spike needs `x > 0` instead of `x >= 0`.
@@ -49,7 +50,7 @@ class Surrogate(ABC):
             _refuse_tensor(name, getattr(self, name))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Computes spikes: 1 where `x >= 0` (`x > 0` if `strict`), otherwise 0, in the shape and dtype of `x`.
+        """Computes spikes with the shape and dtype of `x`: 1 if `x >= 0` (`x > 0` if `strict`), otherwise 0.
 
         Args:
             x: membrane minus threshold, any shape, floating point.
@@ -68,7 +69,7 @@ class Surrogate(ABC):
         return grad * self.gradient(x)
 
     def fired(self, x: Tensor) -> Tensor:
-        """Returns booleans, True where a spike is: `x >= 0`, or `x > 0` if `strict`."""
+        """Returns booleans that are True for a spike: `x >= 0`, or `x > 0` if `strict`."""
         return x > 0 if self.strict else x >= 0
 
 

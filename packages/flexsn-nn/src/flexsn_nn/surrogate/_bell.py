@@ -68,10 +68,10 @@ class Tanh(Surrogate):
 
 
 def erf(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor:
-    """`Erf(alpha, strict=strict)(x)`."""
+    """Returns `Erf(alpha, strict=strict)(x)`."""
     return Erf(alpha, strict=strict)(x)
 
 
 def tanh(x: Tensor, k: float = 1.0, *, strict: bool = False) -> Tensor:
-    """`Tanh(k, strict=strict)(x)`."""
+    """Returns `Tanh(k, strict=strict)(x)`."""
     return Tanh(k, strict=strict)(x)

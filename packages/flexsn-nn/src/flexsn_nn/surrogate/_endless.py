@@ -1,4 +1,4 @@
-"""Surrogates whose derivatives do not decay: a constant, and a wave."""
+"""Surrogates whose derivatives do not decay: a constant and a wave."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StraightThrough(Surrogate):
 
 @dataclass(frozen=True)
 class SquarewaveFourierSeries(Surrogate):
-    """`g'(x) = 4/T Σ_{i=1..n} cos((2i - 1) 2 pi x / T)`, `n >= 1` terms, period `T > 0`."""
+    """`g'(x) = 4/T Σ_{i=1..n} cos((2i - 1) 2 pi x / T)`, with `n >= 1` terms and the period `T > 0`."""
 
     n: int = 2
     T: float = 8.0
@@ -40,10 +40,10 @@ class SquarewaveFourierSeries(Surrogate):
 
 
 def straight_through(x: Tensor, *, strict: bool = False) -> Tensor:
-    """`StraightThrough(strict=strict)(x)`."""
+    """Returns `StraightThrough(strict=strict)(x)`."""
     return StraightThrough(strict=strict)(x)
 
 
 def squarewave_fourier_series(x: Tensor, n: int = 2, T: float = 8.0, *, strict: bool = False) -> Tensor:
-    """`SquarewaveFourierSeries(n, T, strict=strict)(x)`."""
+    """Returns `SquarewaveFourierSeries(n, T, strict=strict)(x)`."""
     return SquarewaveFourierSeries(n, T, strict=strict)(x)

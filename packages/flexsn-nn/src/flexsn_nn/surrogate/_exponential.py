@@ -39,5 +39,5 @@ class SpikeRateEscape(Surrogate):
 
 
 def piecewise_exp(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
-    """`PiecewiseExp(alpha, strict=strict)(x)`."""
+    """Returns `PiecewiseExp(alpha, strict=strict)(x)`."""
     return PiecewiseExp(alpha, strict=strict)(x)

@@ -12,7 +12,7 @@ from flexsn_nn.surrogate._base import Surrogate, check_parameter
 
 @dataclass(frozen=True)
 class S2NN(Surrogate):
-    """`g'(x) = alpha σ(alpha x) (1 - σ(alpha x))` for `x < 0`, otherwise `beta / (x + 1)`; both positive."""
+    """`g'(x) = alpha σ(alpha x) (1 - σ(alpha x))` for `x < 0`, otherwise `beta / (x + 1)`; `alpha, beta > 0`."""
 
     alpha: float = 4.0
     beta: float = 1.0
@@ -28,7 +28,7 @@ class S2NN(Surrogate):
 
 @dataclass(frozen=True)
 class LeakyKReLU(Surrogate):
-    """`g'(x) = k` where it fires, otherwise `leak`; both at least 0."""
+    """`g'(x) = k` where it fires, otherwise `leak`; both parameters are at least 0."""
 
     leak: float = 0.0
     k: float = 1.0
@@ -38,7 +38,7 @@ class LeakyKReLU(Surrogate):
         check_parameter("k", self.k, at_least=0)
 
     def gradient(self, x: Tensor) -> Tensor:
-        # `full_like`, because `where` of two numbers would round them to the default dtype.
+        # `full_like` is necessary, because `where` with two numbers would round them to the default dtype.
         return torch.where(self.fired(x), self.k, torch.full_like(x, self.leak))
 
 
@@ -56,15 +56,15 @@ class LogTailedReLU(Surrogate):
 
 
 def s2nn(x: Tensor, alpha: float = 4.0, beta: float = 1.0, *, strict: bool = False) -> Tensor:
-    """`S2NN(alpha, beta, strict=strict)(x)`."""
+    """Returns `S2NN(alpha, beta, strict=strict)(x)`."""
     return S2NN(alpha, beta, strict=strict)(x)
 
 
 def leaky_k_relu(x: Tensor, leak: float = 0.0, k: float = 1.0, *, strict: bool = False) -> Tensor:
-    """`LeakyKReLU(leak, k, strict=strict)(x)`."""
+    """Returns `LeakyKReLU(leak, k, strict=strict)(x)`."""
     return LeakyKReLU(leak, k, strict=strict)(x)
 
 
 def log_tailed_relu(x: Tensor, alpha: float = 0.0, *, strict: bool = False) -> Tensor:
-    """`LogTailedReLU(alpha, strict=strict)(x)`."""
+    """Returns `LogTailedReLU(alpha, strict=strict)(x)`."""
     return LogTailedReLU(alpha, strict=strict)(x)

@@ -1,4 +1,4 @@
-"""Surrogates whose derivatives decay like a power of `x`, with a gradient also far from the threshold."""
+"""Surrogates whose derivatives decay like a power of `x`, so that the gradient reaches far from the threshold."""
 
 from __future__ import annotations
 
@@ -107,30 +107,30 @@ class FakeNumericalGradient(Surrogate):
         check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
-        # sign(x) / x equals 1 / abs(x), which is inf and not nan at 0.
+        # sign(x) / x equals 1 / abs(x), which is inf and not nan for 0.
         return (1 / x.abs()).clamp(max=self.alpha)
 
 
 def soft_sign(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor:
-    """`SoftSign(alpha, strict=strict)(x)`."""
+    """Returns `SoftSign(alpha, strict=strict)(x)`."""
     return SoftSign(alpha, strict=strict)(x)
 
 
 def super_spike(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
-    """`SuperSpike(alpha, strict=strict)(x)`."""
+    """Returns `SuperSpike(alpha, strict=strict)(x)`."""
     return SuperSpike(alpha, strict=strict)(x)
 
 
 def nonzero_sign_log_abs(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
-    """`NonzeroSignLogAbs(alpha, strict=strict)(x)`."""
+    """Returns `NonzeroSignLogAbs(alpha, strict=strict)(x)`."""
     return NonzeroSignLogAbs(alpha, strict=strict)(x)
 
 
 def q_pseudo_spike(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor:
-    """`QPseudoSpike(alpha, strict=strict)(x)`."""
+    """Returns `QPseudoSpike(alpha, strict=strict)(x)`."""
     return QPseudoSpike(alpha, strict=strict)(x)
 
 
 def fake_numerical_gradient(x: Tensor, alpha: float = 0.3, *, strict: bool = False) -> Tensor:
-    """`FakeNumericalGradient(alpha, strict=strict)(x)`."""
+    """Returns `FakeNumericalGradient(alpha, strict=strict)(x)`."""
     return FakeNumericalGradient(alpha, strict=strict)(x)

@@ -1,4 +1,4 @@
-"""snnTorch's other factories: they make surrogates that fire at `x > 0`, with the gradients of snnTorch 1."""
+"""snnTorch's other factories. They return surrogates that fire if `x > 0`, with the gradients of snnTorch 1."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ CustomGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def straight_through_estimator() -> StraightThrough:
-    """Makes a surrogate with `g'(x) = 1`."""
+    """Returns a surrogate with `g'(x) = 1`."""
     return StraightThrough(strict=True)
 
 
 def heaviside() -> LeakyKReLU:
-    """Makes a surrogate with `g'(x) = 1` where it fires, otherwise 0."""
+    """Returns a surrogate with `g'(x) = 1` where it fires, otherwise 0."""
     return LeakyKReLU(leak=0.0, strict=True)
 
 
 def LSO(slope: float = 0.1) -> LeakyKReLU:
-    """Makes the leaky spike operator: `g'(x) = 1` where it fires, otherwise `slope`."""
+    """Returns the leaky spike operator: `g'(x) = 1` where it fires, otherwise `slope`."""
     return LeakyKReLU(leak=slope, strict=True)
 
 
 def SFS(slope: float = 25.0, B: float = 1.0) -> SparseFastSigmoid:
-    """Makes `SparseFastSigmoid(slope, B, strict=True)`."""
+    """Returns `SparseFastSigmoid(slope, B, strict=True)`."""
     return SparseFastSigmoid(slope, B, strict=True)
 
 
 def custom_surrogate(custom_surrogate_function: CustomGradient) -> Surrogate:
-    """Makes a surrogate from a function that computes the gradient of `x`.
+    """Returns a surrogate for a function that computes the gradient of `x`.
 
     Args:
-        custom_surrogate_function: `f(x, grad, spikes) -> gradient of x`, elementwise, from plain tensor operations.
+        custom_surrogate_function: elementwise function `f(x, grad, spikes) -> gradient of x` of plain tensor
+        operations.
     """
     return _Custom(custom_surrogate_function, strict=True)
 

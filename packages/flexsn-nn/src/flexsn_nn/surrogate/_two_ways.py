@@ -1,7 +1,7 @@
-"""Functions with two kinds of calls: with `x`, and without `x`, like snnTorch's factories of these names.
+"""Functions that can be called with `x`, or without `x` like snnTorch's factories with these names.
 
 `fast_sigmoid(x, slope)` returns spikes. `fast_sigmoid(slope=25)` returns a surrogate with snnTorch's gradient and
-defaults, which fires at `x > 0`, as in snnTorch, unless `strict=False`.
+defaults. As in snnTorch, it fires if `x > 0`, unless `strict=False`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def sigmoid(
     slope: float | None = None,
     strict: bool | None = None,
 ) -> Tensor | Sigmoid:
-    """`sigmoid(x, alpha=4)` returns the spikes `Sigmoid(alpha)(x)`; `sigmoid(slope=25)` a strict `Sigmoid(slope)`."""
+    """Returns `Sigmoid(alpha)(x)` for `sigmoid(x, alpha)`; a strict `Sigmoid(slope)` for `sigmoid(slope=25)`."""
     if isinstance(x, Tensor):
         _absent("slope", slope, "without x, which makes a surrogate as snnTorch does")
         return Sigmoid(_or(alpha, 4.0), strict=bool(strict))(x)
@@ -41,7 +41,7 @@ def atan(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor: ...
 @overload
 def atan(x: float | None = None, /, *, alpha: float = 2.0, strict: bool = True) -> ATan: ...
 def atan(x: Tensor | float | None = None, alpha: float | None = None, *, strict: bool | None = None) -> Tensor | ATan:
-    """`atan(x, alpha=2)` returns the spikes `ATan(alpha)(x)`; `atan(alpha=2)` returns `ATan(alpha, strict=True)`."""
+    """Returns the spikes `ATan(alpha)(x)` for `atan(x, alpha)`; `ATan(alpha, strict=True)` for `atan(alpha=2)`."""
     if isinstance(x, Tensor):
         return ATan(_or(alpha, 2.0), strict=bool(strict))(x)
     return ATan(_either("alpha", x, alpha, 2.0), strict=strict is not False)
@@ -54,7 +54,7 @@ def fast_sigmoid(x: float | None = None, /, *, slope: float = 25.0, strict: bool
 def fast_sigmoid(
     x: Tensor | float | None = None, slope: float | None = None, *, strict: bool | None = None
 ) -> Tensor | FastSigmoid:
-    """`fast_sigmoid(x, slope=25)` returns spikes; `fast_sigmoid(slope=25)` a strict `FastSigmoid(slope)`."""
+    """Returns spikes for `fast_sigmoid(x, slope)`; a strict `FastSigmoid(slope)` for `fast_sigmoid(slope=25)`."""
     if isinstance(x, Tensor):
         return FastSigmoid(_or(slope, 25.0), strict=bool(strict))(x)
     return FastSigmoid(_either("slope", x, slope, 25.0), strict=strict is not False)
@@ -73,10 +73,10 @@ def spike_rate_escape(
     *,
     strict: bool | None = None,
 ) -> Tensor | SpikeRateEscape:
-    """`spike_rate_escape(x, beta=1, slope=25)` returns spikes; without `x`, it returns a strict `SpikeRateEscape`."""
+    """Returns spikes for `spike_rate_escape(x, beta, slope)`; without `x`, a strict `SpikeRateEscape`."""
     if isinstance(x, Tensor):
         return SpikeRateEscape(_or(beta, 1.0), _or(slope, 25.0), strict=bool(strict))(x)
-    if x is not None and beta is not None:  # two numbers by position: beta, slope
+    if x is not None and beta is not None:  # two positional numbers are beta and slope
         return SpikeRateEscape(x, _either("slope", beta, slope, 25.0), strict=strict is not False)
     return SpikeRateEscape(_either("beta", x, beta, 1.0), _or(slope, 25.0), strict=strict is not False)
 
@@ -92,9 +92,9 @@ def triangular(
     threshold: float | None = None,
     strict: bool | None = None,
 ) -> Tensor | Surrogate:
-    """`triangular(x, alpha=1)` returns spikes of `Triangular(alpha)`; `triangular(threshold=1)` a strict `Tent`.
+    """Returns spikes of `Triangular(alpha)` for `triangular(x, alpha)`; a strict `Tent` for `triangular(threshold=1)`.
 
-    Their gradients differ: snnTorch's changes its sign at the threshold.
+    Their gradients differ: snnTorch's gradient changes its sign at the threshold.
     """
     if isinstance(x, Tensor):
         _absent("threshold", threshold, "without x, which makes a surrogate as snnTorch does")

@@ -1,4 +1,4 @@
-"""Surrogates with a window around the threshold; outside, the derivative is zero or a small constant."""
+"""Surrogates with a window around the threshold. Outside of it, the derivative is zero or a small constant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Triangular = PiecewiseQuadratic
 
 @dataclass(frozen=True)
 class Tent(Surrogate):
-    """`g'(x) = height` for `x < 0`, otherwise `-height`: a tent that rises up to the threshold and falls beyond it.
+    """`g'(x) = height` for `x < 0`, otherwise `-height`, which is a tent with its top at the threshold.
 
     Source: snnTorch's `triangular(threshold=height)`.
     """
@@ -67,20 +67,20 @@ class PiecewiseLeakyReLU(Surrogate):
         check_parameter("c", self.c, at_least=0)
 
     def gradient(self, x: Tensor) -> Tensor:
-        # `full_like`, because `where` of two numbers would round them to the default dtype.
+        # `full_like` is necessary, because `where` with two numbers would round them to the default dtype.
         return torch.where(x.abs() <= self.w, 1 / (2 * self.w), torch.full_like(x, self.c))
 
 
 def piecewise_quadratic(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
-    """`PiecewiseQuadratic(alpha, strict=strict)(x)`."""
+    """Returns `PiecewiseQuadratic(alpha, strict=strict)(x)`."""
     return PiecewiseQuadratic(alpha, strict=strict)(x)
 
 
 def rect(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
-    """`Rect(alpha, strict=strict)(x)`."""
+    """Returns `Rect(alpha, strict=strict)(x)`."""
     return Rect(alpha, strict=strict)(x)
 
 
 def piecewise_leaky_relu(x: Tensor, w: float = 1.0, c: float = 0.01, *, strict: bool = False) -> Tensor:
-    """`PiecewiseLeakyReLU(w, c, strict=strict)(x)`."""
+    """Returns `PiecewiseLeakyReLU(w, c, strict=strict)(x)`."""
     return PiecewiseLeakyReLU(w, c, strict=strict)(x)

@@ -1,4 +1,4 @@
-"""Functions of the first input that the step computes: an affine part, a norm."""
+"""Functions of the first input that the step computes, such as the affine part of a norm."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from flexsn_nn._affine import Absorbed, Producer
+from flexsn_nn._affine import Absorbed, Parts, Producer
 from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values
 from flexsn_runtime import Completion
 
 
 class Absorb(Transform):
-    """A producer in front of a step: part of the step if that saves a sequence, otherwise computed before it.
+    """A producer of the first input. The step computes it if this saves a sequence; otherwise it runs before the step.
 
     Args:
         producer: producer of the first input.
-        flows: True if gradients flow to the first input, and so to the tensors that the producer captures.
+        flows: True if gradients flow to the first input and therefore to the tensors that the producer captures.
     """
 
     def __init__(self, producer: Producer, *, flows: bool = True) -> None:
@@ -24,7 +24,7 @@ class Absorb(Transform):
         self.flows = flows
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """Computes the statistics of a norm, or the first input itself."""
+        """Computes the statistics of a norm, or computes the first input itself."""
         x, *others = call.inputs
         if not call.in_step:
             return (self.producer.of(x), *others), None
@@ -34,8 +34,14 @@ class Absorb(Transform):
         return (x, *others), InStep(absorbed, flows=self.flows)
 
 
+def parts_of(front: object) -> Parts | None:
+    """`Producer.parts`; `None` also for an object of the user's that has no such method, and for a delay."""
+    found: Parts | None = front.parts() if hasattr(front, "parts") else None
+    return found
+
+
 class InStep(Absorb):
-    """A function of the first input, computed by the step."""
+    """A function of the first input, which the step computes."""
 
     def __init__(self, absorbed: Absorbed, *, flows: bool) -> None:
         super().__init__(absorbed, flows=flows)
@@ -53,7 +59,7 @@ class InStep(Absorb):
 
     @property
     def learned(self) -> tuple[bool, ...]:
-        """For each captured tensor of the function, True if a gradient may flow to it."""
+        """For each tensor that the function captures, True if a gradient may flow to it."""
         return self.absorbed.learned
 
     @property

@@ -1,4 +1,4 @@
-"""Output of spikes as bits, in addition to the first output."""
+"""Writes spikes as bits, in addition to the first output."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform,
 
 
 class SpikesAsBits(Transform):
-    """Kernels also write the first output as bits, for `memory.PackedSpikes`."""
+    """Makes kernels also write the first output as bits, for `memory.PackedSpikes`."""
 
     optional = True
 
     @property
     def bits(self) -> bool:
-        """Kernels write the bits."""
+        """True, so that kernels write the bits."""
         return True
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """Keeps the transform if kernels run over a sequence."""
+        """Applies the transform if kernels run over a sequence."""
         return call.inputs, self if call.kernels and call.step_mode == "m" else None
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:

@@ -1,4 +1,4 @@
-"""Combination of transforms with each other and with a step: one function, one key."""
+"""Combines transforms with each other and with a step, into one function and one key."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ class Counts(NamedTuple):
 def composed(
     core: Callable[..., Any], counts: Counts, transforms: Sequence[Transform], tensors: Sequence[Values]
 ) -> Callable[..., Any]:
-    """Applies all transforms to `core`, the first one innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
+    """Applies all transforms to `core`, with the first one innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
 
-    A transform's additions come last: its inputs after the other inputs, its states after the other states.
+    The values that a transform adds come last: its inputs after the other inputs, and its states after the other
+    states.
 
     Args:
-        core: the step.
+        core: step function.
         counts: numbers of the core's inputs, states and outputs.
         tensors: for each transform, its tensors, or stand-ins for them.
     """
@@ -87,7 +88,7 @@ def check_transforms(transforms: Sequence[Transform]) -> None:
 
 
 def key_of(transforms: Sequence[Transform]) -> Hashable:
-    """Key: combinations of transforms with equal keys share one trace."""
+    """Returns a key. Combinations of transforms with equal keys share one trace."""
     return tuple([(type(transform), transform.key) for transform in transforms])
 
 
@@ -106,10 +107,10 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
     """Collects the inputs and initial states that transforms add.
 
     Args:
-        at_zero: True if all states begin at zero and are left out.
+        at_zero: True if all states begin at zero, and are left out.
 
     Raises:
-        ParameterError: their number differs from the transform's `num_inputs` or `num_states`.
+        ParameterError: the number of inputs or states differs from the transform's `num_inputs` or `num_states`.
     """
     inputs: list[Tensor] = []
     states: list[Tensor] = []
@@ -132,7 +133,7 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
 
 
 def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
-    """Passes transforms the outputs and final states that they have added.
+    """Passes the outputs and final states that transforms have added to these transforms.
 
     Args:
         outputs, states: all added outputs and states, in the order of the transforms.
@@ -149,11 +150,11 @@ def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states
 class StandIns:
     """A function whose captured tensors are replaced in each call, for kernels.
 
-    Its trace captures stand-ins for these tensors. The stand-ins never change, so nothing is traced again.
+    Its trace captures stand-ins for these tensors. The stand-ins never change, so the function is traced only once.
 
     Args:
-        like: tensors with the shapes, dtypes and devices of later ones.
-        learned: for each, True if a gradient may flow to it.
+        like: tensors with the shapes, dtypes and devices of the tensors in later calls.
+        learned: for each tensor, True if a gradient may flow to it.
     """
 
     def __init__(self, like: Sequence[Tensor], learned: Sequence[bool]) -> None:

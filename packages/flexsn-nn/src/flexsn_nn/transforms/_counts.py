@@ -1,4 +1,4 @@
-"""Spike counts, summed by the step itself, so that the spikes are not read again."""
+"""Spike counts that the step sums, so that the spikes are not read again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform,
 class SpikeCounts(Transform):
     """Adds one state: the sum of the first output over time, `[*step]`.
 
-    Compiled kernels keep the sum in a register, and write it once. Its gradient is that of a final state, not a
-    sequence. The backward adds it to the output's gradient at every step.
+    Compiled kernels keep the sum in a register, and write it once. Its gradient is that of a final state, which is not
+    a sequence. The backward adds this gradient to the output's gradient at every step.
 
     Attributes:
-        total: sum over the call, `[*step]`; `None` if the call ran without this transform; the neuron then sums its
-            output.
+        total: sum over the call, `[*step]`. If the call ran without this transform, it is `None`, and the neuron sums
+            its output.
     """
 
     num_states = 1
@@ -33,7 +33,7 @@ class SpikeCounts(Transform):
         return ()
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """Keeps the transform if kernels run over a sequence."""
+        """Applies the transform if kernels run over a sequence."""
         return call.inputs, self if call.kernels and call.step_mode == "m" else None
 
     def states(self, call: Call) -> Sequence[Tensor]:
@@ -53,15 +53,15 @@ class SpikeCounts(Transform):
 
 
 def count_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of sums over outputs of this dtype: float32, or a wider one."""
+    """Returns the dtype of sums over outputs of this dtype: float32, or a wider one."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def per_channel(values: Tensor, *, lead: int) -> Tensor:
-    """Sums over all dimensions but channels, `[C]`: they are the second dimension of a step, or its only one.
+    """Sums over all dimensions except channels, `[C]`, which are a step's second dimension, or its only one.
 
     Args:
-        values: `[*step]` after `lead` dimensions.
+        values: `[*step]` after `lead` other dimensions.
     """
     step = values.dim() - lead
     channel = lead + min(1, step - 1)

@@ -1,4 +1,4 @@
-"""A delay of the first input, made in the step's kernels: they load earlier steps, and write gradients there."""
+"""A delay of the first input in the step's kernels, which load earlier steps and write gradients to them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Delayed(Transform):
-    """A `Delay` without earlier inputs before the step: in kernels that load earlier steps, or otherwise before it.
+    """A `Delay` in a call without earlier inputs. It runs in kernels that can load earlier steps, or before the step.
 
-    The step receives `x[t - whole]`, keeps the previous one as a state, and computes the value between them. The
+    The step receives `x[t - whole]`, keeps the previous value as a state, and interpolates between the two. The
     gradient of a learned delay is a sum over time, as for any captured tensor.
 
     Args:
-        layer: the delay.
+        layer: delay layer.
     """
 
     num_inputs = 1
@@ -35,14 +35,14 @@ class Delayed(Transform):
 
     @property
     def key(self) -> Hashable:
-        """The layout of the delays, or the number; and whether a gradient flows to them."""
+        """Key: the layout of the delays or their number, and True if a gradient flows to them."""
         layer = self.layer
         delay = layout_of(self.tensors) if isinstance(layer.delay, Tensor) else layer.delay
         return layer.max_delay, layer.is_between, delay, self.learned
 
     @property
     def tensors(self) -> Values:
-        """The delays, if the step computes a fraction of them."""
+        """The delays, if the step computes their fractions."""
         delay = self.layer.delay
         return (delay,) if isinstance(delay, Tensor) and self.num_states else ()
 
@@ -55,23 +55,23 @@ class Delayed(Transform):
         """Returns the delayed sequence, unless kernels delay it."""
         x, *others = call.inputs
         fits = x.shape[1:] == call.step_shape and x[0].numel() > 1 and self.layer.fits(x)
-        if call.delays and fits and not others:  # the gradients of others would be summed over different steps
+        if call.delays and fits and not others:  # other gradients would be summed over different steps
             return call.inputs, self
         return (self.layer.of(x), *others), None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the delays, whose whole steps kernels compute."""
+        """Returns the delays. Kernels compute their whole steps."""
         x, delay = call.inputs[0], self.layer.steps_back()
         if not isinstance(delay, Tensor):
             return (torch.full((), float(math.floor(delay)), device=x.device).expand(len(x)),)
         return (delay.expand(len(x), *delay.shape),)
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """Returns the value before the first one."""
+        """Returns the value before the first step."""
         return tuple([torch.zeros_like(call.inputs[0][0]) for _ in range(self.num_states)])
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Calls `core` with the value between the one of this step and the previous one."""
+        """Calls `core` with the value interpolated between this step and the previous one."""
         x = inputs[0]
         y = self.layer.between(x, *own.states, *own.tensors)
         return Changed(*core((y, *inputs[1:]), states), own_states=(x,) * self.num_states)

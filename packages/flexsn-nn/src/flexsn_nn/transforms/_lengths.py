@@ -16,17 +16,17 @@ from flexsn_nn.transforms._where import per_sequence, select
 class Lengths(Transform):
     """Ends each sequence of a batch after its own number of steps; `neuron(x, lengths=lengths)` uses it.
 
-    After its end, a sequence returns zeros, its states stay unchanged, and no gradient flows to its inputs, whatever
-    they hold. Results are bitwise equal to those of each sequence alone.
+    After its end, a sequence returns zeros, its states do not change, and no gradient flows to its inputs, even if they
+    are not finite. Results are bitwise equal to those of each sequence without padding.
 
     Args:
-        lengths: whole numbers `[B]` from 0 to T; B is the first dimension of a step.
+        lengths: whole numbers `[B]` from 0 to T. B is the first dimension of a step.
 
     Raises:
-        ParameterError: at the call: `lengths` have another shape or dtype; on the CPU, also if a length is out of
-            range. On a GPU, nothing is checked, because reading the numbers would wait for it. Leave the lengths on the
-            CPU.
-        StepModeError: at the call: the neuron runs single steps.
+        ParameterError: raised at the call: `lengths` have another shape or dtype. On the CPU, also raised if a length
+            is out of range. On a GPU, the values are not checked, because reading them would wait for the GPU. Leave
+            the lengths on the CPU.
+        StepModeError: raised at the call: the neuron runs single steps.
     """
 
     num_inputs = 1
@@ -38,11 +38,11 @@ class Lengths(Transform):
         self._kept: tuple[object, Tensor] | None = None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the remaining steps, `[T, B, 1, ...]`, int32; for kernels, the number at the first step, expanded."""
+        """Returns the remaining steps, `[T, B, 1, ...]`, int32; for kernels, the first step of these, expanded."""
         lengths, shape = self.lengths, call.step_shape
         if call.step_mode == "s":
             raise StepModeError(
-                "lengths are those of sequences, and this neuron runs single steps (step_mode='s'): leave out the "
+                "lengths belong to sequences, but this neuron runs single steps (step_mode='s'): leave out the "
                 "sequences that have ended, or set step_mode='m'."
             )
         if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype is torch.bool:
@@ -61,7 +61,7 @@ class Lengths(Transform):
                 )
         if torch.compiler.is_compiling():
             return (self._left(call),)
-        # The neurons of a network share one.
+        # The neurons of a network share one tensor.
         like = call.num_steps, len(shape), call.inputs[0].device, call.kernels, lengths._version
         if self._kept is None or self._kept[0] != like:
             self._kept = like, self._left(call)
@@ -76,10 +76,10 @@ class Lengths(Transform):
         return first - steps.view(-1, *[1] * (first.dim() - 1))
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Computes the step while a sequence goes on; after that, zeros and unchanged states."""
+        """Computes the step until a sequence ends, and then returns zeros and unchanged states."""
         (left,) = own.inputs
         alive = left > 0
-        # For any padding, derivatives here are finite: their products with a gradient of zero are zero.
+        # Derivatives here are finite for any padding, so their products with a gradient of zero are zero.
         outputs, new_states = core(tuple([select(alive, x, torch.zeros_like(x)) for x in inputs]), states)
         return Changed(
             tuple([select(alive, output, torch.zeros_like(output)) for output in outputs]),

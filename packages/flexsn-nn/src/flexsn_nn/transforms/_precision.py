@@ -1,4 +1,4 @@
-"""`precision="float32"`: half-precision sequences, with a membrane in float32."""
+"""Implements `precision="float32"`: half-precision sequences with a membrane in float32."""
 
 from __future__ import annotations
 

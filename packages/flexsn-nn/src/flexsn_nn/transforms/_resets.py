@@ -1,4 +1,4 @@
-"""Several runs in one sequence: a reset starts again at the initial state."""
+"""Several runs in one sequence. Each reset begins again with the initial state."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flexsn_nn.transforms._where import per_sequence, select
 class Resets(Transform):
     """Sets the states to the initial ones before the marked steps; `neuron(x, resets=mask)` uses it.
 
-    This is for streams of many episodes and documents in one row. Gradients do not cross a reset.
+    Use it for sequences that contain several episodes or documents. Gradients do not cross a reset.
 
     Args:
         resets: booleans `[T, B]`, or `[B]` in step mode `"s"`. B is the first dimension of a step.
 
     Raises:
-        ParameterError: at the call: `resets` have another shape or dtype.
+        ParameterError: raised at the call: `resets` have another shape or dtype.
     """
 
     num_inputs = 1
@@ -50,7 +50,7 @@ class Resets(Transform):
         resets, shape = self.resets, call.step_shape
         lead = [call.num_steps] if call.step_mode == "m" else []
         if resets.dtype is not torch.bool:
-            raise ParameterError(f"resets are {resets.dtype}; give booleans, True before a step that begins anew.")
+            raise ParameterError(f"resets are {resets.dtype}; give booleans, True before a step that begins again.")
         if not shape or list(resets.shape) != [*lead, shape[0]]:
             raise ParameterError(
                 f"resets have the shape {list(resets.shape)}; for this input they have {[*lead, *shape[:1]]}: one for "
@@ -59,11 +59,11 @@ class Resets(Transform):
         return (resets.to(call.inputs[0].device).view(*resets.shape, *[1] * (len(shape) - 1)),)
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Computes the step, from the initial states where the mask is True."""
+        """Computes the step, which begins with the initial states where the mask is True."""
         (reset,) = own.inputs
         initial = own.tensors or tuple([torch.zeros_like(state) for state in states])
         begun = tuple(
             [select(per_sequence(reset, state), new, state) for new, state in zip(initial, states, strict=False)]
         )
-        # States that other transforms have added continue.
+        # The states that other transforms have added are not reset.
         return Changed(*core(inputs, (*begun, *states[len(begun) :])))

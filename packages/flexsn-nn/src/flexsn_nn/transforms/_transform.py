@@ -1,4 +1,4 @@
-"""`Transform`: a change of a step function, as a value with a key."""
+"""`Transform`: a change of a step function, which is a value with a key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = tuple[Tensor, ...]
 
 
 class Core(Protocol):
-    """The step that a transform changes: the neuron's step, with the changes of the transforms before."""
+    """The step that a transform changes: the neuron's step, with the changes by earlier transforms."""
 
     def __call__(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Values, Values]:
         """Computes one step: `(outputs, new states)`."""
@@ -25,9 +25,9 @@ class Own(NamedTuple):
     """Arguments of one step that belong to a transform.
 
     Attributes:
-        inputs: one step of each sequence of `Transform.inputs`.
+        inputs: the current step of each sequence of `Transform.inputs`.
         states: values of `Transform.states` after the previous step.
-        tensors: `Transform.tensors`, or their stand-ins in a trace.
+        tensors: tensors of `Transform.tensors`, or their stand-ins in a trace.
     """
 
     inputs: Values
@@ -39,8 +39,8 @@ class Changed(NamedTuple):
     """Results of a changed step.
 
     Attributes:
-        outputs, states: results of the step, in the number and with the dtypes that the core returns.
-        own_outputs, own_states: results of the transform: `num_outputs` and `num_states` of them.
+        outputs, states: results of the step. Their number and dtypes are those of the core's results.
+        own_outputs, own_states: results that the transform adds: `num_outputs` and `num_states` of them.
     """
 
     outputs: Values
@@ -50,14 +50,15 @@ class Changed(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of a neuron, as transforms see it.
+    """A call of a neuron, as an argument of transforms.
 
     Attributes:
         inputs: inputs of the neuron, `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`.
         step_mode: `"m"` or `"s"`.
         kernels: True if compiled kernels run the call, outside of compilers.
-        in_step: True if functions of the first input can be part of the step: in kernels and a compiler's operator.
-        initial_states: function that makes the initial states, `[*step]` each; its result `None` means zeros.
+        in_step: True if functions of the first input can be part of the step, as in kernels and in a compiler's
+            operator.
+        initial_states: function that returns the initial states, `[*step]` each, or `None` for zeros.
         delays: True if the kernels of the call can load earlier steps.
     """
 
@@ -70,7 +71,7 @@ class Call(NamedTuple):
 
     @property
     def step_shape(self) -> tuple[int, ...]:
-        """Shape that the steps of the inputs broadcast to."""
+        """Shape to which the steps of the inputs broadcast."""
         return step_shape(self.inputs, self.step_mode)
 
     @property
@@ -80,22 +81,24 @@ class Call(NamedTuple):
 
 
 class Transform:
-    """A change of a step function for one call: it can add inputs, states and outputs, and change results.
+    """A change of a step function for one call. It can add inputs, states and outputs, and change results.
 
     Derive from this class and write `step`. Set the numbers of added values, and return the values from `inputs`,
-    `states` and `tensors`. Numbers and flags that `step` reads from the object belong into `key`, tensors into
-    `tensors`. A step is traced once for all calls with equal keys; later calls pass other tensors to the same kernel.
+    `states` and `tensors`. Numbers and flags that `step` reads from the object must be part of `key`, and tensors must
+    be part of `tensors`. A step is traced once for all calls with equal keys. Later calls pass other tensors to the
+    same kernel.
 
     Attributes:
         num_inputs, num_states, num_outputs: numbers of added inputs, states and outputs.
         optional: True if calls that do not run in kernels may leave the transform out.
-        counts_down: True if the added inputs are int32 numbers that decrease by 1 in each step, and only their sign
-            matters. For kernels, `inputs` may return their first step, expanded over time. Kernels count down
-            themselves, and end early where the step returns zeros and keeps its states.
-        looks_back: the added input holds numbers of steps, floating point, one step expanded over time. Kernels load
-            the neuron's first input from that many steps before, rounded down and at most `looks_back`, and zeros from
-            before the first step. `None`: no added input does so. Only calls with `Call.delays` have such kernels.
-        starts_at_zero: True if added states begin at zero, as the neuron's states do in calls that leave them out.
+        counts_down: True if the added inputs are int32 numbers that decrease by 1 in each step. Only their sign
+            matters. For kernels, `inputs` may return their first step, expanded over time. Kernels then count down
+            without reading them, and end early where the step returns zeros and keeps its states.
+        looks_back: maximum delay of the neuron's first input. The added input has the delays: floating-point numbers of
+            steps, one step expanded over time. Kernels load the first input from this number of steps earlier, rounded
+            down and limited to `looks_back`. For steps before the first one, they load zeros. `None` if there is no
+            such input. Only calls with `Call.delays` have such kernels.
+        starts_at_zero: True if added states begin at zero.
 
     Example: see docs/transforms.md.
     """
@@ -110,12 +113,12 @@ class Transform:
 
     @property
     def key(self) -> Hashable:
-        """Key: transforms of one class with equal keys share one trace. By default, the layout of the tensors."""
+        """Key. Transforms of one class with equal keys share one trace. The default is the layout of the tensors."""
         return layout_of(self.tensors)
 
     @property
     def tensors(self) -> Values:
-        """Tensors that the step captures; each broadcasts to the step. Gradients flow to them."""
+        """Tensors that the step captures. Each broadcasts to the step. Gradients flow to them."""
         return ()
 
     @property
@@ -138,11 +141,11 @@ class Transform:
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns `num_inputs` sequences `[T, *step]`, or steps `[*step]` in mode `"s"`; they may broadcast after T."""
+        """Returns `num_inputs` sequences `[T, *step]`, or steps `[*step]` in mode `"s"`. They may broadcast after T."""
         return ()
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """Returns the initial values of `num_states` states, `[*step]` each, from which every call begins."""
+        """Returns the initial values of `num_states` states, `[*step]` each, with which every call begins."""
         return ()
 
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -153,16 +156,16 @@ class Transform:
         """Computes one step.
 
         Args:
-            core: the step without this change.
+            core: step without this change.
             inputs, states: arguments for `core`.
             own: arguments that this transform adds.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step(core, inputs, states, own).")
 
     def ended(self, outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
-        """Receives, after the call, the transform's own outputs `[T, *step]` and its final states `[*step]`."""
+        """Receives the transform's added outputs `[T, *step]` and its final states `[*step]` after the call."""
 
 
 def layout_of(tensors: Sequence[Tensor]) -> Hashable:
-    """Returns shapes, dtypes and devices."""
+    """Returns shapes, dtypes and devices of tensors."""
     return tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)

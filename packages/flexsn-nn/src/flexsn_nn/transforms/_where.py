@@ -1,4 +1,4 @@
-"""Selection of values by a mask over sequences."""
+"""Selects values by a mask over sequences."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """`yes` where the mask is True, `no` elsewhere, in the dtype of both."""
+    """Returns `yes` where the mask is True, and `no` elsewhere, in the dtype of both."""
     return torch.where(mask, yes, no)
 
 
 def per_sequence(mask: Tensor, state: Tensor) -> Tensor:
-    """Reshapes a mask `[B, 1, ...]` of a step to a state `[B, ...]`, whose number of dimensions may differ."""
+    """Reshapes a mask `[B, 1, ...]` of a step for a state `[B, ...]` that may have another number of dimensions."""
     if mask.dim() == state.dim():
         return mask
     return mask.reshape(-1, *[1] * (state.dim() - 1))

@@ -1,4 +1,4 @@
-"""Languages of kernels, each with everything that runs its kernels: one object per language."""
+"""Backends: one object per kernel language, with everything that runs kernels in this language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A language that kernels are written in, with everything that runs them."""
+"""Base class of the backends: a kernel language, and everything that runs kernels in it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Backend(ABC):
     No other part of the package depends on the language of a kernel.
 
     Attributes:
-        name: the name by which programs select it.
+        name: name by which programs select the backend.
         target: the language.
-        by_address: True if launches in a loop take addresses, computed before the loop, instead of tensors.
+        by_address: True if launches in a loop receive addresses that are computed before the loop, instead of tensors.
     """
 
     name: str
@@ -48,6 +48,9 @@ class Backend(ABC):
         """The reason why programs of one launch cannot wait for each other; `None` if they can."""
         return "only CUDA launches programs that wait for each other"
 
+    def begin(self, device: torch.device) -> None:  # noqa: B027
+        """Begins to load in another thread what the first launch on a device needs."""
+
     # -- how it is launched ----------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -63,7 +66,7 @@ class Backend(ABC):
         """
 
     def segments(self) -> SegmentRule | None:
-        """The rule when kernels walk segments of time in parallel; `None` for never."""
+        """The rule that decides when kernels process segments of time in parallel; `None` if they never do."""
         return None
 
     @abstractmethod
@@ -73,8 +76,8 @@ class Backend(ABC):
         """Prepares the launch of a kernel.
 
         Args:
-            sizes: at least the kernel's integer arguments.
-            device: device of the tensors in its calls.
+            sizes: sizes by name, including all integer arguments of the kernel.
+            device: device of the tensors that its calls receive.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The existing backends, and the choice of one for a device."""
+"""Registry of the backends, and the choice of a backend for a device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def target_on(device: torch.device, on_cpu: TargetName) -> TargetName:
     """The name of the backend for a device.
 
     Args:
-        on_cpu: the backend for the CPU, on which Triton runs in its interpreter.
+        on_cpu: name of the backend for tensors on the CPU. There, Triton runs in its interpreter.
     """
     return on_cpu if device.type == "cpu" else "triton"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +13,8 @@ import torch
 from torch.library import wrap_triton
 
 from flexsn_codegen import TRITON
+from flexsn_codegen.targets.cuda import why_no_nvrtc
+from flexsn_codegen.targets.triton import prepare_driver
 from flexsn_runtime._availability import triton_interpreted, why_no_triton
 from flexsn_runtime.backend._backend import Backend
 from flexsn_runtime.launches._kernel import CompiledKernel
@@ -37,6 +42,10 @@ class TritonBackend(Backend):
         runs = torch.version.hip is None and (device.type == "cuda" or self.interpreted)
         return None if runs else super().why_not_together(device)
 
+    def begin(self, device: torch.device) -> None:
+        if device.type == "cuda" and not self.interpreted:
+            _begin()
+
     def size_class(self, ncl: int) -> int:
         return size_class(ncl)
 
@@ -59,6 +68,17 @@ class TritonBackend(Backend):
         from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which may be absent
 
         return TritonLaunch(replace(kernel, function=_Recorded(standalone(kernel.function))), sizes, config, device)
+
+
+@functools.cache
+def _begin() -> None:
+    threading.Thread(target=_load, name="flexsn-load").start()
+
+
+def _load() -> None:
+    with suppress(Exception):  # the first compilation raises it
+        prepare_driver()
+        why_no_nvrtc()  # loads the library
 
 
 class _Recorded:

@@ -1,3 +1,3 @@
-"""A call of one layout as data, and its execution in Python."""
+"""Calls with tensors of one layout, represented as data, and their execution in Python."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A call of one kind as data: its allocations, its steps, and its results."""
+"""Calls with tensors of one layout as data: allocations, steps and results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Memory = list[Tensor | None]
 
 
 class PlanStep(Protocol):
-    """Changes the memory of a call, or its contents."""
+    """A step of a plan. It adds or replaces tensors in the memory of a call, or writes to them."""
 
     def __call__(self, memory: Memory) -> None: ...
 
@@ -33,7 +33,7 @@ class Allocation(NamedTuple):
     dtype: torch.dtype
 
     def like(self) -> Tensor:
-        """A tensor of this layout, without memory."""
+        """Returns a tensor of this layout that has no memory."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
@@ -41,8 +41,8 @@ class Launched(NamedTuple):
     """The launch of a kernel.
 
     Attributes:
-        places: positions in memory of the tensors that the kernel takes, in its order.
-        pick: selects these tensors.
+        places: positions of the kernel's tensors in the memory of a call, in the order in which the kernel takes them.
+        pick: function that selects these tensors.
     """
 
     launch: Launch
@@ -73,13 +73,13 @@ class Copied(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """A gradient of the shape of its tensor, made from the values that a kernel has written.
+    """The reduction of the values that a kernel has written to a gradient with the shape of its tensor.
 
     Attributes:
         place: position of the gradient in memory.
-        like: position of its tensor.
-        sum: makes the gradient from these two.
-        plain: the same function as data, if it is only a sum.
+        like: position of the tensor to which the gradient belongs.
+        sum: function that computes the gradient from these two tensors.
+        plain: the same function as data, if it only sums.
     """
 
     place: int
@@ -95,13 +95,13 @@ class Summed(NamedTuple):
 
 
 class SummedTogether(NamedTuple):
-    """Gradients that a kernel has written to one memory, one after the other. One sum reduces all of them.
+    """Gradients that a kernel has written one after the other to one tensor. One sum reduces all of them.
 
     Attributes:
-        given: number of given tensors of a call, which precede the allocated ones.
-        results: numbers of the gradients among the allocated tensors.
-        written: all gradients as the kernel writes them, `[gradients, ...]`.
-        sum: reduces them to `[gradients, *shape]`.
+        given: number of a call's given tensors, which precede the allocated ones.
+        results: positions of the gradients among the allocated tensors.
+        written: layout of all gradients as the kernel writes them, `[gradients, ...]`.
+        sum: function that reduces them to `[gradients, *shape]`.
     """
 
     given: int
@@ -110,7 +110,7 @@ class SummedTogether(NamedTuple):
     sum: PlainSum
 
     def allocate(self, memory: Memory, device: torch.device) -> None:
-        """Puts the parts of a new tensor in their places."""
+        """Allocates one tensor for all gradients, and puts its parts in the places of the gradients."""
         whole = torch.empty_strided(self.written.shape, self.written.strides, dtype=self.written.dtype, device=device)
         for i, part in zip(self.results, whole.unbind(), strict=True):
             memory[self.given + i] = part
@@ -120,11 +120,11 @@ class SummedTogether(NamedTuple):
         assert first is not None
         whole = first.as_strided(self.written.shape, self.written.strides)
         for i, part in zip(self.results, self.sum(whole).unbind(), strict=True):
-            memory[self.given + i] = part.detach()  # a result, which must not be a view
+            memory[self.given + i] = part.detach()  # a result must not be a view
 
 
 class Moved(NamedTuple):
-    """Replaces captured tensors that a kernel cannot read as they are. The replacements are the last tensors in memory.
+    """Replaces captured tensors that a kernel cannot read as they are. Appends the replacements to memory.
 
     Attributes:
         operands: the kernel's operands.
@@ -171,10 +171,10 @@ class RowsSummed(NamedTuple):
 def launching(
     operands: Operands, launch: Launch, places: Sequence[int], size: int, between: Sequence[PlanStep] = ()
 ) -> list[PlanStep]:
-    """The steps up to a kernel's launch.
+    """Returns the steps that prepare a kernel's launch, and the launch.
 
     Args:
-        places: positions of the tensors that it takes.
+        places: positions of the tensors that the kernel takes.
         size: number of given and allocated tensors in memory.
         between: the steps right before the launch.
     """
@@ -185,14 +185,14 @@ def launching(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Calls of one layout, as data: they allocate, take the steps, and return the allocated tensors.
+    """Calls of one layout as data. A call allocates tensors, executes the steps, and returns the allocated tensors.
 
     Attributes:
         device: device of the allocated tensors.
         allocations: for each result, its allocation; `None` if the result is absent.
-        allocators: for each allocation, the function that makes it.
+        allocators: for each result, the function that allocates it; `None` if a step does.
         steps: the steps after the allocations.
-        together: the steps that also allocate results, namely those without an allocator.
+        together: the steps that allocate the results without an allocator.
         absent: results that are not returned, although they are computed or allocated.
     """
 
@@ -244,7 +244,7 @@ class Plan:
         return memory[first : first + len(self.allocators)]
 
     def compilations(self, given: Sequence[Tensor | None]) -> list[Callable[[], object]]:
-        """Functions that compile the plan's launches for tensors of these dtypes and alignments, and run nothing."""
+        """Returns functions that only compile the plan's launches, for tensors of these dtypes and alignments."""
         memory = [*given]
         for one in self.allocations:
             like = None if one is None else torch.empty((), dtype=one.dtype, device=self.device).expand(one.shape)
@@ -263,9 +263,9 @@ class Plan:
         return all(step.launch.is_compiled for step in self.steps if isinstance(step, Launched))
 
     def without(self, absent: frozenset[int]) -> Plan:
-        """The plan without these of its returned results."""
+        """The plan without these results."""
         return replace(self, absent=self.absent | absent)
 
     def then(self, step: PlanStep, absent: frozenset[int]) -> Plan:
-        """The plan with one more step, and with these results as the only absent ones."""
+        """The plan with one more step. Of its results, exactly these are absent."""
         return replace(self, steps=(*self.steps, step), absent=absent)

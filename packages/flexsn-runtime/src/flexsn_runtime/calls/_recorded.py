@@ -1,9 +1,9 @@
 """Records a call once, as data: its allocations, its operators and launches in order, and its results.
 
-A recording is of tensors of one layout. It contains torch's operators as they are dispatched, and other functions that
-work on tensors if `noted` calls them. Each tensor of a call is given, or equal in each call, or allocated in the call,
-or a view of such a tensor; a call that reads any other tensor is not repeated. Two executors repeat a recording: a
-function in Python, `Recording.repeat`, and the compiled launcher, see `native/_program.py`.
+A recording is valid for tensors of one layout. It contains torch's operators as they are dispatched, and the functions
+that are called through `noted`. Each tensor of a call is an argument, is equal in each call, is allocated in the call,
+or is a view of such a tensor. A call that reads any other tensor cannot be repeated. Two executors repeat a recording:
+a function in Python, `Recording.repeat`, and the compiled launcher (see `native/_program.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FILE = "<flexsn_runtime.calls>"
 
 @dataclass(frozen=True, slots=True)
 class TensorNumber:
-    """Stands for a tensor of a call among arguments, by its number: first those that are given."""
+    """Placeholder of a tensor among arguments. It holds the tensor's number; the given tensors of a call come first."""
 
     number: int
 
@@ -77,10 +77,10 @@ class Called(NamedTuple):
     """A line that calls a function.
 
     Attributes:
-        into: the numbers of what it returns; without any, what it returns is known.
-        function: an operator, or what `noted` was given.
-        arguments, options: with a `TensorNumber` for each tensor.
-        entry: how to launch it by its address; its first argument are the kernel's tensors.
+        into: numbers of the returned tensors; empty if the function returns tensors that already have numbers, or none.
+        function: an operator, or a function that was passed to `noted`.
+        arguments, options: arguments of the function, with a `TensorNumber` in place of each tensor.
+        entry: data for a launch by address. The first argument is then a sequence of the kernel's tensors.
     """
 
     into: tuple[int, ...]
@@ -88,6 +88,12 @@ class Called(NamedTuple):
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     entry: Entry | None
+
+
+class Bumped(NamedTuple):
+    """A line that gives tensors a new version: a kernel has written to them."""
+
+    numbers: tuple[int, ...]
 
 
 class Checked(NamedTuple):
@@ -101,7 +107,7 @@ class Checked(NamedTuple):
     check: Callable[[], object]
 
 
-Line = Allocated | Fixed | Viewed | Called | Checked
+Line = Allocated | Fixed | Viewed | Called | Bumped | Checked
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class Recording:
     """A call as data.
 
     Attributes:
-        given: for each tensor of the call, True if it is given.
+        given: for each tensor of the call, True if it is an argument.
         lines: the lines, in order.
         results: numbers of the results; `None` for an absent result.
     """
@@ -121,53 +127,67 @@ class Recording:
     @cached_property
     def repeat(self) -> Repeat:
         """The executor in Python: a function that consists of these lines."""
-        constants: dict[str, Any] = {}
-
-        def constant(value: Any) -> str:
-            name = f"constant_{len(constants)}"
-            constants[name] = value
-            return name
-
-        def text(value: Any) -> str:
-            if isinstance(value, TensorNumber):
-                return f"value_{value.number}"
-            if type(value) in (list, tuple) and any(True for _ in places((value,))):
-                inner = "".join(f"{text(one)}, " for one in value)
-                return f"[{inner}]" if type(value) is list else f"({inner})"
-            return constant(value)
-
-        def call(line: Line) -> str:
-            match line:
-                case Allocated(_, shape, strides, dtype, device):
-                    return f"{constant(partial(torch.empty_strided, shape, strides, dtype=dtype, device=device))}()"
-                case Fixed(_, tensor):
-                    return constant(tensor)
-                case Viewed(_, base, shape, strides, offset, _):
-                    return f"value_{base}.as_strided({shape!r}, {strides!r}, {offset})"
-                case Checked(_, check):
-                    return f"{constant(check)}()"
-                case Called(_, function, arguments, options, _):
-                    given = [text(one) for one in arguments]
-                    if function in _METHODS and not options and len(given) <= 2:
-                        return f"{given[0]}.{_METHODS[function]}({', '.join(given[1:])})"
-                    given += [f"{key}={text(value)}" for key, value in options.items()]
-                    return f"{constant(function)}({', '.join(given)})"
-
+        text = _Text({})
         body = ["".join(f"value_{i}, " for i in range(len(self.given))) + "= given"] if self.given else []
         for line in self.lines:
+            call = text.of_call(line)
             match line:
-                case Checked() | Called(into=()):
-                    body.append(call(line))
+                case Checked() | Bumped() | Called(into=()):
+                    body.append(call)
                 case Called(into=(one,)):
-                    body.append(f"value_{one} = {call(line)}")
+                    body.append(f"value_{one} = {call}")
                 case Called():
-                    body.append(f"{''.join(f'value_{one}, ' for one in line.into)}= {call(line)}")
+                    body.append(f"{''.join(f'value_{one}, ' for one in line.into)}= {call}")
                 case _:
-                    body.append(f"value_{line.into} = {call(line)}")
+                    body.append(f"value_{line.into} = {call}")
         body.append(f"return [{', '.join('None' if one is None else f'value_{one}' for one in self.results)}]")
         source = "\n    ".join(["def repeat(given):", *body])
-        exec(compile(source, _FILE, "exec"), constants)
-        return cast(Repeat, constants["repeat"])
+        exec(compile(source, _FILE, "exec"), text.constants)
+        return cast(Repeat, text.constants["repeat"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Writes the function of `Recording.repeat`.
+
+    Attributes:
+        constants: objects by the names that the text has for them.
+    """
+
+    constants: dict[str, Any]
+
+    def of_call(self, line: Line) -> str:
+        match line:
+            case Allocated(_, shape, strides, dtype, device):
+                return f"{self._constant(partial(torch.empty_strided, shape, strides, dtype=dtype, device=device))}()"
+            case Fixed(_, tensor):
+                return self._constant(tensor)
+            case Viewed(_, base, shape, strides, offset, _):
+                return f"value_{base}.as_strided({shape!r}, {strides!r}, {offset})"
+            case Bumped(numbers):
+                given = "".join(f"value_{number}, " for number in numbers)
+                return f"{self._constant(torch.autograd.graph.increment_version)}(({given}))"
+            case Checked(_, check):
+                return f"{self._constant(check)}()"
+            case Called(_, function, arguments, options, _):
+                texts = [self._of(one) for one in arguments]
+                if function in _METHODS and not options and len(texts) <= 2:
+                    return f"{texts[0]}.{_METHODS[function]}({', '.join(texts[1:])})"
+                texts += [f"{key}={self._of(value)}" for key, value in options.items()]
+                return f"{self._constant(function)}({', '.join(texts)})"
+
+    def _of(self, value: Any) -> str:
+        if isinstance(value, TensorNumber):
+            return f"value_{value.number}"
+        if type(value) in (list, tuple) and any(True for _ in places((value,))):
+            inner = "".join(f"{self._of(one)}, " for one in value)
+            return f"[{inner}]" if type(value) is list else f"({inner})"
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = value
+        return name
 
 
 class _RecorderOfThread(threading.local):
@@ -175,17 +195,17 @@ class _RecorderOfThread(threading.local):
 
 
 current = _RecorderOfThread()
-"""The recorder of this thread's present call."""
+"""The recorder of the call that this thread executes."""
 
 
 def noted(
     function: Callable[_Parameters, _Result], *arguments: _Parameters.args, **options: _Parameters.kwargs
 ) -> _Result:
-    """Calls a function, and makes a recording repeat it unchanged: a launch, or another function that launches.
+    """Calls a function, and makes a recording repeat this call. The function launches kernels.
 
-    The function may write to any tensor among its arguments, and returns nothing or new tensors. If it has a method
-    `entry`, this method takes its arguments without the first one, the kernel's tensors, and returns the data for a
-    launch by address.
+    The function may write to any tensor among its arguments, and returns nothing or new tensors. If the function has a
+    method `entry`, this method takes the same arguments without the first one, which is a sequence of the kernel's
+    tensors. It returns the data for a launch by address.
     """
     recorder = current.recorder
     return function(*arguments, **options) if recorder is None else recorder.note(function, arguments, options)
@@ -194,13 +214,21 @@ def noted(
 def noted_check(check: Callable[[], object], number: Tensor) -> None:
     """Calls a function that raises an error if a number in the host's memory is not 0.
 
-    A recording checks the number, too.
+    A repetition of the recording checks the number, too.
     """
     recorder = current.recorder
     if recorder is None:
         check()
     else:
         recorder.check(check, number)
+
+
+def written_by_kernel(tensors: Sequence[Tensor]) -> None:
+    """Gives tensors a new version, as operators do that write to them. A recording does so, too."""
+    torch.autograd.graph.increment_version(tensors)
+    recorder = current.recorder
+    if recorder is not None:
+        recorder.bump(tensors)
 
 
 def same_in_each_call(tensor: Tensor) -> Tensor:
@@ -212,7 +240,7 @@ def same_in_each_call(tensor: Tensor) -> Tensor:
 
 
 def not_repeated(why: str) -> None:
-    """Marks the present call as one that cannot be recorded."""
+    """Marks the current call as one that cannot be recorded."""
     recorder = current.recorder
     if recorder is not None:
         recorder.refuse(why)
@@ -223,13 +251,13 @@ def recorded(
     given: Sequence[Tensor | None],
     empty: Collection[int] = (),
 ) -> tuple[Sequence[Any], Recording | str]:
-    """The results of a call, and its recording, or the reason why it has none.
+    """Returns the results of a call, and its recording or the reason why it has none.
 
     Args:
         call: a function that only reads its arguments, without gradients. Its results are tensors or `None`.
-        empty: numbers of results without meaningful values.
+        empty: positions of results without meaningful values.
     """
-    # A tensor that is given twice now may be two tensors in the next call.
+    # One tensor that is passed twice in this call may be two tensors in the next one.
     different = list[Tensor | None]()
     for tensor in given:
         is_known = tensor is not None and any(tensor is other for other in different)
@@ -249,7 +277,7 @@ class _RecordedMemory:
     """Memory of a call's tensors.
 
     Attributes:
-        base: number of the tensor for which it was allocated; `None` if it is given.
+        base: number of the tensor for which the memory was allocated; `None` if it belongs to an argument.
         written: True if values have been written to it.
     """
 
@@ -258,7 +286,7 @@ class _RecordedMemory:
 
 
 class CallRecorder(TorchDispatchMode):
-    """Records a call on these tensors.
+    """Records a call with these tensors as arguments.
 
     Attributes:
         why: the reason why the call cannot be repeated, or `None`.
@@ -271,7 +299,7 @@ class CallRecorder(TorchDispatchMode):
         self._alive: dict[int, Tensor] = {}  # by number; kept alive, so that ids and addresses stay unique
         self._numbers: dict[int, int] = {}
         self._memory: dict[int, _RecordedMemory] = {}
-        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # with what it reads, and whether it writes
+        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # with tensors that it reads; True if it writes
         self._given = tuple([tensor is not None for tensor in given])
         self._count = len(given)
         for i, tensor in enumerate(given):
@@ -317,6 +345,11 @@ class CallRecorder(TorchDispatchMode):
         self._unseen(check)
         self._lines.append((Checked(number, check), frozenset(), True))
 
+    def bump(self, tensors: Sequence[Tensor]) -> None:
+        """Implements `written_by_kernel`."""
+        numbers = tuple(map(self._known, tensors))
+        self._lines.append((Bumped(numbers), frozenset(numbers), True))
+
     def _unseen(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         before, self._paused = self._paused, True
         try:
@@ -344,7 +377,13 @@ class CallRecorder(TorchDispatchMode):
             return self.why
         needed, lines = {*numbers}, []
         for line, used, writes in reversed(self._lines):
-            made = line.into if isinstance(line, Called) else () if isinstance(line, Checked) else (line.into,)
+            match line:
+                case Called():
+                    made = line.into
+                case Bumped() | Checked():
+                    made = ()
+                case _:
+                    made = (line.into,)
             if writes or not needed.isdisjoint(made):
                 needed |= used
                 lines.append(line)
@@ -353,6 +392,9 @@ class CallRecorder(TorchDispatchMode):
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def _operator(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
+        given = [*_tensors((args, options))]
+        if not given and not any(True for _ in _tensors(result)):
+            return  # such as `aten.promote_types`
         written = _written(func, args, options)
         if func.overloadpacket is _aten.set_ or any(not isinstance(one, Tensor) for one in _each(result)):
             self.refuse(f"{func} gives more than tensors")
@@ -360,7 +402,7 @@ class CallRecorder(TorchDispatchMode):
         if torch.Tag.dynamic_output_shape in func.tags:
             self.refuse(f"numbers decide about the shape of what {func} gives")
             return
-        for tensor in _tensors((args, options)):
+        for tensor in given:
             memory = self._memory.get(_address(tensor))
             if memory is not None and any(tensor is one for one in written):
                 memory.written = True
@@ -449,7 +491,7 @@ class CallRecorder(TorchDispatchMode):
                 self.refuse("something writes to its memory that is not noted")
 
     def _placed(self, value: Any) -> Any:
-        """A value with a `TensorNumber` for each tensor."""
+        """The value, with a `TensorNumber` in place of each tensor."""
         if isinstance(value, Tensor):
             return TensorNumber(self._known(value))
         if type(value) in (list, tuple):

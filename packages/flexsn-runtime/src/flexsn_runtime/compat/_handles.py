@@ -86,7 +86,7 @@ def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
     if bundle is None:
         raise UnknownHandleError(
             f"there is no kernel handle {number}: it was never registered, or its module and every backward "
-            "that used it are gone."
+            "that used it were deleted."
         )
     return bundle
 

@@ -22,7 +22,7 @@ class ScanKernel:
 
     Attributes:
         program: the step function.
-        state_seqs: True if state sequences are written, False for final states alone.
+        state_seqs: True if state sequences are written, False if only final states are written.
     """
 
     program: PointwiseProgram
@@ -81,7 +81,8 @@ def build_training_kernels(
     """Builds the forward scan that saves checkpoints, and the backward scan.
 
     Args:
-        requires_grad: for each input and state, True if its gradient may be needed; `None` if all may be.
+        requires_grad: for each input and state, True if its gradient may be needed; `None` if every gradient may be
+            needed.
 
     Returns:
         `(forward, backward, info)`, for `flexsn_forward` and `flexsn_backward`.
@@ -102,8 +103,8 @@ def describe(program: PointwiseProgram, example_inputs: Sequence[Tensor] | None)
         if example_inputs is not None:
             raise
         raise StateMismatchError(
-            f"{error} The step was traced for float32 tensors of one element: if the core needs others (it "
-            "captures a tensor with a shape), give example_inputs."
+            f"{error} The step was traced for float32 tensors of one element: if the core needs other "
+            "tensors, for example because it captures a tensor with a shape, give example_inputs."
         ) from None
     step.core()
     return extract_info(step.trace.forward.graph, program.num_inputs, program.num_states, program.num_outputs)

@@ -1,6 +1,7 @@
 """The scans as custom ops, for compilers: `(handle, flat_args) -> results`, with fake tensors and autograd.
 
-`flat_args` is `[*input_seqs, *init_states, *lifted]`. All initial states together may be left out; then they are zeros.
+`flat_args` is `[*input_seqs, *init_states, *lifted]`. Either all initial states are passed or none; without them, they
+are zeros.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from flexsn_runtime.operands._order import ScanFormat, strides_like
 from flexsn_runtime.program._arguments import prepare, split_flat
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# A compiler treats sizes of 0 and 1 differently from all others, and T determines the number of rows of checkpoints:
-# none, one or more. One dimension with two additional elements has an ordinary size.
+# A compiler treats sizes of 0 and 1 differently from all others. The number of rows of checkpoints depends on T and can
+# be 0, 1 or more. A flat tensor with two additional elements always has an ordinary size.
 _PADDING = 2
 
 
@@ -54,12 +55,12 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
     result = run_forward(step, arguments, state_seqs=state_seqs, training=True, padding=_PADDING)
     kernel.program.will_be_differentiated(step)
     for checkpoint in result.checkpoints:
-        checkpoint[-_PADDING:].zero_()  # equal results on every run
+        checkpoint[-_PADDING:].zero_()  # so that every run returns equal results
     return [*result.outputs, *result.state_seqs, *result.final_states, *result.checkpoints]
 
 
 def _fake(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool, checkpoints: bool) -> list[Tensor]:
-    """Tensors like the results, for sizes that may be symbols."""
+    """Allocates tensors like the results. Sizes may be symbols."""
     inputs, states, _ = split_flat(kernel.program, flat_args)
     step = _specialize(kernel, inputs, states)
     num_steps = inputs[0].shape[0]
@@ -158,8 +159,8 @@ def flexsn_inductor_backward(
 ) -> list[Tensor]:
     """The gradients, one for each true entry of `wanted`.
 
-    `flat_args` is `[*grad_outputs, *grad_states, *flat_args of the forward, *checkpoints]`; gradients that
-    are `None` are zero. `wanted` has an entry for each of the forward's flat arguments.
+    `flat_args` is `[*grad_outputs, *grad_states, *flat_args of the forward, *checkpoints]`. A gradient that is `None`
+    stands for zeros. `wanted` has an entry for each of the forward's flat arguments.
     """
     program = _training_kernel(handle).program
     grads, flat, checkpoints = _split_backward(handle, flat_args, len(wanted))
@@ -215,7 +216,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
     ctx.step = step = _specialize(kernel, sequences, states)
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
-    wanted = [t.requires_grad for t in flat_args]  # including those that the mask excludes: autograd counts them
+    wanted = [t.requires_grad for t in flat_args]  # also True where the mask is not: autograd counts all
     num_steps = sequences[0].shape[0]
     fixed = not_differentiable(
         step,

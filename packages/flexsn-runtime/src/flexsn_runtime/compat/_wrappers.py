@@ -22,8 +22,8 @@ _MADE_BY = "_flexsn_step"
 def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *state_seqs)`.
 
-    Initial states may be left out (zeros), and lifted tensors, too (the presently captured ones). `T == 0` returns
-    empty sequences.
+    Initial states that are left out are zeros. Lifted tensors that are left out are those that the core captures now.
+    If `T == 0`, the sequences are empty.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, training=False)
@@ -33,7 +33,7 @@ def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Te
 def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *final_states)`.
 
-    `T == 0` returns empty outputs, and final states that are copies of the initial ones, or zeros.
+    If `T == 0`, the outputs are empty, and the final states are copies of the initial ones, or zeros.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=False, training=False)
@@ -68,9 +68,9 @@ def flexsn_backward(
 
     Args:
         args: gradients, each of which may be `None` (zero), then `saved` of `flexsn_forward`.
-        input_templates, state_templates: tensors shaped like the inputs and initial states, for calls without
-            `saved`, which are only possible if every gradient is `None` or `T == 0`. Without templates, the step and
-            its inputs and states have the shape of the gradients after T.
+        input_templates, state_templates: tensors shaped like the inputs and initial states, for calls without `saved`.
+            Such a call is possible only if every gradient is `None` or `T == 0`. Without templates, the step and its
+            inputs and states have the shape of the gradients after T.
 
     Returns:
         The gradients of `[*input_seqs, *init_states, *lifted]`.
@@ -162,7 +162,7 @@ def _one_step(sequence: Tensor) -> Tensor:
 
 
 def _templates(role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None) -> Sequence[Tensor]:
-    """Tensors shaped like the gradients: the templates, or otherwise `like` for all of them."""
+    """Returns tensors shaped like the gradients: the templates or, without them, `like` for every gradient."""
     if templates is None and like is not None:
         return [like] * count
     if templates is None and count:

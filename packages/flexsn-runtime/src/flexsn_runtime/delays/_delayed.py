@@ -37,9 +37,9 @@ def why_no_delay_kernel(x: Tensor) -> str | None:
 def delay_between(
     x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int
 ) -> Tensor:
-    """The values `whole + fraction` steps before each step; see `_launch.between`.
+    """Returns the values from `whole + fraction` steps before each step; see `_launch.between`.
 
-    Gradients flow to `x`, `past` and `fraction`. `why_no_delay_kernel(x)` has to be `None`.
+    Gradients flow to `x`, `past` and `fraction`. `why_no_delay_kernel(x)` must be `None`.
     """
     x, past = x.contiguous(), None if past is None else past.contiguous()
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, past, fraction)):
@@ -49,13 +49,14 @@ def delay_between(
 
 
 def delay_by_taps(x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, slopes_of: Taps, inner: int) -> Tensor:
-    """`y[t] = sum over l of taps[l] x[t - l]`; see `_launch.filtered`.
+    """Computes `y[t] = sum over l of taps[l] x[t - l]`; see `_launch.filtered`.
 
-    Gradients flow to `x`, `past` and `delay`. `why_no_delay_kernel(x)` has to be `None`.
+    Gradients flow to `x`, `past` and `delay`. `why_no_delay_kernel(x)` must be `None`.
 
     Args:
         delay: `[size]`.
-        taps_of: differentiable function that maps delays to `taps`, `[most + 1, size]`, each column from one delay.
+        taps_of: differentiable function that maps delays to `taps`, `[most + 1, size]`; each column depends on one
+            delay.
         slopes_of: function that maps delays to the derivatives of the taps.
     """
     x, past = x.contiguous(), None if past is None else past.contiguous()
@@ -127,11 +128,11 @@ class _Filtered(SingleLevelFunction):
 
 
 def _summed(total: Tensor, size: int, inner: int) -> Tensor:
-    """For each delay, the sum over its elements, in a fixed order."""
+    """Returns, for each delay, the sum over the elements that have this delay, in a fixed order."""
     return total.reshape(-1, size, inner).sum((0, 2))
 
 
-# -- in terms of PyTorch's operations, for gradients of gradients and several gradients at once -------------------
+# -- in terms of PyTorch's operations, for gradients of gradients and batches of gradients ---------------------
 
 
 def _is_seen(grad: Tensor) -> bool:
@@ -142,7 +143,7 @@ def _is_seen(grad: Tensor) -> bool:
 def _gradients(
     function: Callable[..., Tensor], tensors: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of a function of these tensors, where they are needed."""
+    """The gradients with respect to these tensors; `None` where a gradient is not needed."""
     again = torch.is_grad_enabled()
     first, *others = tensors
     if first is None:  # no other gradient depends on its value, since the function is linear in it

@@ -19,13 +19,13 @@ _OF_FILTER = 4
 
 
 def between(x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int) -> Tensor:
-    """The values `whole + fraction` steps before each step.
+    """Returns the values from `whole + fraction` steps before each step.
 
     Args:
         x: `[T, *step]`.
-        past: `[most, *step]`, the steps before; `None` for zeros.
-        whole, fraction: `[size]`, int32 and the dtype of `x`. Without a fraction, the values at whole steps.
-        inner: number of neighbouring elements with one delay.
+        past: `[most, *step]`, the values before the first step; `None` for zeros.
+        whole, fraction: `[size]`, int32 and the dtype of `x`. `fraction` is `None` if all delays are whole steps.
+        inner: number of neighbouring elements that share a delay.
         most: the largest number of whole steps in a delay.
     """
     y = torch.empty_like(x)
@@ -53,7 +53,7 @@ def between_gradient(
     inner: int,
     most: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of `x`, of `past`, and of the fraction, the last one for each element of a step.
+    """Returns gradients of `x`, `past` and the fraction. The last one has a value for each element of a step.
 
     Args:
         x: `None` if the gradient of the fraction is not needed.
@@ -70,10 +70,10 @@ def between_gradient(
 
 
 def filtered(x: Tensor, past: Tensor | None, taps: Tensor, inner: int) -> Tensor:
-    """`y[t] = sum over l of taps[l] x[t - l]`.
+    """Computes `y[t] = sum over l of taps[l] x[t - l]`.
 
     Args:
-        x, past, inner: as for `between`.
+        x, past, inner: same as for `between`.
         taps: `[most + 1, size]`.
     """
     y = torch.empty_like(x)
@@ -88,7 +88,7 @@ def filtered(x: Tensor, past: Tensor | None, taps: Tensor, inner: int) -> Tensor
 def filter_gradient(
     grad: Tensor, x: Tensor | None, past: Tensor | None, taps: Tensor, slopes: Tensor, inner: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of `x`, of `past`, and of the delays, the last one for each element of a step.
+    """Returns gradients of `x`, `past` and the delays. The gradient of the delays has one value per element of a step.
 
     Args:
         x: `None` if the gradient of the delays is not needed.
@@ -110,7 +110,7 @@ def _of_step(grad: Tensor) -> Tensor:
 
 
 def _all(given: tuple[Tensor | None, ...], other: Tensor) -> tuple[Tensor, ...]:
-    """The tensors, with another one in place of those that a kernel does not read."""
+    """Returns the tensors, with `other` in place of each one that is `None`, which a kernel does not read."""
     return tuple([other if tensor is None else tensor for tensor in given])
 
 

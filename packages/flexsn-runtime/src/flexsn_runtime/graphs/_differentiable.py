@@ -14,7 +14,7 @@ def differentiable(
 ) -> Callable[..., Any]:
     """The step's core as a function whose gradient is `vjp`.
 
-    The gradient of the core's own operators would be wrong: the user's surrogate gradients are in `vjp` alone.
+    The gradient of the core's own operators would be wrong: only `vjp` contains the user's surrogate gradients.
 
     Args:
         core: `[*arguments] -> [*results]`.
@@ -43,7 +43,7 @@ def differentiable(
 
 
 def _apart(results: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
-    """The results, with a copy of each that is an argument, an earlier result, or a view.
+    """Returns the results, with a copy of each one that is an argument, an earlier result, or a view.
 
     Autograd marks tensors, not positions. If one tensor is two results, marking one of them as constant removes the
     gradient of both.

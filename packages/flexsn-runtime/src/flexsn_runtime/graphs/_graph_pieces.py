@@ -1,4 +1,4 @@
-"""A step in a compiler's graph, on pieces of its values."""
+"""Rewrites a step of a compiler's graph so that it works on pieces of its values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GraphPieces:
         """The pieces of a step.
 
         Raises:
-            NonPointwiseError: the step does not consist of pieces.
+            NonPointwiseError: the step cannot be cut into pieces.
         """
         assigned = Assignment(step.sizes, 0)
 

@@ -21,7 +21,7 @@ from flexsn_runtime.segments._choice import choose_ahead
 
 
 def values_of(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
-    """The arguments of one step, from those of the scan: `[*input_seqs, *init_states, *lifted]`."""
+    """The arguments of one step. The arguments of the scan are `[*input_seqs, *init_states, *lifted]`."""
     return [
         StepValue(tuple(value.shape[i < layout.num_inputs :]), value.dtype) if isinstance(value, Tensor) else value
         for i, value in enumerate(flat_args)
@@ -29,7 +29,7 @@ def values_of(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | 
 
 
 def arguments_of(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> Arguments:
-    """The arguments of a step's kernels among those of the operator."""
+    """Selects the arguments of a step's kernels from those of the operator."""
     inputs, states, _ = layout.split(flat_args)
     lifted = tuple(flat_args[position] for position in step.lifted)
     return Arguments(tuple(inputs), tuple(unknown_states(layout, states)), lifted)
@@ -47,7 +47,7 @@ def scan_forward(
     """The results of the forward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
-        ahead: True if the program is compiled ahead of time, with segments of time that are chosen now.
+        ahead: True if the program is compiled ahead of time. Parallel segments of time are then chosen now.
     """
     interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
     arguments = arguments_of(step, layout, flat_args)
@@ -84,7 +84,7 @@ def scan_backward(
     """
     scan = layout.scan
     arguments = arguments_of(step, scan, flat_args)
-    if step.distance != layout.saved_interval:  # the saved states are too far apart, so the forward runs again
+    if step.distance != layout.saved_interval:  # the saved states are too far apart: runs the forward again
         spare = _spare(arguments.num_steps)
         saved = _forward(step, arguments, state_seqs=False, training=True, spare_rows=spare).checkpoints
     given = iter(gradients)
@@ -100,7 +100,7 @@ def scan_backward(
     for position, need in enumerate(layout.needs):
         if need:
             gradient = found[positions.index(position)] if position in positions else None
-            # A lifted tensor without a position is not read by the step.
+            # The step does not read a lifted tensor that has no position.
             results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
     return results
 
@@ -130,6 +130,6 @@ def _spare(num_steps: int) -> int:
 
 
 def _every(rows: Tensor, ratio: int, count: int) -> Tensor:
-    """The last one of each `ratio` rows, followed by rows without meaning up to `count`."""
+    """The last row of every `ratio` rows. Meaningless rows follow, so that there are `count` rows."""
     last = torch.arange(count, device=rows.device) * ratio + (ratio - 1)
     return rows.index_select(0, last.clamp(max=rows.shape[0] - 1))

@@ -1,4 +1,4 @@
-"""Kernels of a step that is a compiler's graph, in which sizes may be symbols."""
+"""Kernels of a step that is a graph from a compiler, in which sizes may be symbols."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 _Graph = TypeVar("_Graph", StepTrace, StepGraph)
 
-# Size to plan for if a symbolic size has no hint: a plan for large steps also suits small ones, but not vice versa.
+# Size to plan for if a symbolic size has no hint. A plan for large steps also suits small ones, but not vice versa.
 _UNKNOWN_NCL = 2**20
 
 
 class StepFunction(Protocol):
-    """A graph as a function."""
+    """A graph that can be called as a function."""
 
     @property
     def code(self) -> Any:
@@ -54,7 +54,7 @@ class GraphStep:
         vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None` if no gradient will be needed.
         cotangents: for each of `[*outputs, *new_states]`, True if `vjp` takes its gradient.
         wanted: for each argument, True if `vjp` returns its gradient.
-        on_pieces: as for `trace_step`.
+        on_pieces: same as for `trace_step`.
     """
 
     core: StepFunction
@@ -83,10 +83,10 @@ class GraphStep:
 
     @property
     def key(self) -> Hashable:
-        """A value that is equal for steps with equal kernels.
+        """A value that is equal for steps with equal kernels; `None` if this cannot be decided.
 
-        `None` if equality cannot be decided: a symbol among the sizes belongs to one compilation, and the code of a
-        graph has only the names of its constant tensors.
+        It cannot be decided if a size is a symbol, since symbols belong to one compilation, or if the graph has
+        constant tensors, of which its code contains only the names.
         """
         graphs = [graph for graph in (self.core, self.vjp) if graph is not None]
         symbolic = any(type(size) is not int for size in self.sizes)
@@ -101,15 +101,15 @@ class GraphSpecialization(Specialization):
     """Kernels of a `GraphStep`.
 
     Args:
-        segment: distance of the checkpoints; `None` for that of the launch plan.
+        segment: distance of the checkpoints; `None` for the distance of the launch plan.
         on_cpu: the language of kernels on the CPU.
-        recorded: True to record launches in a tracer; False to run them, if all sizes are numbers.
+        recorded: True if a tracer records the launches; False if they run, which requires that all sizes are numbers.
 
     Attributes:
         is_recorded: the argument `recorded`.
         lifted: for each tensor that the step captures, its position among the step's arguments.
-        distance: distance of the checkpoints that the kernels write and read, a divisor of `segment`. It is smaller
-            than `segment` if a kernel cannot write out that number of steps.
+        distance: distance of the checkpoints that the kernels write and read. It divides `segment`, and is smaller if a
+            kernel cannot contain the code of `segment` steps.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class GraphSpecialization(Specialization):
         self.lifted = [stand_ins[id(tensor)] for tensor in self.trace.lifted]
         for trace in self._traces:
             for tensor in trace.lifted:
-                # No code reads it, and a CUDA graph that is being recorded has no memory to spare for it.
+                # No code reads the tensor, and a CUDA graph that is being recorded has no memory to spare for it.
                 tensor.untyped_storage().resize_(0)
         self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
-        # The trace has the numbers of an assignment, but its users need the symbols.
+        # The trace has the numbers of one assignment, but its users need the symbols.
         sized = copy.copy(self.trace)
         sized.step_shape = self._step_shape(step)
         sized.forward = replace(sized.forward, layouts=self._layouts([trace.forward for trace in self._traces]))
@@ -166,11 +166,11 @@ class GraphSpecialization(Specialization):
         return plan if self.distance is None else with_segment(plan, self.distance)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
-        # The distance decides the memory of the graph's checkpoints, so it also holds for short sequences.
+        # The distance decides how much memory the graph's checkpoints take, so it also holds for short sequences.
         return super().segment(plan, num_steps) if self.distance is None else self.distance
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
-        # If T is a number, the graph runs for this T only, and a kernel for whole chunks needs no code for a rest.
+        # If T is a number, the graph runs for this T only. If whole chunks cover T, a kernel needs no code for a rest.
         return not self.is_recorded or not isinstance(num_steps, int) or num_steps % chunk > 0
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
@@ -181,7 +181,7 @@ class GraphSpecialization(Specialization):
 
     @property
     def _launch(self) -> Callable[..., Launch]:
-        """Makes launches; for a tracer, launches that record themselves."""
+        """The function that makes launches. For a tracer, these launches record themselves."""
         return self.backend.recorded if self.is_recorded else self.backend.launch
 
     def _layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:
@@ -195,8 +195,8 @@ class GraphSpecialization(Specialization):
         shape = broadcast_shape([step.sizes_of(position) for position in range(step.num_primals)])
         if self._assignments[0].shape(shape) != self.trace.step_shape:
             raise SymbolicSizeError(
-                f"the outputs have the shape {list(self.trace.step_shape)} by a captured tensor alone. Expand an "
-                "input to it."
+                f"the shape {list(self.trace.step_shape)} of the outputs depends only on a captured tensor. Expand an "
+                "input to this shape."
             )
         return shape
 
@@ -208,13 +208,14 @@ def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple
     """Traces the step for the assigned sizes.
 
     Returns:
-        The trace, and for the `id` of each lifted tensor's stand-in, the tensor's position among the arguments.
+        The trace, and a dictionary from the `id` of each lifted tensor's stand-in to the tensor's position among the
+        arguments.
     """
 
     def stand_in(value: StepValue | Size) -> Any:
         if not isinstance(value, StepValue):
             return assigned(value)
-        # One element, whatever the size: the tracer uses only shape, dtype and device.
+        # One element is enough for any size, since the tracer uses only shape, dtype and device.
         tensor = torch.empty((), dtype=value.dtype, device=device).expand(assigned.shape(value.shape))
         return tensor.requires_grad_(tensor.is_floating_point())
 
@@ -228,7 +229,7 @@ def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple
         return tuple(run(*values, *lifted))
 
     counts = (step.num_inputs, step.num_states, step.num_outputs)
-    # The captured tensors are pieces, which the step joins.
+    # The captured tensors are pieces, and the step joins them.
     trace = trace_step(core, *counts, primals, follow=False, on_pieces=step.on_pieces, hoist=not step.on_pieces)
     return trace, {id(value): step.num_primals + i for i, value in enumerate(lifted)}
 
@@ -240,6 +241,6 @@ def _check_same(emit: Callable[[_Graph], CoreSource | None], graphs: Sequence[_G
     sources = [emit(graph) for graph in graphs]
     if len({source and source.name for source in sources}) > 1:
         raise SymbolicSizeError(
-            "the core computes with a size that is symbolic, which a kernel would have as a constant. Make it a "
+            "the core computes with a symbolic size, which would be a constant in a kernel. Convert the size to a "
             "tensor outside of the core, or compile with dynamic=False."
         )

@@ -36,7 +36,7 @@ from flexsn_runtime.segments._choice import may_run_in_segments
 
 
 class KernelLowering:
-    """Turns compiled scans into launches of the kernels of eager mode.
+    """Lowers compiled scans to launches of the same kernels as in eager mode.
 
     Args:
         on_cpu: the language of kernels on the CPU.
@@ -54,11 +54,11 @@ class KernelLowering:
 
     @property
     def version(self) -> str:
-        """Digest of all code that writes kernels. It is part of the key of compiled code on disk."""
+        """Digest of all code that generates kernels. The digest is part of the key of compiled code on disk."""
         return _digest()
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """The reason why no kernels exist for these arguments; `None` if they do."""
+        """The reason why no kernels exist for these arguments; `None` if kernels exist."""
         devices = {value.device for value in flat_args if isinstance(value, Tensor) and value.dim() > 0}
         if len(devices) != 1:
             return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
@@ -66,7 +66,7 @@ class KernelLowering:
         return backend_on(device, self._on_cpu).why_unavailable(device)
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
-        """The distance of the checkpoints, from T, the size of the step and the number of its operators."""
+        """Computes the distance of the checkpoints from T, the size of the step and the number of its operators."""
         hints = [size_hint(value.numel()) for value in primals]
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
@@ -80,7 +80,7 @@ class KernelLowering:
         """The forward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
-            UnsupportedScanError: no kernel can be made for the core.
+            UnsupportedScanError: no kernel can be generated for the core.
         """
         graph = GraphStep(core, *layout.counts, values_of(layout, flat_args))
         with _refusals():
@@ -109,8 +109,8 @@ class KernelLowering:
         graph.check(args)
         if _is_ahead_of_time():
             warn(
-                "a program that is compiled ahead of time calls a step with matrix products through Python: it runs in "
-                "processes that have imported flexsn_runtime, and nowhere else. With FLEXSN_HOP_LOWERING=scan in the "
+                "a program that is compiled ahead of time calls a step with matrix products through Python, so it runs "
+                "only in processes that have imported flexsn_runtime. With FLEXSN_HOP_LOWERING=scan in the "
                 "environment and torch 2.15, torch.export.export records torch's own scan instead, and the program "
                 "needs no Python",
             )
@@ -130,7 +130,7 @@ class KernelLowering:
         """The backward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
-            UnsupportedScanError: no kernel can be made for the core's gradient.
+            UnsupportedScanError: no kernel can compute the core's gradient.
         """
         scan = layout.scan
         flat_args, saved, output_grads, state_grads = layout.split(args)
@@ -182,10 +182,10 @@ _OTHERWISE = (UnsupportedScanError, NonPointwiseError, CoreReturnError)
 
 
 def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) -> GraphPieces:
-    """The pieces of a step that was refused as a whole.
+    """The pieces of a step for which a single kernel was rejected.
 
     Raises:
-        Exception: the first of the refusals, if the step does not consist of pieces either.
+        Exception: the first of the refusals, if the step cannot be divided into pieces either.
     """
     try:
         return GraphPieces.of(graph, flat_args[0].device)
@@ -194,9 +194,9 @@ def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) ->
 
 
 def _run_in_segments(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> bool:
-    """True if kernels that walk segments of time are worth a call of Python. Sizes may be symbols with hints.
+    """True if kernels that process time in segments save more time than a call of Python takes.
 
-    A program that is compiled ahead of time has to run without Python.
+    Sizes may be symbols with hints. A program that is compiled ahead of time has to run without Python.
     """
     num_steps, ncl = flat_args[0].shape[0], math.prod(step.trace.step_shape)
     hints = size_hint(num_steps), size_hint(ncl)
@@ -212,14 +212,17 @@ def _records_cuda_graphs() -> bool:
 
 
 def _with_zeros(layout: ScanLayout, flat_args: Sequence[Any]) -> list[Any]:
-    """The arguments, with zeros for states that are known to be zeros, whose memory was never written."""
+    """The arguments, with tensors of zeros in place of states that are known to be zeros.
+
+    The memory of these states was never written.
+    """
     args = list(flat_args)
     for i in layout.zero_positions:
         args[i] = args[i].new_zeros(args[i].shape)
     return args
 
 
-# A step with products runs the forward again in the backward, from its first step on.
+# The backward of a step with products runs the whole forward again, so it needs no checkpoints.
 _NO_CHECKPOINTS = 2**20
 
 _MATRIX_PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "bilinear"}
@@ -228,9 +231,9 @@ _PRODUCTS = frozenset(_MATRIX_PRODUCTS | _CONVOLUTIONS)
 
 
 def _may_have_products(core: fx.GraphModule) -> bool:
-    """True if a core multiplies matrices, with any operators.
+    """True if a core multiplies matrices or convolves, with any operators.
 
-    Checks only names, since the result affects memory alone.
+    Checks only names, since a wrong result affects only memory.
     """
     called = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
     names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in called)
@@ -239,7 +242,7 @@ def _may_have_products(core: fx.GraphModule) -> bool:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Converts errors about steps for which kernels cannot be made to `UnsupportedScanError`."""
+    """Converts errors about steps for which no kernels exist to `UnsupportedScanError`."""
     try:
         yield
     except UnsupportedScanError:
@@ -250,7 +253,7 @@ def _refusals() -> Iterator[None]:
 
 @functools.cache
 def _digest() -> str:
-    """Digest of the sources of the packages that write kernels."""
+    """Digest of the sources of the packages that generate kernels."""
     digest = hashlib.sha256()
     for package in (flexsn_hop, flexsn_graph, flexsn_codegen, flexsn_runtime):
         assert package.__file__ is not None

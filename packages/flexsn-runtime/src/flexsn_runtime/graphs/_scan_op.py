@@ -1,11 +1,11 @@
-"""A scan as an operator for compilers, for launches that depend on more than a compiler has.
+"""A scan as an operator for compilers, for launches that depend on values that a compiler does not have.
 
-These are the launches of a step with matrix products, and of segments of time. The scan's graphs are an argument, as
-text, so that they are part of a program that another process has compiled.
+These are the launches of a step with matrix products, and the launches of parallel segments of time. The scan's graphs
+are an argument of the operator, as text, so that a compiled program contains them when another process runs it.
 
-A compiled graph has one node for the operator, whatever T is. When it runs, sizes are numbers again, so a step is
-traced for them as in eager mode. The backward of a step with products runs the forward again, for the values that it
-needs of each step.
+A compiled graph has one node for the operator, whatever T is. When the operator runs, sizes are numbers again, so it
+traces the step for them as in eager mode. The backward of a step with products runs the forward again to compute the
+values that it needs of each step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_s
 
 @dataclass(frozen=True, slots=True)
 class ScanGraph:
-    """A scan of a step that is given as graphs, or the gradient of such a scan.
+    """A scan of a step that consists of graphs, or the gradient of such a scan.
 
     Attributes:
         core: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
@@ -68,7 +68,7 @@ class ScanGraph:
         """Records the operator, or runs it.
 
         Args:
-            args: `[*input_seqs, *init_states, *lifted]`; the lifted ones may be sizes. For a gradient, these are
+            args: `[*input_seqs, *init_states, *lifted]`; lifted ones may be sizes. For a gradient, they are
                 followed by `[*saved]`, unless the step has products, and by `[*gradients]`.
         """
         sizes = [i for i, value in enumerate(args) if not isinstance(value, Tensor)]
@@ -77,10 +77,10 @@ class ScanGraph:
         return found
 
     def check(self, args: Sequence[Any]) -> None:
-        """Raises the errors that tracing the step and making its kernels raise.
+        """Traces the step and generates its kernels, so that their errors are raised now.
 
         Args:
-            args: as for the call, without gradients and checkpoints. A symbolic size represents any number.
+            args: same as for the call, without gradients and checkpoints. A symbolic size stands for any number.
         """
         assigned = Assignment([size for value in args for size in _sizes_of(value)], 0)
         num_inputs = self.scan.num_inputs
@@ -99,10 +99,10 @@ class _Like(NamedTuple):
 
     @classmethod
     def of(cls, value: Any, is_sequence: bool, number: Callable[[int], int]) -> _Like | int:
-        """The layout of an argument, or the size that it is.
+        """Returns the layout of a tensor argument, or the number of a size argument.
 
         Args:
-            is_sequence: True if its first dimension is T.
+            is_sequence: True if the first dimension of the argument is T.
             number: maps a size to a number.
         """
         if not isinstance(value, Tensor):
@@ -112,12 +112,12 @@ class _Like(NamedTuple):
         return cls(shape, stride, value.dtype, value.device)
 
     def primal(self) -> Tensor:
-        """A stand-in of one element, whatever the size: the tracer uses only shape, dtype and device."""
+        """A stand-in of one element. It is enough for any size: the tracer uses only shape, dtype and device."""
         tensor = torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
         return tensor.requires_grad_(tensor.is_floating_point())
 
     def lifted(self) -> Tensor:
-        """A stand-in with strides, since a trace may compute with it before the loop."""
+        """A stand-in with the strides of the tensor, since a trace may compute with it before the loop."""
         tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         return tensor.requires_grad_(tensor.is_floating_point())
 
@@ -157,7 +157,7 @@ class _Specialized:
         self.captured = [positions[id(tensor)] for tensor in trace.captured]
         for value in lifted:
             if isinstance(value, Tensor):
-                value.untyped_storage().resize_(0)  # no code reads it
+                value.untyped_storage().resize_(0)  # no code reads its values
 
     def arguments(self, graph: ScanGraph, args: Sequence[Any], lifted: Sequence[Tensor]) -> Arguments:
         inputs, states, _ = graph.scan.split(args)
@@ -250,7 +250,7 @@ def _forward(graph: ScanGraph, layout: ScanLayout, made: _Specialized, args: Seq
             checkpoints = torch.empty_strided(shape, (unit, *form.step), dtype=value.dtype, device=arguments.device)
             if rows:
                 checkpoints[:rows].copy_(memory[Port(Role.STATE, i)][interval::interval][:rows])
-            checkpoints[rows:].zero_()  # equal results on every run
+            checkpoints[rows:].zero_()  # so that every run returns equal results
             results.append(checkpoints)
     return results
 
@@ -280,7 +280,7 @@ def _backward(graph: ScanGraph, layout: BackwardLayout, made: _Specialized, args
 
 
 def _like_argument(gradient: Tensor | None, argument: Tensor) -> Tensor:
-    """A gradient in the memory format of its argument, or zeros."""
+    """Returns a gradient in the memory format of its argument; zeros for `None`."""
     strides = strides_like(argument)
     if gradient is None:
         return torch.zeros_like(argument.new_empty_strided(argument.shape, strides))
@@ -288,7 +288,7 @@ def _like_argument(gradient: Tensor | None, argument: Tensor) -> Tensor:
 
 
 def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """A tensor with these strides and memory of its own."""
+    """Returns a copy of a tensor, with these strides."""
     if tensor.stride() == tuple(strides) and tensor._base is None:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -297,7 +297,7 @@ def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
 def _shapes(
     program: str, tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Tensor]:
-    """Tensors like the results, for sizes that may be symbols."""
+    """Allocates tensors like the results. Sizes may be symbols."""
     graph = _graph.__wrapped__(program)  # bypasses the cache, since the constants are fake here
     args = merged(tensors, sizes, size_positions)
     layout = graph.layout
@@ -327,7 +327,7 @@ def _shapes(
     return found
 
 
-# Kernels read any strides, so a compiler need not copy arguments to a certain layout.
+# Kernels can read any strides, so a compiler does not have to copy arguments to a certain layout.
 torch.library.define(
     "flexsn_runtime::run_scan",
     "(str program, Tensor[] tensors, SymInt[] sizes, int[] size_positions) -> Tensor[]",

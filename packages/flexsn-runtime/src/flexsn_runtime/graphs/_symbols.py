@@ -1,4 +1,4 @@
-"""Maps symbolic sizes to numbers, for tracing a step, and back."""
+"""Maps symbolic sizes to numbers, so that a step can be traced, and maps the numbers back to symbols."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexsn_runtime.errors import SymbolicSizeError
 if TYPE_CHECKING:
     import sympy
 
-# Products of different primes differ, so a number shows the sizes that it was computed from.
+# Products of different primes differ, so a number reveals the sizes from which it was computed.
 _PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
 Size = int
@@ -23,7 +23,7 @@ class Assignment:
     """A number for each symbol in the sizes of some tensors.
 
     Args:
-        sizes: all sizes that it will be called with.
+        sizes: all sizes that the assignment will map.
         number: index of the assignment. Two assignments with different indices share no value.
     """
 
@@ -48,7 +48,7 @@ class Assignment:
 def symbolic_layout(
     assignments: Sequence[Assignment], layouts: Sequence[LiftedLayout], shape: Sequence[Size]
 ) -> LiftedLayout:
-    """The layout in terms of the captured tensor's shape; `layouts` are its values for each of the assignments."""
+    """The layout in terms of the captured tensor's shape; `layouts` has its value for each assignment."""
     candidates = _contiguous_strides(shape)
 
     def symbolic(numbers: Sequence[int]) -> Size:
@@ -58,8 +58,8 @@ def symbolic_layout(
             if [assigned(size) for assigned in assignments] == list(numbers):
                 return size
         raise SymbolicSizeError(
-            "the core reads a captured tensor at a distance that depends on symbolic sizes in no simple way. Make "
-            "that view of the tensor outside of the core, or compile with dynamic=False."
+            "the core reads a captured tensor with a stride or offset that is not a simple function of symbolic "
+            "sizes. Create this view of the tensor outside of the core, or compile with dynamic=False."
         )
 
     strides = tuple(symbolic(numbers) for numbers in zip(*(layout.strides for layout in layouts), strict=True))

@@ -1,3 +1,3 @@
-"""The two kernels of a pointwise scan: their choice, memory and launches, and their connection by autograd."""
+"""The forward and the backward kernel of a pointwise scan: their choice, memory, launches and autograd function."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A scan with gradients, as directly as possible: one `autograd.Function` over the two kernels.
+"""A scan with gradients as one `autograd.Function` over the two kernels, which has little overhead.
 
 The custom ops in `compat/_ops.py` do the same for compilers, but their dispatch takes several times as long.
 """
@@ -6,6 +6,7 @@ The custom ops in `compat/_ops.py` do the same for compilers, but their dispatch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +16,16 @@ from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.kernels._trained import Trained, trained_scan
+from flexsn_runtime.native import Again
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
 def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs, *bits)` or `(*output_seqs, *final_states, *bits)`, differentiable if necessary."""
+    """Runs a scan that is differentiable if necessary.
+
+    Returns `(*output_seqs, *state_seqs, *bits)` or `(*output_seqs, *final_states, *bits)`.
+    """
     tensors = arguments.all
     if torch.is_grad_enabled():
         wanted = tuple([t is not None and t.requires_grad for t in tensors])
@@ -31,11 +36,37 @@ def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bo
 
 def run_trained(scan: Trained, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     """Runs a prepared scan on `[*inputs, *states, *lifted]`. Returns the results of `scan_pointwise`."""
-    native = scan.native
-    if native is not None and not native.watched():
-        return tuple(native.run(tensors))
-    results: tuple[Tensor, ...] = _Scan.apply(scan, *tensors)
-    return results
+    return TrainedRun(scan)(tensors)
+
+
+@dataclass(slots=True)
+class TrainedRun:
+    """Runs calls of a prepared scan, as `run_trained`.
+
+    Attributes:
+        is_native: True if the compiled launcher has made a call.
+    """
+
+    scan: Trained
+    is_native: bool = False
+
+    def __call__(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        native = self.scan.native
+        if native is not None and not native.watched():
+            self.is_native = True
+            return tuple(native.run(tensors))
+        results: tuple[Tensor, ...] = _Scan.apply(self.scan, *tensors)
+        return results
+
+    def watched(self) -> bool:
+        """True if a hook watches launches that the compiled launcher would bypass. Requires `is_native`."""
+        native = self.scan.native
+        return native is None or native.watched()
+
+    def again(self, tensors: Sequence[Tensor | None]) -> Again | None:
+        """As `NativeScan.again`. Requires `is_native`."""
+        native = self.scan.native
+        return None if native is None else native.again(tensors)
 
 
 class _Scan(SingleLevelFunction):

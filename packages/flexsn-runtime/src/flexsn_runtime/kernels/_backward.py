@@ -29,12 +29,12 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 
 class Cotangents(NamedTuple):
-    """Incoming gradients; `None` is zero.
+    """Incoming gradients. `None` stands for zeros.
 
     Attributes:
         outputs: gradients of the outputs, `[T, *step]` each.
         states: gradients of the state sequences, `[T, *step]` each, or of the final states, `[*step]` each.
-        state_seqs: True for state sequences.
+        state_seqs: True if `states` are gradients of state sequences.
     """
 
     outputs: tuple[Tensor | None, ...]
@@ -47,7 +47,7 @@ class Cotangents(NamedTuple):
 
 
 def split_cotangents(grads: Sequence[Tensor | None], num_outputs: int, *, state_seqs: bool) -> Cotangents:
-    """Gradients of `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, by role."""
+    """Splits the gradients of `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)` by role."""
     return Cotangents(tuple(grads[:num_outputs]), tuple(grads[num_outputs:]), state_seqs)
 
 
@@ -57,19 +57,19 @@ class BackwardScan:
     Each gradient has the format of its argument.
 
     Args:
-        arguments: as in the forward.
+        arguments: same as in the forward.
         kept: checkpoints or residuals, as the forward returned them, or copies in another format.
         wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         residuals: the residuals that the forward saved; `None` for checkpoints.
-        plan: as for `ForwardScan`.
+        plan: same as for `ForwardScan`.
         segments: segments to compute in parallel, if the step's gradient allows it; `None` to compute all steps in
             order.
 
     Attributes:
-        plan: the work of a call, from `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs,
-            *grad_states]` to a gradient for each tensor of the forward that needs one, with its shape; zeros where
-            no gradient flows.
-        flowing: as `plan`, but with None where no gradient flows, as in the loop.
+        plan: allocations, steps and results of a call. It takes `[*inputs, *states, *lifted, *checkpoints or
+            *residuals, *grad_outputs, *grad_states]`, and returns a gradient for each tensor of the forward that needs
+            one, in the tensor's shape. The gradient is zeros if no gradient flows to the tensor.
+        flowing: like `plan`, but it returns `None` for tensors to which no gradient flows, as the loop does.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class BackwardScan:
         config, rest, single = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
         if segments is not None and arguments.num_steps < 2 * config.chunk:
             segments = None
-        # If an argument is one number for the whole step, the kernel sums its gradient within each program. (An input
-        # may be a view of one number, but its gradient is as large as the view. Such an input does not count.)
+        # If an argument is one number for the whole step, the kernel sums its gradient within each program. An input
+        # that is a view of one number does not count, because its gradient is as large as the view.
         summed_inputs = tuple(
             layout.step == 0 and all(size == 1 for size in x.shape[1:])
             for layout, x in zip(operands.inputs, arguments.inputs, strict=True)
@@ -144,7 +144,7 @@ class BackwardScan:
             cut = rows(counted, list(read_by.values()), narrow.block)
             config = config if cut is None else narrow
         programs = -(-(ncl if cut is None else math.prod(cut.shape)) // config.block)
-        # For each of `[*inputs, *states, *lifted]`: the gradient as the kernel writes it.
+        # The gradient of each of `[*inputs, *states, *lifted]`, as the kernel writes it.
         sums = (arguments.num_steps, programs)
         described = [
             *(
@@ -169,7 +169,7 @@ class BackwardScan:
         cotangent_params = [*_params(Role.GRAD_OUTPUT, cotangents.outputs), *_params(state_role, cotangents.states)]
         came = zip([*kept_params, *cotangent_params], [*kept, *cotangents.all], strict=True)
         gradient_params = [*_params(Role.GRAD_INPUT, wanted_inputs), *_params(Role.GRAD_STATE, wanted_states)]
-        # The format of a gradient that is copied first: that of the tensor that it belongs to.
+        # Some incoming gradients are copied first. The copy has the format of the tensor to which the gradient belongs.
         dense = {len(full): form.sequence, len(trace.step_shape): form.step}
         strided = operands.strided(
             [
@@ -237,7 +237,7 @@ class BackwardScan:
         taken = [places.index(param) for param in kernel.params]
         steps = launching(operands, launched, taken, len(places), copies)
         first = first_grad + len(cotangent_params)
-        # Gradients that the kernel writes in a shape that differs from their tensors' shapes.
+        # Gradients that the kernel writes in another shape than that of their tensors.
         steps += (
             Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
             for i, x in enumerate(arguments.inputs)
@@ -279,7 +279,7 @@ class BackwardScan:
     def _flows(self) -> tuple[bool, ...]:
         """For each of `[*inputs, *states, *lifted]`, True if any gradient flows to it.
 
-        Operations before the scan must not receive a zero instead: their derivatives may be infinite.
+        Without a gradient, operations before the scan must not receive zeros: their derivatives may be infinite.
         """
         if self._num_steps == 0:
             states = (there and not self._state_seqs for there in self._states_present)
@@ -288,7 +288,7 @@ class BackwardScan:
         return self._presence.flows(self._num_steps)
 
     def _zero_gradients(self, memory: Memory) -> None:
-        """Computes gradients without a step: the final states are the initial ones, and so are their gradients."""
+        """Computes gradients if T is 0: the final states are the initial ones, and so are their gradients."""
         first = len(memory) - len(self._wanted)
         for i, want in enumerate(self._wanted):
             primal = memory[i]
@@ -304,8 +304,8 @@ def _is_copied(gradient: Tensor) -> bool:
     """True if an incoming gradient is copied before a kernel reads it.
 
     The memory of a lazily negated view lacks the sign. An expanded gradient, such as that of a sum over time, would
-    need its own kernel, whose compilation takes longer than many copies, and the last layer of a network is small.
-    Zeros that autograd made may have no memory.
+    need its own kernel. The compilation of this kernel takes longer than many copies, and the last layer of a network
+    is small. Zeros that autograd made may have no memory.
     """
     if gradient.is_neg() or gradient._is_zerotensor():
         return True

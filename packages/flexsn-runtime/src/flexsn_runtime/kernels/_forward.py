@@ -33,33 +33,33 @@ class ForwardResult(NamedTuple):
 
     @property
     def returned(self) -> tuple[Tensor, ...]:
-        """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`."""
+        """Returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`."""
         return (*self.outputs, *self.state_seqs, *self.final_states)
 
 
 class ForwardScan:
     """A forward scan, prepared for arguments of one layout.
 
-    Outputs, state sequences and final states have the format of `ScanFormat`. Values for the backward are
-    `[T, *step]` or `[rows, *step]`, in the order in which the kernel counts elements. Bits of outputs are in this
-    order, too: uint8 `[T, bytes]`, with 8 elements per byte. If the elements of the outputs are stored in another
-    order, no bits are written, and the tensors of bits have the shape `[0, bytes]`.
+    Outputs, state sequences and final states have the format of `ScanFormat`. Values for the backward have the shape
+    `[T, *step]` or `[rows, *step]`. Their elements are in the order in which the kernel counts. Bits of outputs are
+    uint8, with 8 elements per byte, in the same order; their shape is `[T, bytes]`. If the elements of the outputs have
+    another order in memory, no bits are written, and the tensors of bits have the shape `[0, bytes]`.
 
     Args:
-        arguments: examples, whose shapes, strides, dtypes, device and alignment are the layout.
-        state_seqs: True to write the states after every step, False for the final ones alone.
-        training: True to write values for the backward: residuals, or checkpoints to recompute from.
-        residuals: residuals of the step; `None` for checkpoints.
+        arguments: example arguments. Their shapes, strides, dtypes, device and alignment are the layout.
+        state_seqs: True to write the states after every step, False to write only the final states.
+        training: True to write values for the backward: residuals, or checkpoints from which it recomputes states.
+        residuals: residuals of the step; `None` to save checkpoints.
         spare_rows: additional rows of checkpoints to allocate.
         padding: number of elements to append to the checkpoints, which are then stored as one flat tensor; `None` for
             checkpoints `[rows, *step]`.
-        plan: launch settings; `None` for those of the step.
+        plan: launch settings; `None` for the settings of the step.
         segments: choice of segments to compute in parallel; `None` to compute all steps in order.
 
     Attributes:
         plan: allocations and launches that each call performs.
-        first_bits, first_kept: positions of the first bits of outputs and of the first value for the backward, among
-            the results of `run`.
+        first_bits, first_kept: position of the first bits of outputs, and position of the first value for the backward,
+            among the results of `run`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ForwardScan:
         kept_strides = (ncl, *form.step)
         if checkpoints:
             rows = checkpoint_rows(num_steps, segment) + spare_rows
-            rows += sum(-(-delays.most // segment) for delays in step.late.values())  # rows before the first step
+            rows += sum(-(-delays.most // segment) for delays in step.late.values())  # plus rows before the first step
             kept_shape = (rows, *shape)
             if padding is not None:
                 kept_shape, kept_strides = (rows * ncl + padding,), (1,)
@@ -159,11 +159,11 @@ class ForwardScan:
 
     @cached_property
     def single(self) -> Plan:
-        """The plan of one step, from inputs `[*step]` to `[*outputs, *final_states]`, `[*step]` each."""
+        """The plan for one step. It takes inputs `[*step]`, and returns `[*outputs, *final_states]`, `[*step]` each."""
         return self._single()
 
     def results(self) -> list[Tensor]:
-        """Tensors like the results of the plan, without memory."""
+        """Returns tensors like the results of the plan that have no memory."""
         return [one.like() for one in self.plan.allocations if one is not None]
 
     def __call__(self, arguments: Arguments) -> ForwardResult:
@@ -187,7 +187,7 @@ class ForwardScan:
 
 
 class _Initial(NamedTuple):
-    """A scan without steps: the final states are the initial ones.
+    """A scan of zero steps: the final states are the initial ones.
 
     Attributes:
         states: position of the first initial state.
@@ -207,7 +207,7 @@ class _Initial(NamedTuple):
 
 
 def checkpoint_rows(num_steps: int, segment: int) -> int:
-    """The number of stored states: one before each segment but the first."""
+    """Number of stored states. One state is stored before each segment except the first."""
     return (num_steps - 1) // segment if num_steps > 0 else 0
 
 

@@ -1,4 +1,4 @@
-"""Refusals of calls by autograd that the backward of a scan cannot serve."""
+"""Errors for calls by autograd that the backward of a scan does not support."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flexsn_runtime.operands._memory import check_tensor
 
 
 def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
-    """Raises unless kernels can read the arguments of a backward, and write to the memory that it allocates.
+    """Raises an error unless kernels can read a backward's arguments and write to the memory that it allocates.
 
-    Memory of the forward may have been freed since, such as that of a sharded parameter.
+    Memory of the forward, such as that of a sharded parameter, may have been freed in the meantime.
 
     Args:
         tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
@@ -45,8 +45,8 @@ def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
 def several_at_once() -> TransformError:
     """The error of a backward that receives batched gradients."""
     return TransformError(
-        "the backward of a compiled scan takes one gradient at a time, and several came at once "
-        "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Ask for them one by one, with "
+        "the backward of a compiled scan takes one gradient at a time, but received a batch of gradients "
+        "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Compute them one by one, with "
         "vectorize=False, or use backend='torch'."
     )
 

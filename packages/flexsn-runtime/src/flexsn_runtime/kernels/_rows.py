@@ -1,8 +1,8 @@
-"""Rows of a step that a program walks one after the other, for the gradients of captured tensors.
+"""Division of a step into rows, which a program processes one after the other, for gradients of captured tensors.
 
-Each element of the step contributes to such a gradient. Elements at equal places of different rows read
-equal elements of all captured tensors. So a program adds up their contributions in its registers, and writes only a
-fraction of the bytes. Fewer bytes are then read for the sum over all programs.
+Each element of the step contributes to such a gradient. Elements at equal positions in different rows read equal
+elements of all captured tensors. A program therefore adds up their contributions in its registers, and writes only a
+fraction of the bytes. The sum over all programs then reads fewer bytes, too.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import NamedTuple
 from flexsn_graph import LiftedLayout
 from flexsn_runtime._availability import triton_interpreted
 
-# More rows save little more. With fewer programs, a GPU like the H200 would not be full, so it is better to write more.
+# More rows save little more. With fewer programs, a GPU like the H200 would not be full, so writing more bytes is
+# faster.
 _MOST = 16
 _FEWEST_PROGRAMS = 1024
 
 # Rows begin at multiples of this number of elements; otherwise each element would be loaded separately.
 _ALIGNED = 16
 
-# Maximum elements of a thread. Their sums are in registers, with all other values. Smaller steps have fewer elements:
-# on an H100, two take 7 % less time for the backward of a norm and a LIF of 3 million bfloat16 elements, and 4 %
-# more for 26 million.
+# Maximum number of elements per thread. A thread keeps the sums of its elements in registers, with all other values.
+# For small steps, a smaller maximum is faster: on an H100, with two elements, the backward of a norm and a LIF takes 7
+# % less time for 3 million bfloat16 elements, and 4 % more for 26 million.
 _ELEMENTS = 4
 _SMALL, _ELEMENTS_OF_SMALL = 2**23, 2
 
@@ -42,7 +43,7 @@ class Rows(NamedTuple):
     outer: int
 
     def layout(self, step: LiftedLayout) -> LiftedLayout:
-        """The layout in which a row reads a tensor, from that of the step."""
+        """The layout in which a row reads a tensor, derived from the layout in which the step reads it."""
         return LiftedLayout((0, *step.strides[self.outer :]), step.offset)
 
     @property
@@ -55,7 +56,7 @@ def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> R
     """The rows of a step for programs of `block` elements; `None` if they are not worthwhile.
 
     Args:
-        shape: the step's shape, in the order in which the kernel counts.
+        shape: the step's shape, in the order in which the kernel counts its elements.
         layouts: the step's layouts of captured tensors, in this order.
     """
     if not all(type(size) is int for size in (*shape, *(n for layout in layouts for n in layout.strides))):
@@ -75,8 +76,8 @@ def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> R
 
 
 def fewer_elements(block: int, num_warps: int, step: int) -> int:
-    """The block of programs that walk rows of a step of `step` elements; other programs have `block` elements."""
-    # A symbol is not compared, because steps of symbolic sizes have no rows.
+    """Returns the block of programs that process rows of a step of `step` elements. It is at most `block`."""
+    # A symbol is not compared with a number, because steps of symbolic sizes have no rows.
     small = type(step) is int and step <= _SMALL and not triton_interpreted()
     elements = min(_ELEMENTS, _ELEMENTS_OF_SMALL) if small else _ELEMENTS
     return min(block, elements * 32 * num_warps)

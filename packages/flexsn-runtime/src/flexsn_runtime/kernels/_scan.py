@@ -35,8 +35,8 @@ def forward_scan(
     """The forward scan over arguments of this layout.
 
     Args:
-        state_seqs: True to write the states after every step, False for the final states alone.
-        training, residuals, spare_rows, padding: as for `ForwardScan`.
+        state_seqs: True to write the states after every step, False to write only the final states.
+        training, residuals, spare_rows, padding: same as for `ForwardScan`.
     """
     segments = choose_segments(step, arguments)
     key = ("forward", state_seqs, training, residuals, spare_rows, padding, segments, arguments.key)
@@ -65,13 +65,13 @@ def run_backward(
     """Scans backward.
 
     Args:
-        arguments: as in the forward.
-        checkpoints: from the forward.
+        arguments: same as in the forward.
+        checkpoints: checkpoints from the forward.
         wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
 
     Returns:
-        For each tensor, its gradient in the tensor's shape, with zeros where no gradient flows; `None` if it is not
-        needed.
+        The gradient of each tensor, in the tensor's shape. It is `None` if it is not needed, and zeros if no gradient
+        flows to the tensor.
 
     Raises:
         The errors of `check_readable`.
@@ -97,9 +97,9 @@ def backward_of(
 
     Args:
         tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
-        wanted: as for `run_backward`.
-        state_seqs: True if `grad_states` are the gradients of state sequences, False for those of final states.
-        residuals: as for `BackwardScan`.
+        wanted: same as for `run_backward`.
+        state_seqs: True if `grad_states` are gradients of state sequences, False if they are gradients of final states.
+        residuals: same as for `BackwardScan`.
     """
     step.has_backward = True
     trace = step.trace

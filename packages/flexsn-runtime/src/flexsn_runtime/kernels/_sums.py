@@ -1,4 +1,4 @@
-"""Reduces the gradients that a kernel writes to the shapes of the tensors that it reads, which may be smaller."""
+"""Reduces the gradients that a kernel writes to the shapes of the tensors that it reads. These may be smaller."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class LiftedGradient:
     """Sums over the elements of the step that read one element of a captured tensor.
 
     Args:
-        written: shape of the gradient that the kernel writes: `[programs]`, or the shape of the step, or of a row of it
-            (`Rows`), in the order in which the kernel counts.
-        tensor: the captured tensor, or one of its layout.
-        layout: the layout in which the step or the row reads it, in this order; `None` if no result depends on it.
-        by_program: True for `[programs]`.
+        written: shape of the gradient that the kernel writes: `[programs]`, the shape of the step, or the shape of a
+            row of the step (`Rows`), in the order in which the kernel counts elements.
+        tensor: the captured tensor, or another one with its layout.
+        layout: layout in which the step or the row reads the tensor, in the same order; `None` if no result depends on
+            it.
+        by_program: True if `written` is `[programs]`.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class LiftedGradient:
             dims = [d for d, stride in enumerate(layout.strides) if stride == 0 and written[d] > 1]
             self._shape = tuple(1 if d in dims else size for d, size in enumerate(written))
             self._sum = sum_over(written, dims)
-        # True if all elements are read, in the order in which they are in memory.
+        # True if the step reads all elements in the order in which they are in memory.
         self._all_in_order = math.prod(self._shape) == tensor.numel() and all(
             size == 1 or read == has
             for size, read, has in zip(self._shape, layout.strides, contiguous_strides(self._shape), strict=True)
@@ -55,7 +56,7 @@ class LiftedGradient:
             gradient = self._sum(written).view(tensor.shape)
         else:
             gradient = torch.zeros(tensor.shape, dtype=written.dtype, device=written.device)
-            # Written through the view by which the step read the tensor.
+            # The gradient is written through the same view through which the step reads the tensor.
             read = gradient.as_strided(self._shape, self._layout.strides, self._layout.offset)
             read.copy_(self._sum(written).view(self._shape))
         if gradient.dtype is not tensor.dtype or gradient.device != tensor.device:
@@ -65,14 +66,14 @@ class LiftedGradient:
         return ordered
 
     def plain(self, tensor: Tensor) -> PlainSum | None:
-        """The sum as data, if the gradient is nothing but a sum; otherwise `None`."""
+        """The sum as data, if the gradient is only a sum; otherwise `None`."""
         if self._layout is None or not self._all_in_order or self._order is not None:
             return None
         return PlainSum(self._sum, tuple(tensor.shape), tensor.dtype)
 
 
 def summed_together(given: int, sums: Sequence[tuple[Allocation, Summed]]) -> list[PlanStep]:
-    """Sums of gradients, with equal sums combined into one.
+    """The steps that sum gradients. Equal sums are combined into one step.
 
     Args:
         given: number of tensors that a call takes.
@@ -101,10 +102,11 @@ _LARGE = 2**20  # elements
 
 
 def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
-    """The elements of `tensor.sum(dims)` of a contiguous tensor, in order and in any shape; its own without `dims`.
+    """The steps of `tensor.sum(dims)` for a contiguous tensor. They yield its elements in order, in any shape.
 
     Args:
         shape: the tensor's shape.
+        dims: dimensions to sum over. Without any, the elements are those of the tensor itself.
     """
     if not dims:
         return Sum(())
@@ -112,7 +114,7 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
     if summed != tuple(range(count)):
         return Sum(_of_planes(tuple(shape), summed))
     rows, columns = math.prod(shape[:count]), math.prod(shape[count:])
-    # A compiler lays out sums over symbolic sizes itself.
+    # A compiler arranges sums over symbolic sizes itself.
     beside = 1
     if isinstance(rows, int) and isinstance(columns, int) and rows * columns >= _LARGE and columns < _COLUMNS:
         beside = math.gcd(rows, _COLUMNS // columns)
@@ -121,9 +123,9 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
     return Sum(((None if count == 1 else (-1, columns), (0,)),))
 
 
-# In torch, one warp adds up fewer than 8192 elements of planes: two such sums of [6, 128, 784] took a fifth of the time
-# of a norm and a neuron on an H100. Instead, the planes are split into rows, short enough for a warp, whose sums are
-# few.
+# In torch, one warp adds up planes of fewer than 8192 elements. On an H100, two such sums over [6, 128, 784] took a
+# fifth of the time of a norm and a neuron. The planes are therefore split into rows that are short enough for a warp,
+# and the few sums of the rows are summed again.
 _FEW, _MANY = 1024, 8192
 _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 
@@ -131,7 +133,7 @@ _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 def _of_planes(
     shape: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]:
-    """Steps of a sum over dimensions other than the leading ones."""
+    """The steps of a sum over dimensions other than the leading ones."""
     direct = ((None, dims),)
     if not all(type(size) is int for size in shape):
         return direct
@@ -150,8 +152,8 @@ class InputGradient:
     """Sums over the dimensions in which an input broadcasts to the step.
 
     Args:
-        tensor: the input, or one of its layout.
-        by_program: True if the kernel writes `[T, programs]`, otherwise `[T, *step]`.
+        tensor: the input, or another tensor with its layout.
+        by_program: True if the kernel writes `[T, programs]`, False if it writes `[T, *step]`.
     """
 
     def __init__(self, tensor: Tensor, *, by_program: bool) -> None:
@@ -166,12 +168,12 @@ class InputGradient:
 
 
 def input_gradient(gradient: Tensor, tensor: Tensor, by_program: bool) -> Tensor:
-    """The gradient of an input, with its dimensions in the usual order in memory."""
+    """Returns the gradient of an input, with its dimensions in the usual order in memory."""
     shape = tensor.shape
     if by_program:
         return gradient.sum(1).reshape(shape).to(tensor.dtype)
     lead = gradient.dim() - len(shape)
-    # After T, the input may have fewer dimensions than the step.
+    # The input may have fewer dimensions after T than the step.
     aligned = (shape[0], *(1,) * lead, *shape[1:])
     summed = [d for d, (g, s) in enumerate(zip(gradient.shape, aligned, strict=True)) if s == 1 and g != 1]
     return (gradient.sum(summed, keepdim=True) if summed else gradient).reshape(shape)

@@ -1,8 +1,8 @@
-"""A scan with gradients, prepared once: a training step is checked before the scan is repeated."""
+"""A scan with gradients that is checked and prepared once, and then repeated in each training step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
@@ -16,32 +16,33 @@ from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._scan import backward_of, forward_scan
-from flexsn_runtime.native import NativeScan, can_be_native, compiled_launcher, may_launch, weakly
+from flexsn_runtime.native import Again, NativeScan, can_be_native, compiled_launcher, may_launch, weakly
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 
-# The largest number of layouts of a backward that alternate. The compiled launcher keeps equally many (`most_told`).
+# The largest number of layouts of a backward that alternate. The compiled launcher has the same limit (`most_told`).
 _MOST_BACKWARDS = 16
 # The number of backward passes between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
 
 Given = Sequence[Tensor | None]
 Call = Callable[[Given], Sequence[Tensor | None]]
+Compute = Callable[[Given], Mapping[int, Tensor]]
 
 
 class LastStep(Protocol):
-    """A step after those of a backward. It replaces the gradient of the first tensor by another one.
+    """An additional last step of a backward. It replaces the gradient of the first tensor.
 
     Attributes:
-        others: the other tensors whose gradients it takes.
+        others: other tensors whose gradients this step reads.
     """
 
     others: Sequence[int]
 
     def at(self, first: int) -> PlanStep:
-        """The step itself.
+        """Returns the step itself.
 
         Args:
             first: position of the first gradient in memory.
@@ -50,15 +51,15 @@ class LastStep(Protocol):
 
 @dataclass(slots=True)
 class Known:
-    """A backward that has been run before.
+    """A backward that has run before.
 
     Attributes:
-        needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
-        layout: of the tensors.
-        has_layout: the same, compared at once; it may say no, wrongly.
-        call: what computes it.
-        recordings: of it, where it is recorded by itself; by what the environment says.
-        registered: the environments for which it was offered to the compiled launcher.
+        needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        layout: layout of the tensors.
+        has_layout: fast predicate for this layout. It may wrongly return False.
+        call: function that computes the gradients.
+        recordings: recordings of the backward by itself, by environment.
+        registered: environments for which the backward was offered to the compiled launcher.
     """
 
     needed: tuple[bool, ...]
@@ -70,12 +71,12 @@ class Known:
 
 
 class Trained:
-    """A scan with gradients over arguments of one layout, and the backwards that follow it.
+    """A scan with gradients over arguments of one layout, and its backwards.
 
     Args:
         arguments: any arguments of this layout.
         wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
-        state_seqs: as for `forward_scan`.
+        state_seqs: same as for `forward_scan`.
 
     Attributes:
         first_kept: position in the result of `run` of the first tensor that is kept for the backward.
@@ -97,7 +98,7 @@ class Trained:
 
     @property
     def native(self) -> NativeScan | None:
-        """The compiled launcher's scan, which does without Python; `None` if there is none now."""
+        """The compiled launcher's scan, which runs without Python; `None` if none is ready."""
         return self._natives.get(self._environment()) if self._natives else None
 
     def run(self, tensors: Given) -> Sequence[Any]:
@@ -109,14 +110,14 @@ class Trained:
         return self.step.trace.reads.holds_for_backward()
 
     def gradients(self, tensors: Given, needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Scans backward. Returns the gradient of each tensor that needs one, if one flows to it.
+        """Scans backward. For each tensor that needs a gradient, returns it, or `None` if none flows to the tensor.
 
         Args:
             tensors: `[*inputs, *states, *lifted, *kept for the backward, *grad_outputs, *grad_states]`.
             needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
 
         Raises:
-            TransformError: several gradients come at once.
+            TransformError: the gradients are batched.
         """
         if not self.step.trace.reads.holds_for_backward():
             self.step.check_backward()
@@ -153,7 +154,7 @@ class Trained:
         return known
 
     def _hand_over(self, module: ModuleType, forward: Recording | str | None, known: Known, tensors: Given) -> None:
-        """Passes calls like this one to the compiled launcher, if it can make them."""
+        """Passes calls like this one to the compiled launcher, if it can execute them."""
         now = self._environment()
         known.registered.add(now)
         with untraced():  # no dispatch mode sees it
@@ -173,7 +174,7 @@ class Trained:
                 self._natives[now] = native
 
     def _environment(self) -> Hashable:
-        """Settings that affect a call and are in no layout. Those at a forward also apply to its backward."""
+        """Settings that affect a call but are not part of any layout. A backward uses the settings of its forward."""
         return None
 
     def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
@@ -186,7 +187,7 @@ class Trained:
 
 
 class TrainedScan(Trained):
-    """A scan of a pointwise step: a `Trained` that consists of plans.
+    """A `Trained` scan of a pointwise step, which consists of plans.
 
     Args:
         last: the last step of the backward, which processes the gradient of the first input.
@@ -237,8 +238,36 @@ class TrainedScan(Trained):
         self.run = self._forward.plan.run  # type: ignore[method-assign, assignment]  # nothing is left to compile
         return written
 
+    def computing(self, compute: Compute, tensors: Given) -> Again | None:
+        """As `NativeScan.again`, for calls in which some tensors are computed from others.
+
+        Args:
+            compute: takes tensors like these; returns the computed ones, by position.
+            tensors: `[*inputs, *states, *lifted]` with something else instead of each tensor that is computed, and
+                more tensors behind them. They are not changed now.
+
+        Returns:
+            The function; `None` if the compiled launcher does not make these calls.
+        """
+        native, count = self.native, len(self._wanted)
+        first_lifted = self.step.trace.num_inputs + self.step.trace.num_states
+        copies = [t if t is None or i < first_lifted else t.detach().clone() for i, t in enumerate(tensors)]
+        if native is None or [*map(_place, copies)] != [*map(_place, tensors)]:
+            return None
+        computed: dict[int, int] = {}
+
+        def call(given: Given) -> Sequence[Any]:
+            found = compute(given)
+            results = self.run([found.get(i, tensor) for i, tensor in enumerate(given[:count])])
+            computed.update((place, len(results) + i) for i, place in enumerate(found))
+            return [*results, *found.values()]
+
+        with torch.no_grad():
+            _, recording = recorded(call, copies)
+        return None if isinstance(recording, str) else native.after(recording, tensors, computed)
+
     def _by_kernel(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
-        """For each tensor, True if the kernel computes its gradient, directly needed or not."""
+        """For each tensor, True if the kernel computes its gradient: the caller or another gradient needs it."""
         if self._last is None or not needed[0]:
             return needed
         return tuple([need or i in self._last.others for i, need in enumerate(needed)])
@@ -259,13 +288,17 @@ class TrainedScan(Trained):
         found = known.call(tensors)
         if module is None:
             return found
-        del found  # this call has compiled and traced the launches, so that the recording does not
+        del found  # the launches are compiled and traced now, before the recording
         found, known.recordings[None] = recorded(known.call, tensors)
         self._hand_over(module, self._recording, known, tensors)
-        if not self._natives:  # the next forward is recorded again: its launches may have addresses then
+        if not self._natives:  # records the next forward again: its launches may then have addresses
             known.registered.clear()
             self.__dict__.pop("run", None)
         return found
+
+
+def _place(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr() % 16
 
 
 def trained_scan(
@@ -295,16 +328,16 @@ def differentiable_results(
     Args:
         step: a `CoreSpecialization`.
         wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
-        num_steps: T; `None`: any number of steps, at least 1.
+        num_steps: T; `None` for any number of steps from 1.
     """
     trace = step.trace
     first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
     states = tuple(wanted[first:behind])
-    if num_steps == 0:  # sequences of no steps depend on nothing, and final states are the initial ones
+    if num_steps == 0:  # empty sequences depend on nothing; final states are the initial ones
         nothing = (False,) * (trace.num_outputs + trace.num_states)
         return nothing if state_seqs else (*nothing[: trace.num_outputs], *states)
     flows: tuple[bool, ...] = (False,) * (trace.num_outputs + trace.num_states)
-    begun: list[tuple[bool, ...]] = []  # for each step, the states that required grad before it
+    begun: list[tuple[bool, ...]] = []  # for each step, flags of the states before this step
     while states not in begun:
         if num_steps is not None and len(begun) == num_steps:
             break

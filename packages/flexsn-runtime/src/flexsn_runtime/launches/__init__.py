@@ -1,3 +1,3 @@
-"""Launches of kernels, by the language of the kernel."""
+"""Launches of kernels of each language."""
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Compiles kernels in other threads, before they are launched.
 
-Compilers take seconds, most of them outside of Python, so the compilation in other threads costs no time.
+Compilers take seconds, which they spend mostly outside of Python. Other threads can therefore compile without delaying
+this one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ _MOST_THREADS = 8
 
 @contextmanager
 def compiling(prepare: Callable[[], Sequence[Callable[[], object]]]) -> Iterator[None]:
-    """Context in which other threads compile; they end with it.
+    """Context in which other threads compile. It waits for them at its end.
 
     Errors are ignored here. They are raised when the kernel is launched, if it ever is.
 
     Args:
-        prepare: a function that is called at once, and returns the functions that other threads call.
+        prepare: function that is called at once. It returns the functions that the other threads call.
     """
     with ThreadPoolExecutor(_MOST_THREADS) as beside:
         with suppress(Exception):

@@ -13,7 +13,7 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, Cu
 
 
 class ClusterLaunch:
-    """A kernel in clusters, compiled for the dtypes of the tensors in its first call.
+    """A kernel with clusters, compiled for the dtypes of the tensors in its first call.
 
     Args:
         width: columns of the step.
@@ -48,27 +48,27 @@ class ClusterLaunch:
         return self._compiled.text([tensor.dtype for tensor in tensors])
 
     def launch(self, tensors: Sequence[Tensor], groups: int, numbers: Sequence[int]) -> LaunchedClusters:
-        """The launch on tensors like these, with one cluster for each group of rows.
+        """Returns the launch on tensors like these, with one cluster for each group of rows.
 
-        The GPU runs them in turns, if it has no room for all.
+        If the GPU has no room for all clusters at once, it runs them in turns.
         """
         return LaunchedClusters(self.function(tensors), groups * self._cluster.blocks, tuple(numbers))
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedClusters:
-    """A kernel in clusters with its numbers."""
+    """A kernel with clusters, and its numeric arguments."""
 
     function: CudaFunction
     blocks: int
     numbers: tuple[int, ...]
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Launches it."""
+        """Launches the kernel."""
         self.function(self.blocks, [tensor.data_ptr() for tensor in tensors], self.numbers)
 
     def entry(self) -> Entry:
-        """The data for launching it by its address."""
+        """The data for a launch by address."""
         function = self.function
         return Entry(
             function.address, self.numbers, self.blocks, function.threads, function.shared, function, unwatched

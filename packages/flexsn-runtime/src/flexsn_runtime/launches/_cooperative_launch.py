@@ -1,4 +1,4 @@
-"""Launches a kernel whose programs may wait for each other, so that either all run at the same time or none does."""
+"""Launches a kernel whose programs may wait for each other: either all of them run at the same time, or none runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen.targets._entry import Entry
-from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
+from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device, prepare_compiler
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
 from flexsn_runtime.launches._kernel import CompiledKernel
 
-# Bytes of shared memory that each program takes besides those it requests.
+# Bytes of shared memory that each program takes in addition to those that it requests.
 _RESERVED = 1024
 _WARP = 32
 # Registers are allocated to a warp in units of this number.
@@ -30,7 +30,7 @@ class CooperativeKernel:
     Args:
         rows: rows of one program.
         num_warps: warps of one program.
-        together: True if its programs wait for each other.
+        together: True if the kernel's programs wait for each other.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CooperativeKernel:
         self._launches: Recent[CooperativeLaunch] = Recent()
 
     def launch(self, tensors: Sequence[Tensor], numbers: tuple[int, ...]) -> CooperativeLaunch:
-        """Returns the launch on tensors like these with these numbers; compiles it if necessary."""
+        """Returns the launch on tensors like these with these numbers. Compiles the kernel if necessary."""
         # Triton compiles for the alignment of addresses.
         key = (*[t.data_ptr() % 16 == 0 for t in tensors], *numbers)
         found = self._launches.get(key)
@@ -55,9 +55,10 @@ class CooperativeKernel:
         return found
 
     def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
-        """The number of programs that the device has room for at a time."""
+        """The number of programs that the device can run at a time."""
         if triton_interpreted():
             return 1
+        prepare_compiler()
         device = torch.cuda.get_device_properties(self._device)
         with on_device(self._device):
             compiled = self._function.warmup(*tensors, *numbers, BLOCK=self._rows, grid=(1, 1, 1), **self._options)
@@ -79,9 +80,9 @@ class CooperativeLaunch:
 
     Args:
         function: Triton's function.
-        numbers: its arguments after the tensors.
-        room: the number of programs that the device has room for at a time.
-        options: its compilation options.
+        numbers: arguments of the function after the tensors.
+        room: number of programs that the device can run at a time.
+        options: compilation options of the function.
     """
 
     def __init__(
@@ -93,11 +94,11 @@ class CooperativeLaunch:
         self._entries: dict[int, Entry] = {}
 
     def entry(self, programs: int) -> Entry | None:
-        """Launches of this number of programs by an address; `None` if there was none, or there is no such way."""
+        """The data for launches of this number of programs by address; `None` if it is unavailable, or not yet."""
         return self._entries.get(programs)
 
     def __call__(self, tensors: Sequence[Tensor], programs: int) -> None:
-        """Launches `programs` programs; if they wait for each other, at most `room`."""
+        """Launches `programs` programs. If they wait for each other, launches at most `room` programs."""
         if triton_interpreted():
             with interpreting():
                 self._function[(programs, 1, 1)](*tensors, *self._numbers)
@@ -146,9 +147,9 @@ class Marks:
         if mark.item():
             mark.zero_()
             raise GaveUpError(
-                "programs of an earlier recurrent kernel on this GPU waited for each other in vain and gave up; its "
-                "results, and what was computed of them, are not a number. Its programs did not all run at the same "
-                "time: is the GPU shared with others, or is the process in a debugger? Run again, or set "
+                "programs of an earlier recurrent kernel on this GPU gave up waiting for each other. The kernel's "
+                "results, and everything computed from them, are NaN. Its programs did not all run at the same "
+                "time, for example because other processes use the GPU, or because of a debugger. Run again, or set "
                 "FLEXSN_ONE_LAUNCH=0, which launches kernels step by step."
             )
 

@@ -15,12 +15,12 @@ from flexsn_runtime.plans._buckets import LaunchConfig
 
 
 def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-    """Runs a program with the number of threads that its work is worth, at most that of `torch.set_num_threads`.
+    """Runs a program with as large a number of threads as pays off, at most that of `torch.set_num_threads`.
 
     Args:
-        run: from `flexsn_codegen.targets.cpp.program`.
-        tensors: in the order of the kernel's parameters.
-        numbers: its integer arguments.
+        run: function from `flexsn_codegen.targets.cpp.program`.
+        tensors: tensors in the order of the kernel's parameters.
+        numbers: integer arguments of the kernel.
     """
     run([*map(Tensor.data_ptr, tensors), *numbers, torch.get_num_threads()])
 
@@ -29,7 +29,7 @@ class CppLaunch:
     """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, any number of times.
 
     Args:
-        sizes: at least the kernel's integer arguments.
+        sizes: sizes by name, including all integer arguments of the kernel.
     """
 
     allocator = staticmethod(_large_memory.allocator)
@@ -46,16 +46,16 @@ class CppLaunch:
         return self._run is not None
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Compiles for tensors of these dtypes, without launching."""
+        """Compiles the kernel for tensors of these dtypes, without launching it."""
         dtypes = tuple(t.dtype for t in tensors)
         self._run = self._function.compiled(dtypes, self._block, fast_math=self._fast_math)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Launches; `tensors` are in the order of the kernel's parameters."""
+        """Launches the kernel on tensors in the order of its parameters."""
         if self._run is None:
             self.compile(tensors)
             assert self._run is not None
-        run = self._run  # the work of `launch_program`, in one call
+        run = self._run  # like `launch_program`, without another call
         run.function(run.pack(*map(Tensor.data_ptr, tensors), *self._numbers, torch.get_num_threads()))
 
     def entry(self) -> Entry | None:

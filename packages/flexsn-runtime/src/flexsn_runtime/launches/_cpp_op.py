@@ -1,6 +1,6 @@
-"""A launch of a C++ kernel as an operator, for compilers.
+"""An operator for compilers that launches a C++ kernel.
 
-The kernel's source is an argument, so that it is part of a program that another process has compiled.
+The kernel's source is an argument of the operator, so that a compiled program contains it when another process runs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flexsn_runtime.launches._cpp_launch import launch_program
 from flexsn_runtime.launches._huge_pages import LARGE, in_huge_pages
 from flexsn_runtime.launches._launch import allocator
 
-# Compiled graphs contain sources. The libraries of this number of sources stay open.
+# Compiled graphs contain sources. The libraries of at most this number of sources stay open.
 _program = functools.lru_cache(256)(program)
 
 
@@ -26,9 +26,9 @@ def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequenc
     """Launches a kernel.
 
     Args:
-        read, written: its tensors, in order.
-        sizes: its integer arguments.
-        source: from `CppKernel.text`.
+        read, written: tensors that the kernel reads, and tensors that it writes, in order.
+        sizes: integer arguments of the kernel.
+        source: source from `CppKernel.text`.
     """
     for tensor in written:
         if tensor.nbytes >= LARGE:
@@ -48,8 +48,8 @@ class RecordedCppLaunch:
     """Records a launch each time it is called.
 
     Args:
-        numbers: the kernel's integer arguments.
-        block: elements per program.
+        numbers: integer arguments of the kernel.
+        block: number of elements per program.
     """
 
     @property
@@ -62,7 +62,7 @@ class RecordedCppLaunch:
         self._kernel, self._numbers, self._block = kernel, numbers, block
 
     def entry(self) -> None:
-        """Returns `None`: the kernel is not launched here."""
+        """Returns `None`, since this process does not launch the kernel."""
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Does nothing: the code that runs the graph compiles the kernel."""

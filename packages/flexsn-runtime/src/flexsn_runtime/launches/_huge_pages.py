@@ -1,4 +1,4 @@
-"""Requests huge pages from the system, since the first touch of each page takes most of the time of a large result."""
+"""Requests huge pages from the system, since touching new pages takes most of the time of writing a large result."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 
 from torch import Tensor
 
-# Smallest size in bytes of a large result: one huge page. An allocator's cache of smaller results depends on all
-# earlier allocations of the process: it may map new memory for each result, whose page faults take longer than a scan
-# over it.
+# A result of at least this number of bytes, one huge page, is large. Smaller results are left to torch's allocator. Its
+# cache depends on all earlier allocations of the process: it may map new memory for each result, and then the page
+# faults take longer than a scan over the result.
 LARGE = 2**21
 
 _PAGE = mmap.PAGESIZE

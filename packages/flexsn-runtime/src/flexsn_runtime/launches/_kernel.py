@@ -11,14 +11,14 @@ from flexsn_graph import Port
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A kernel, its calling convention, and the compiler options that it is made for.
+    """A kernel, its calling convention, and the compiler options for it.
 
     Attributes:
-        function: the object that the language's compiler returned.
-        params: the tensors that it takes.
-        sizes: the names of its integer arguments.
+        function: object that the language's compiler returned.
+        params: ports of the tensors that the kernel takes.
+        sizes: names of the kernel's integer arguments.
         options: options of the compiler.
-        launched_by: makes a launch from the kernel, sizes, a configuration and a device.
+        launched_by: function that makes a launch from the kernel, sizes, a configuration and a device.
     """
 
     function: Any

@@ -1,8 +1,9 @@
 """Memory of large results on the CPU, which is reused for later results.
 
-The system clears new memory page by page when it is touched. For a scan over more than the cache holds, this takes as
-long as the scan. So large results are in memory of this module, in huge pages, which is reused when the last tensor in
-it is freed. Until then, the system may take freed memory back (`MADV_FREE`) if it runs short.
+The system clears new memory page by page when it is touched. For a scan that is larger than the cache, this takes as
+long as the scan. This module therefore provides the memory of large results, in huge pages. When the last tensor in a
+block of memory is freed, the block is kept for later results. Until it is used again, the system may take it back
+(`MADV_FREE`) if it runs short of memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _HUGE_PAGE = 2**21
 # Maximum bytes of free memory that are kept.
 _MOST = 2**31
 
-# Only appended to and popped from, since threads and finalizers may do so at any moment.
+# Only appended to and popped from, since threads and finalizers may do either at any moment.
 _free: deque[mmap.mmap] = deque()
 
 _POSSIBLE = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_FREE"))
@@ -34,7 +35,7 @@ _POSSIBLE = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MA
 def allocator(
     shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], Tensor]:
-    """`torch.empty_strided` with these arguments bound. The storage of a large tensor on the CPU cannot be resized."""
+    """Returns `torch.empty_strided` with these arguments bound. The storage of a large CPU tensor cannot be resized."""
     small = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
     size = _bytes(shape, strides, dtype)
     if device.type == "cpu" and is_large(shape, strides, dtype):
@@ -66,7 +67,7 @@ def _storage(size: int) -> torch.UntypedStorage | None:
     memory = _found(size) or _mapped(size)
     if memory is None:
         return None
-    view = memoryview(memory)  # only the storage holds it: when the storage is freed, so is the memory
+    view = memoryview(memory)  # only the storage refers to it, so both are freed together
     weakref.finalize(view, _give_back, memory).atexit = False
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
@@ -85,7 +86,7 @@ def _mapped(size: int) -> mmap.mmap | None:
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # too little memory, or no huge pages: torch then allocates small ones, or raises an error
+    except OSError:  # too little memory, or no huge pages: torch allocates small pages, or raises an error
         _free.clear()
         return None
     return memory

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen.targets._entry import Entry
-from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
+from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device, prepare_compiler
 from flexsn_codegen.targets.triton._launcher import load
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._kernel import CompiledKernel
@@ -19,20 +19,20 @@ from flexsn_runtime.plans._buckets import LaunchConfig
 def allocator(
     shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], Tensor]:
-    """`torch.empty_strided` with these arguments bound. (It takes half the time of `torch.empty`.)"""
+    """Returns `torch.empty_strided` with these arguments bound. This is twice as fast as `torch.empty`."""
     return functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
 class Launch:
     """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, any number of times.
 
-    A kernel that walks rows has programs for `sizes["ROW"]` elements. A kernel that walks segments has programs for
-    each of `sizes["BESIDE"]` segments.
+    A kernel that processes rows has programs for `sizes["ROW"]` elements. A kernel that processes segments has programs
+    for each of `sizes["BESIDE"]` segments.
 
     Args:
-        sizes: at least the kernel's integer arguments.
-        device: device of the tensors in its calls. A tensor at one position has to be aligned
-            to 16 bytes in every call or in none: Triton compiles for it, once.
+        sizes: sizes by name, including all integer arguments of the kernel.
+        device: device of the tensors that its calls receive. Triton compiles once, for the alignment in the first call,
+            so the tensor at one position must be aligned to 16 bytes either in every call or in none.
 
     Attributes:
         programs: number of parts of the step, one for each program.
@@ -50,7 +50,7 @@ class Launch:
         self._block = config.block
         self._options = {"num_warps": config.num_warps, **kernel.options}
         self._device = device
-        # Set when the kernel is compiled. Launches without Triton's search for the binary that fits the arguments.
+        # Set when the kernel is compiled. Launches without Triton's search for the binary that matches the arguments.
         self._again: Callable[[Sequence[Tensor]], None] | None = None
         self._entry: Entry | None = None
 
@@ -59,16 +59,17 @@ class Launch:
         return self._again is not None or triton_interpreted()
 
     def entry(self) -> Entry | None:
-        """The data of a launch by address; `None` if it has not been launched, or has no such data."""
+        """The data for a launch by address; `None` before the first launch, or if Triton does not provide the data."""
         return self._entry
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Compiles for tensors with these dtypes and alignments, without launching."""
+        prepare_compiler()
         with on_device(self._device):
             load(self._function.warmup(*tensors, *self._numbers, BLOCK=self._block, grid=self._grid, **self._options))
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Launches; `tensors` are in the order of the kernel's parameters."""
+        """Launches the kernel on tensors in the order of its parameters."""
         if self._again is not None:
             self._again(tensors)
         elif triton_interpreted():

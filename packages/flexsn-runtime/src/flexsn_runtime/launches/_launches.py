@@ -1,4 +1,4 @@
-"""Interfaces of all launches, whatever the language of the kernel."""
+"""Interfaces that the launches of all kernel languages share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_runtime.plans._buckets import LaunchConfig
 
 
 class Launch(Protocol):
-    """Runs a kernel over one number of elements and steps, any number of times."""
+    """Runs a kernel over a fixed number of elements and steps, any number of times."""
 
     @property
     def is_compiled(self) -> bool:
@@ -23,20 +23,20 @@ class Launch(Protocol):
     def allocator(
         self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> Callable[[], Tensor]:
-        """Returns a function that allocates a new tensor for the kernel to write, in each call."""
+        """Returns a function that each call uses to allocate a tensor that the kernel writes."""
 
     def entry(self) -> Entry | None:
-        """The data of a launch by address, without Python; `None` if it has none, or none yet."""
+        """The data for a launch by address, without Python; `None` if there is none, or if it is not available yet."""
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Compiles for tensors with these dtypes and alignments, without launching."""
+        """Compiles the kernel for tensors with these dtypes and alignments, without launching it."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Launches; `tensors` are in the order of the kernel's parameters."""
+        """Launches the kernel on tensors in the order of its parameters."""
 
 
 class LaunchByAddress(Launch, Protocol):
-    """A launch of a backend that launches `by_address`."""
+    """A launch by a backend whose attribute `by_address` is True."""
 
     def at(self, example: Sequence[Tensor], addresses: Sequence[Sequence[int]]) -> Callable[[int], None]:
         """Returns a function that launches for one of several sets of tensors, by its index.
@@ -48,11 +48,11 @@ class LaunchByAddress(Launch, Protocol):
 
 
 def launch(kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device) -> Launch:
-    """The launch of a kernel: run, or recorded in a graph, as its step selects.
+    """Returns the launch of a kernel. Depending on the step, a call runs it, or records it in a graph.
 
     Args:
-        sizes: at least the kernel's integer arguments.
-        device: device of the tensors in its calls.
+        sizes: sizes by name, including all integer arguments of the kernel.
+        device: device of the tensors that its calls receive.
     """
     assert kernel.launched_by is not None
     made: Launch = kernel.launched_by(kernel, sizes, config, device)

@@ -1,4 +1,4 @@
-"""Sums of values that a kernel has written, as data that Python and the compiled launcher execute."""
+"""Sums of the values that a kernel has written. They are data, which Python and the compiled launcher execute."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ ALIGNED = 16
 
 
 class Sum(NamedTuple):
-    """Sums over dimensions.
+    """Sums over dimensions of a tensor.
 
     Attributes:
-        steps: pairs of a shape in which to view a tensor, or `None` for its own, and the dimensions to sum over; all
-            dimensions if none are given.
+        steps: pairs of a shape and dimensions. A step views the tensor in this shape, or as it is for `None`, and sums
+        over the dimensions, or over all dimensions if the pair names none.
     """
 
     steps: tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The sums of a contiguous tensor, in any shape."""
+        """Returns the sums of a contiguous tensor. They may have any shape."""
         for shape, dims in self.steps:
             seen = tensor if shape is None else tensor.view(shape)
             tensor = seen.sum(dims) if dims else seen.sum()
@@ -38,13 +38,14 @@ class PlainSum(NamedTuple):
     dtype: torch.dtype
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The sums of a contiguous tensor."""
+        """Returns the sums of a contiguous tensor."""
         return self.sum(tensor).view(self.shape).to(self.dtype)
 
     def times(self, count: int) -> PlainSum | None:
-        """Sums of `count` tensors in one, from `[count, ...]` to `[count, *shape]`.
+        """Returns one sum that computes the sums of `count` tensors, from `[count, ...]` to `[count, *shape]`.
 
-        `None` if this one sums over no dimension, or over all, or if the results would not be aligned like tensors.
+        It is `None` if this sum reduces no dimension, or all of them, or if the results would not be aligned like
+        tensors.
         """
         if not self.sum.steps or not all(dims for _, dims in self.sum.steps):
             return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen.targets._entry import Entry, watching
-from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
+from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device, prepare_compiler
 from flexsn_codegen.targets.triton._launcher import load
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
@@ -17,14 +17,14 @@ from flexsn_runtime.launches._launch import allocator
 
 
 class PreparedKernel:
-    """A kernel with its numbers. From the second call on, it is launched without Triton's search for the binary.
+    """A kernel with its numeric arguments. After the first call, a launch skips Triton's search for the binary.
 
     Args:
         function: a `triton.jit` function of `(*tensors, *numbers)`.
         grid: grid of its programs.
-        numbers: its arguments after the tensors, with constants last.
+        numbers: arguments of the kernel after the tensors, with constants last.
         device: device of the tensors.
-        fused: True if a product and a sum may be rounded once.
+        fused: True if a product and a sum may be fused, so that they are rounded only once.
     """
 
     __slots__ = ("_again", "_device", "_entry", "_function", "_grid", "_numbers", "_options")
@@ -53,11 +53,12 @@ class PreparedKernel:
         return self._again is not None or triton_interpreted()
 
     def entry(self) -> Entry | None:
-        """The data of a launch by address; `None` if it has not been launched, or has no such data."""
+        """The data for a launch by address; `None` before the first launch, or if Triton does not provide the data."""
         return self._entry
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Compiles for tensors with these dtypes and alignments, without launching."""
+        prepare_compiler()
         with on_device(self._device):
             load(self._function.warmup(*tensors, *self._numbers, grid=self._grid, **self._options))
 
@@ -82,9 +83,9 @@ _prepared: Recent[PreparedKernel] = Recent()
 
 
 def prepared(key: Hashable, make: Callable[[], PreparedKernel]) -> PreparedKernel:
-    """The kernel that `make` returned for a key.
+    """Returns the kernel that `make` returned for a key. Calls `make` only if the key is new.
 
-    The key must contain everything that the kernel and its launch depend on.
+    The key must contain everything on which the kernel and its launch depend.
     """
     kernel = _prepared.get(key)
     if kernel is None:
@@ -103,11 +104,11 @@ def run_kernel(
     *,
     fused: bool = True,
 ) -> None:
-    """Launches a kernel. A launch like an earlier one needs no search by Triton.
+    """Launches a kernel. A launch like an earlier one skips Triton's search for the binary.
 
     Args:
         function: a `triton.jit` function of `(*tensors, *numbers, *constants)`.
-        fused: True if a product and a sum may be rounded once.
+        fused: True if a product and a sum may be fused, so that they are rounded only once.
     """
     device = tensors[0].device
     like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]

@@ -13,12 +13,12 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 
 
 class MomentTiles(NamedTuple):
-    """Tiles in which programs read.
+    """Tiles of numbers that programs read.
 
     Attributes:
-        size: numbers of a tile: 8 for each thread, which are 16 bytes in half precision.
+        size: numbers in a tile. A thread has 8 of them, which are 16 bytes in half precision.
         num_warps: warps of a program.
-        programs: programs for each multiprocessor, which runs this number at a time.
+        programs: number of programs per multiprocessor. A multiprocessor runs all of them at a time.
     """
 
     size: int
@@ -26,11 +26,11 @@ class MomentTiles(NamedTuple):
     programs: int
 
 
-# On an H100, 100 million contiguous bfloat16 numbers take 1.60 times half of a copy with the large tiles, and 1.83 with
-# the small ones; 6 million take 2.78 and 2.60.
+# The unit of time is half of a copy. On an H100, 100 million contiguous bfloat16 numbers take 1.60 units with the large
+# tiles and 1.83 units with the small ones. 6 million numbers take 2.78 and 2.60 units.
 _TILES = MomentTiles(1024, 4, 4)
 _LARGE, _TILES_OF_LARGE = 2**23, MomentTiles(2048, 8, 2)
-# Adjacent channels that a program reads together if they are contiguous: 128 bytes in half precision.
+# Adjacent channels that a program reads together if they are contiguous. They are 128 bytes in half precision.
 _MOST_COLUMNS = 64
 _MOST_PLACES = 1024
 # With more parts, the last kernel needs the registers of more warps.
@@ -45,8 +45,8 @@ class Running(NamedTuple):
 
     Attributes:
         mean, var: `[C]` float32.
-        momentum: share of the batch.
-        tracked: int64, a counter of batches; `None` if none exists.
+        momentum: weight of the batch in the update.
+        tracked: counter of batches, int64; `None` if there is no counter.
     """
 
     mean: Tensor
@@ -56,7 +56,7 @@ class Running(NamedTuple):
 
 
 def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
-    """Mean and variance `[C]` of `x [N, C, ...]`, over at least two numbers of each channel."""
+    """Returns mean and variance `[C]` of `x [N, C, ...]`. Each channel has at least two numbers."""
     channels = x.shape[1]
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     count = x.numel() // channels
@@ -112,10 +112,10 @@ def _of_planes(x: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _shared(tiles: int, beside: int, device: torch.device, by: MomentTiles) -> tuple[int, int]:
-    """The number of programs that share tiles, and the number of tiles for each of them.
+    """Returns the number of programs that share the tiles, and the number of tiles of each program.
 
     Args:
-        beside: number of programs for other tiles.
+        beside: number of programs that process other tiles.
     """
     ahead = _kernels().AHEAD
     groups = -(-tiles // ahead)
@@ -125,7 +125,7 @@ def _shared(tiles: int, beside: int, device: torch.device, by: MomentTiles) -> t
 
 
 def _power(number: int) -> int:
-    """The next power of two."""
+    """Returns the next power of two."""
     return 1 << (number - 1).bit_length()
 
 

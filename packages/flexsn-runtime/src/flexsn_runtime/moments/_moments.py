@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.backend import why_unavailable
+from flexsn_runtime.calls._recorded import written_by_kernel
 from flexsn_runtime.moments._launch import Running, moments
 from flexsn_runtime.native import RepeatedFunction
 
@@ -18,7 +19,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def has_moments(x: Tensor) -> bool:
-    """True for a tensor whose moments kernels compute: floating-point, on a device with Triton's kernels."""
+    """True if kernels compute the moments of a tensor: it is floating-point and on a device with Triton kernels."""
     return x.dtype in _DTYPES and why_unavailable(x.device) is None
 
 
@@ -28,20 +29,21 @@ def batch_moments(
     momentum: float = 0.0,
     tracked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Mean and variance over all but the second dimension, without autograd.
+    """Computes mean and variance over all but the second dimension, without autograd.
 
-    They are as exact as for centred data, and bitwise equal in each run.
+    The results are as exact as for centred data, and every run returns bitwise equal ones.
 
     Args:
         x: `[N, C, ...]`, a tensor for which `has_moments` is True.
-        running: mean and variance `[C]`, float32, updated by `momentum` as `torch.nn.functional.batch_norm` does;
-            requires a result in float32.
-        momentum: share of the batch.
-        tracked: an int64 that counts batches.
+        running: running mean and variance `[C]`, float32, which are updated by `momentum` like those of
+            `torch.nn.functional.batch_norm`. Requires results in float32.
+        momentum: weight of the batch in the update.
+        tracked: int64 counter of batches.
 
     Returns:
-        Two tensors `[C]`, float32, or float64 for float64; the variance is the mean square. `None`, without any
-        changes, if no kernel can run, as for wrapped tensors, or for less than two numbers of a channel.
+        Mean and variance `[C]`, in float32, or in float64 for float64. The variance is the mean square deviation. If no
+            kernel can run, returns `None` and changes nothing; examples are wrapped tensors, and fewer than two numbers
+            per channel.
     """
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None
@@ -53,22 +55,23 @@ def batch_moments(
     if any(type(one) is not Tensor or not one.is_contiguous() for one in given) or x.dtype == torch.float64:
         return None
     mean, var = _moments(momentum, tracked is not None)((x, *given))
-    torch.autograd.graph.increment_version(changed)
     return mean, var
 
 
 @functools.lru_cache(maxsize=64)
 def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
-    """Moments of `x`, from `[x, mean, var]`, and a counter if it `tracks`.
+    """Moments of `x`, computed from `[x, mean, var]`, and a counter if `tracks` is True.
 
-    They update running moments by a momentum.
+    The function updates running moments with a momentum.
     """
 
     def run(tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
         x, *others = tensors
         if momentum is None:
             return moments(x, None)
-        return moments(x, Running(others[0], others[1], momentum, others[2] if tracks else None))
+        found = moments(x, Running(others[0], others[1], momentum, others[2] if tracks else None))
+        written_by_kernel(others)
+        return found
 
     return RepeatedFunction(run)
 
@@ -78,7 +81,7 @@ def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
 
 @torch.library.custom_op("flexsn::batch_moments", mutates_args=())
 def batch_moments_op(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of `x [N, C, ...]`, as `batch_moments`. Differentiable twice."""
+    """Computes mean and variance of `x [N, C, ...]`, like `batch_moments`. Differentiable twice."""
     found = batch_moments(x.detach())
     return _by_torch(x) if found is None else found
 

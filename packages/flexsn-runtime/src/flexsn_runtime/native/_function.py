@@ -11,9 +11,10 @@ from flexsn_runtime._torch_private import number_of_modes, untraced
 from flexsn_runtime.calls._recorded import current, recorded
 from flexsn_runtime.native._launcher import compiled_launcher, may_launch
 from flexsn_runtime.native._program import NativeProgram, can_be_native
+from flexsn_runtime.native._scan import Again, again_of
 from flexsn_runtime.operands._operands import layout_key
 
-# Layouts that are registered; calls of others stay with Python.
+# Maximum number of registered layouts. Python executes calls with other layouts.
 _MOST = 32
 # The number of calls of a layout between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
@@ -21,23 +22,39 @@ _RECORDED = 2  # the call that is recorded
 
 
 class RepeatedFunction:
-    """Runs a function of tensors, and passes its calls to the compiled launcher, by the tensors' layouts.
+    """Runs a function of tensors, and passes its calls to the compiled launcher, separately for each layout.
 
     Args:
         function: computes with nothing but its tensors, some of which it may change. Its results are tensors.
         alike: the tensors of all calls have one layout, and a device that may have the launcher.
+
+    Attributes:
+        is_native: True if the compiled launcher makes calls.
+        watched: returns True if a hook watches launches that it would bypass.
     """
 
     def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]], *, alike: bool = False) -> None:
         self._function, self._alike = function, alike
         self._times: Counter[Hashable] = Counter()
-        self._calls: Any = None  # those of several layouts
+        self._calls: Any = None  # calls of several layouts
         self._run: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
-        self._watched: Callable[[], bool] = unwatched
+        self.is_native = False
+        self._module: Any = None
+        self._program: Any = None  # that of the last layout
+        self.watched: Callable[[], bool] = unwatched
+
+    def again(self, tensors: Sequence[Any]) -> Again:
+        """As `NativeScan.again`, for the layout that was recorded last. Requires `is_native`."""
+        return again_of(self._module, tensors, program=self._program)
+
+    @property
+    def native(self) -> Any:
+        """The compiled launcher's calls, of several layouts; `None` if none is recorded, or a hook watches launches."""
+        return None if self.watched() else self._calls
 
     def __call__(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """The results."""
-        if self._run is not None and current.recorder is None and not self._watched():
+        if self._run is not None and current.recorder is None and not self.watched():
             found = self._run(tensors)
             if found is not None:
                 return found
@@ -51,10 +68,11 @@ class RepeatedFunction:
             return self._function(tensors)
         results, recording = recorded(self._function, tensors)
         if not isinstance(recording, str) and can_be_native(recording):
-            with untraced():  # no mode has to see it
+            with untraced():  # hidden from all modes
                 program = NativeProgram(module, recording)
                 if not self._alike:
                     self._calls = self._calls or module.Calls()
                     self._calls.add(tensors, program.program)
-                self._run, self._watched = (self._calls or program.program).run, program.watched
+                self.is_native, self._module, self._program = True, module, program.program
+                self._run, self.watched = (self._calls or program.program).run, program.watched
         return results

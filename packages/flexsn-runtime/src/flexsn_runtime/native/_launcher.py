@@ -1,4 +1,4 @@
-"""Decides when the compiled launcher is compiled, and loads it."""
+"""Decides when to compile the compiled launcher, and loads it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ LauncherChoice = Literal["auto", "compiled", "python"]
 
 _VARIABLE = "FLEXSN_LAUNCHER"
 _NAME = "flexsn_launcher"
-# After this number of calls of one kind, a program counts as a training loop, for which half a minute of compilation
-# pays off.
+# After this number of calls of one kind, a program counts as a training loop. Half a minute of compilation then pays
+# off.
 _MANY = 64
 
 
 class _Launcher:
-    """The compiled module, once it is loaded.
+    """The compiled module, and the state of its compilation.
 
     Attributes:
-        error: the error of its compilation or import; this process does not try again.
-        building: the thread that is compiling it.
+        error: error of the compilation or the import. After an error, this process does not try again.
+        building: thread that compiles the module.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _Launcher:
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
-        """Returns the module if it is loaded; loads or compiles it at the right time: see `compiled_launcher`."""
+        """Returns the module if it is loaded. Otherwise loads or compiles it when `compiled_launcher` says so."""
         if self.module is None and choice == "compiled" and (building := self.building) is not None:
             building.join()
         if self.module is None and self.error is None and self.building is None:
@@ -99,7 +99,7 @@ def _address(library: str, name: str) -> int:
 if hasattr(os, "register_at_fork"):
 
     def _begin_anew() -> None:
-        """Resets the launcher in the child of a fork, which lacks the thread that compiles."""
+        """Resets the launcher in the child of a fork. The thread that compiles does not exist there."""
         global _launcher
         if _launcher.module is None:
             _launcher = _Launcher()
@@ -108,7 +108,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def launcher_choice() -> LauncherChoice:
-    """The value of the environment variable `FLEXSN_LAUNCHER`; by default `"auto"`.
+    """Returns the value of the environment variable `FLEXSN_LAUNCHER`, which is `"auto"` by default.
 
     Raises:
         LauncherError: the variable has another value.
@@ -120,10 +120,10 @@ def launcher_choice() -> LauncherChoice:
 
 
 def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
-    """The module `flexsn_launcher`, if it is loaded and launches calls on this device.
+    """Returns the module `flexsn_launcher` if it is loaded and launches calls on this device.
 
-    With `"auto"`, it launches calls on a GPU. If it was compiled before, it is loaded; otherwise it is compiled in the
-    background after many calls, and is absent until then. With `"compiled"`, it is compiled at once.
+    With `"auto"`, the module launches calls on a GPU. If it was compiled before, it is loaded. Otherwise it is compiled
+    in the background after many calls, and until then the result is `None`. With `"compiled"`, it is compiled at once.
 
     Args:
         device: device of a scan's tensors.
@@ -131,14 +131,14 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
 
     Raises:
         LauncherError: see `launcher_choice`.
-        CompilerMissingError, CompilationError, CacheFolderError, ImportError: it is requested by name, and cannot be
-            compiled or loaded.
+        CompilerMissingError, CompilationError, CacheFolderError, ImportError: `"compiled"` is set, and the module
+        cannot be compiled or loaded.
     """
     return _launcher.get(launcher_choice(), calls) if may_launch(device) else None
 
 
 def loaded_launcher() -> ModuleType | None:
-    """The module, if it is loaded already, and `FLEXSN_LAUNCHER` is not `python`.
+    """Returns the module if it is already loaded and `FLEXSN_LAUNCHER` is not `python`.
 
     Raises:
         LauncherError: see `launcher_choice`.
@@ -147,7 +147,7 @@ def loaded_launcher() -> ModuleType | None:
 
 
 def may_launch(device: torch.device) -> bool:
-    """True if `compiled_launcher` returns the module for this device, now or later.
+    """True if `compiled_launcher` returns the module for this device, now or after later calls.
 
     Raises:
         LauncherError: see `launcher_choice`.
@@ -157,32 +157,32 @@ def may_launch(device: torch.device) -> bool:
 
 
 def _why_never(device: torch.device) -> str | None:
-    """The reason why the module is impossible on this machine or with this Python."""
+    """The reason why the module can never run on this machine or with this Python; `None` if it can."""
     if sys.platform != "linux":
         return "for Linux"
     if device.type == "cuda" and torch.version.hip is not None:
         return "for NVIDIA's GPUs and the CPU"
-    # Loading the module would turn the global lock on again.
+    # Loading the module would switch the global interpreter lock on again.
     is_locked: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     return None if is_locked() else "for a Python with its global lock"
 
 
 def launcher_in_words(device: torch.device) -> str:
-    """Names the launcher of training steps on a device that were called a few times, and gives the reason."""
+    """Names the launcher of training steps on a device after a few calls, and gives the reason."""
     choice = launcher_choice()
     if choice == "python":
-        return f"Python, as {_VARIABLE} says"
+        return f"Python, as {_VARIABLE} requests"
     never = _why_never(device)
     if never is not None:
         return f"Python; the compiled launcher is {never}"
     if choice == "auto" and device.type != "cuda":
-        return f"Python; {_VARIABLE}=compiled has the compiled launcher on the CPU, too"
+        return f"Python; {_VARIABLE}=compiled enables the compiled launcher on the CPU, too"
     if _launcher.module is not None:
         return "the compiled launcher"
     if _launcher.error is not None:
-        return f"Python; the compiled launcher cannot be had: {_launcher.error}"
+        return f"Python; the compiled launcher is unavailable: {_launcher.error}"
     if _launcher.building is not None:
         return "Python, while the compiled launcher is compiled"
     if choice == "compiled":
         return "Python; the compiled launcher is compiled at the first backward"
-    return f"Python; the compiled launcher is compiled after {_MANY} calls of one kind, once on a machine"
+    return f"Python; the compiled launcher is compiled after {_MANY} calls of one kind, once per machine"

@@ -10,7 +10,17 @@ import torch
 
 from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_runtime._torch_private import OpOverload
-from flexsn_runtime.calls._recorded import Allocated, Called, Checked, Fixed, Recording, TensorNumber, Viewed, places
+from flexsn_runtime.calls._recorded import (
+    Allocated,
+    Bumped,
+    Called,
+    Checked,
+    Fixed,
+    Recording,
+    TensorNumber,
+    Viewed,
+    places,
+)
 
 
 class NativeProgram:
@@ -18,12 +28,13 @@ class NativeProgram:
 
     Args:
         module: the compiled launcher.
-        recording: of a call that `can_be_native`.
-        slots: numbers of what is given in each call, some of which may be absent; `None`: of all that is there.
-        results: numbers of the results; `None`: those of the recording.
+        recording: recording of a call for which `can_be_native` returns True.
+        slots: numbers of the tensors that each call receives, some of which may be absent; `None` for all given
+            tensors.
+        results: numbers of the results; `None` for the results of the recording.
 
     Attributes:
-        program: the launcher's own.
+        program: the program that the launcher has registered.
         watched: True if a hook watches launches that this call would bypass.
     """
 
@@ -53,10 +64,12 @@ class NativeProgram:
                 self.program.allocate(into, shape, strides, torch.empty(0, dtype=dtype, device=device))
             case Fixed(into, tensor):
                 self.program.fix(into, tensor)
-            case Viewed():  # to a kernel, it is an address
+            case Viewed():  # a kernel only uses its address
                 self._views[line.into] = line
             case Checked(number, check):
                 self.program.check(number, check)
+            case Bumped(numbers):
+                self.program.bump(list(numbers))
             case Called(_, _, (tensors, *_), _, Entry() as entry):
                 self._launch(entry, [place.number for place in tensors])
             case Called():
@@ -101,7 +114,7 @@ class NativeProgram:
         self.program.call(schema.name, schema.overload_name, arguments, options, stand_ins, used, list(line.into))
 
     def _see(self, numbers: Iterable[int | None]) -> None:
-        """Makes views of which more than the address is used."""
+        """Makes views, unless only their addresses are used."""
         for number in numbers:
             view = None if number is None else self._views.pop(number, None)
             if view is not None:
@@ -109,7 +122,7 @@ class NativeProgram:
 
 
 def can_be_native(recording: Recording) -> bool:
-    """True if all calls are of torch's operators, and of kernels that are launched by address."""
+    """True if a recording calls only torch's operators, and kernels that are launched by address."""
     calls = [line for line in recording.lines if isinstance(line, Called)]
     return all(isinstance(line.function, OpOverload) or line.entry is not None for line in calls)
 
@@ -124,6 +137,6 @@ def _made(line: Any) -> tuple[int, ...]:
     match line:
         case Called(into=into):
             return into
-        case Checked():
+        case Checked() | Bumped():
             return ()
     return (line.into,)

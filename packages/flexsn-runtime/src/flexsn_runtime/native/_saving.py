@@ -1,4 +1,4 @@
-"""Hooks of tensors that autograd saves, which begin without Python and usually end without it."""
+"""Hooks for tensors that autograd saves. They start in the compiled launcher, and call Python only if necessary."""
 
 from __future__ import annotations
 
@@ -9,26 +9,35 @@ from torch import Tensor
 
 from flexsn_runtime.native._launcher import loaded_launcher
 
-Pack = Callable[[Tensor], Any]
-Unpack = Callable[[Any], Tensor]
-
 
 def saving_hooks(
-    packed: Callable[[Tensor], Any | None], unpacked: Unpack, fewest_bytes: int, layers: Collection[str]
-) -> tuple[Pack, Unpack] | None:
+    packed: Callable[[Tensor], Any | None],
+    unpacked: Callable[[Any], Tensor],
+    counted: Callable[[int, Any, bool], None],
+    fewest_bytes: int,
+    views: Collection[str],
+    layers: Collection[str],
+) -> Any | None:
     """Hooks for `torch.autograd.graph.saved_tensors_hooks`; `None` if the compiled launcher is not loaded.
 
-    They keep a tensor as it is if it is not the result of a node, is smaller than `fewest_bytes`, is not of a
-    floating-point dtype, is of a subclass, or was made by one of the layers; also if `packed` returns `None` for it.
-    They refuse a tensor that was changed in place.
+    The hooks keep a tensor unchanged if it is not the result of a node, is smaller than `fewest_bytes`, is not of a
+    floating-point dtype, is of a subclass, or is the result of a node named in `layers`. They also keep it unchanged if
+    `packed` returns `None` for it. They raise an error for a tensor that was changed in place.
 
     Args:
         packed: maps a tensor to an object that is saved instead.
         unpacked: maps this object back to the tensor.
-        layers: names of nodes, without "Backward" and the digits after it.
+        counted: receives the bytes of each noted memory that is saved, its bits, and `True`.
+        views, layers: names of nodes, without "Backward" and the digits after it. Results of views of a layer's result
+            are kept as they are, too.
+
+    Returns:
+        An object with the hooks `pack` and `unpack`; and with `note(tensor, bits, function)`, which makes the hooks
+        keep `bits`, an object with an attribute `packed`, for each tensor that has all memory of this one, as long as
+        its numbers do not change and other references keep the bits alive. The function reads the numbers, in the
+        order of their memory.
     """
     module = loaded_launcher()
-    if module is None:
-        return None
-    hooks = module.SavingHooks(packed, unpacked, fewest_bytes, set(layers))
-    return hooks.pack, hooks.unpack
+    return (
+        None if module is None else module.SavingHooks(packed, unpacked, counted, fewest_bytes, set(views), set(layers))
+    )

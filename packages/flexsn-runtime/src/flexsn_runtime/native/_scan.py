@@ -1,9 +1,9 @@
-"""Calls that the compiled launcher makes: calls without gradients, and calls joined to autograd."""
+"""Calls that the compiled launcher executes, without gradients or connected to autograd."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MethodType, ModuleType
 from typing import Any, Protocol
@@ -14,17 +14,33 @@ from flexsn_runtime.calls._recorded import Recording
 from flexsn_runtime.errors import StepGoneError
 from flexsn_runtime.native._program import NativeProgram, can_be_native
 
+Again = Callable[[Sequence[Tensor | None]], list[Tensor] | None]
+"""Runs a call like an earlier one; returns `None` for other tensors, and in other surroundings."""
+
+
+def again_of(module: ModuleType, tensors: Sequence[Tensor | None], *, scan: Any = None, program: Any = None) -> Again:
+    """Returns a function that runs calls on tensors like these, in surroundings like the present ones.
+
+    It compares types, layouts and alignments of tensors, whether they require grad, grad mode, autocast, inference
+    mode, and modes, transforms and tracers at work. It does not compare numbers in memory and other objects of Python.
+
+    Args:
+        scan, program: the launcher's own, one of which runs the calls.
+    """
+    run: Again = module.Again(tensors, scan, program).run
+    return run
+
 
 class NativeCall:
     """A call without gradients.
 
     Args:
         module: the compiled launcher.
-        recording: of a call that `can_be_native`.
+        recording: recording of a call for which `can_be_native` returns True.
 
     Attributes:
-        watched: returns True if a hook watches launches that this call would bypass.
-        run: computes the results from the tensors of a call.
+        watched: function that returns True if a hook watches launches that this call would bypass.
+        run: function that computes the results from the tensors of a call.
     """
 
     def __init__(self, module: ModuleType, recording: Recording) -> None:
@@ -34,7 +50,7 @@ class NativeCall:
 
     @classmethod
     def of(cls, module: ModuleType, recording: Recording | str) -> NativeCall | None:
-        """`None`: the call does what only Python does."""
+        """Returns the native call of a recording; `None` if a part of the call needs Python."""
         return None if isinstance(recording, str) or not can_be_native(recording) else cls(module, recording)
 
 
@@ -42,12 +58,12 @@ class Owner(Protocol):
     """Continues in Python where the compiled launcher cannot continue."""
 
     def reads_hold(self) -> bool:
-        """True if what backward formulas read is unchanged. A backward that `reads` begins with it."""
+        """True if all values that backward formulas read are unchanged. Checked first in a backward with `reads`."""
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """The gradients of a backward unlike all those that `follow` has registered.
+        """Computes the gradients of a backward with a layout that was not registered by `follow`.
 
-        The arguments are its arguments.
+        The arguments are those of the backward.
         """
 
 
@@ -56,14 +72,16 @@ class NativeScan:
 
     Args:
         module: the compiled launcher.
-        owner: gives the `Owner`, or, if it is freed and not needed (`False`), `None`: see `weakly`. An owner with links
-            has `refuse_hooks()`, too, which raises: a hook would miss gradients that come by them.
-        forward: of a call that `can_be_native`. It writes `first_kept` results, the last ones from `first_bits` on
-            bits, and then what is for the backward.
-        fixed: the results that no gradient flows through.
-        saved: places in `[*given, *results]` of what a backward gets, instead of all that is given and what is for the
-            backward; `None` among them: nothing.
-        links: gradients of results but the first may come from a reader that hooks of the first do not see.
+        owner: function that returns the `Owner`. If the owner is freed, it returns `None` for the argument `False`,
+            which means that the owner is not needed: see `weakly`. An owner with links also has a method
+            `refuse_hooks()`. It raises an error, because a hook would miss the gradients that arrive through links.
+        forward: recording of a call for which `can_be_native` returns True. Its first `first_kept` results are
+            returned, and those from `first_bits` on are bits. The remaining results are saved for the backward.
+        fixed: positions of the results through which no gradient flows.
+        saved: positions in `[*given, *results]` of the tensors that a backward receives, or `None` for an absent one.
+            By default, these are all given tensors and the results that are saved for the backward.
+        links: True if gradients of the results after the first one may come from a reader that hooks of the first
+            result do not see.
     """
 
     def __init__(
@@ -80,45 +98,56 @@ class NativeScan:
     ) -> None:
         program = NativeProgram(module, forward)
         self._module, self._there, self._saves = module, forward.given, saved is not None
+        self._first_kept = first_kept
         self.watched = program.watched
         """True if a hook watches launches that this scan would bypass; checked before a forward, for both passes."""
         absent = [i for i, one in enumerate(forward.given) if not one]
         places = None
         if saved is not None:
             places = [None if place is None else place - sum(i < place for i in absent) for place in saved]
+        there, of_call = list(forward.given), saved is None
         self._scan = module.Scan(
-            owner, list(forward.given), program.program, first_bits, first_kept, list(fixed), places, links
+            owner, there, program.program, first_bits, first_kept, list(fixed), places, links, of_call
         )
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """The results of a call on tensors of this layout, joined to autograd."""
+        """Executes a call on tensors of this layout. Returns its results, connected to autograd."""
         results: list[Tensor] = self._scan.run(tensors)
         return results
 
-    def expect(self, tensors: Sequence[Tensor | None], *, grad: bool) -> None:
-        """Makes `run_alike` accept tensors like these from now on.
+    def again(self, tensors: Sequence[Tensor | None]) -> Again:
+        """Returns a function that runs calls like the present one, on tensors of this layout; see `again_of`."""
+        return again_of(self._module, tensors, scan=self._scan)
+
+    def after(self, forward: Recording, tensors: Sequence[Tensor | None], computed: Mapping[int, int]) -> Again | None:
+        """As `again`, for calls in which `forward` computes some of the tensors, with the same backwards.
 
         Args:
-            grad: True if these calls are made in grad mode.
-        """
-        self._scan.expect(tensors, grad)
+            forward: of a call on `tensors`: something else instead of each tensor that it computes, and more tensors
+                behind those of the call.
+            computed: for the positions of these tensors among those of the call, their positions in its results.
 
-    def run_alike(self, tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
-        """As `run`; `None` if the tensors have another layout, or if a hook watches launches."""
-        if self.watched():
+        Returns:
+            The function; `None` if a part of the call needs Python.
+        """
+        if not can_be_native(forward):
             return None
-        results: list[Tensor] | None = self._scan.run_alike(tensors)
-        return results
+        program = NativeProgram(self._module, forward)
+        there, end = [i for i, one in enumerate(forward.given) if one], self._first_kept
+        count, num_results = len(there), len(forward.results) - len(computed)
+        saved = [count + computed[i] if i in computed else n for n, i in enumerate(there) if i < len(self._there)]
+        saved += [count + i for i in range(end, num_results)]
+        return again_of(self._module, tensors, scan=self._scan.after(program.program, saved))
 
     def follow(
         self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, reads: bool
     ) -> bool:
-        """Registers a backward, which is launched from now on for arguments of its layout. Several can be registered.
+        """Registers a backward. From now on, it is launched for arguments of its layout. Several can be registered.
 
         Args:
             given, needed: the arguments of `Owner.gradients`.
-            recording: of what that does.
-            reads: `reads_hold` has something to compare.
+            recording: recording of this call of `Owner.gradients`.
+            reads: True if `reads_hold` has values to compare.
 
         Returns:
             False if a part of the backward needs Python.
@@ -135,29 +164,29 @@ class NativeScan:
 
 
 def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
-    """Returns a function that returns the owner as long as other references keep it alive.
+    """Returns a function that returns the owner, as long as other references keep it alive.
 
     Args:
-        core: the step function that the owner's step was traced from.
+        core: the step function from which the owner's step was traced.
     """
     return partial(_present, weakref.ref(owner), _reference(_written_by_user(core)))
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
-    """The owner of a graph's scan; `None` if it is freed and so is the core, so that no caller can change the core.
+    """Returns the owner of a scan, or `None` if both it and the core are freed, so that no code can change the core.
 
     Args:
         owner, core: weak references.
         needed: True if the owner is needed for a computation.
 
     Raises:
-        StepGoneError: the owner is freed, and either is needed or its reads would have to be checked.
+        StepGoneError: the owner is freed, and it is needed, or its core is alive and its reads have to be checked.
     """
     found = owner()
     if found is None and (needed or core() is not None):
         raise StepGoneError(
-            "the step that computed this was dropped before its backward: its neuron is gone, or has run with many "
-            "other settings or shapes since. Keep the neuron, and call backward() before that."
+            "the step of this backward no longer exists: its neuron was deleted, or has run with many "
+            "other settings or shapes since. Keep the neuron, and call backward() earlier."
         )
     return found
 

@@ -13,17 +13,22 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/SmallVector.h>
 
@@ -36,6 +41,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -196,6 +202,17 @@ struct Operator {
   std::vector<Hole> holes;
   std::vector<std::size_t> into; // none: what it returns is known
 
+  // A number where a tensor belongs, as torch reads it from Python.
+  static py::object as_tensor(const py::object& value) {
+    if (!PyBool_Check(value.ptr()) && !PyLong_Check(value.ptr()) && !PyFloat_Check(value.ptr()))
+      return value;
+    auto tensor = at::scalar_tensor(
+        torch::jit::toIValue(value, c10::NumberType::get()).toScalar(),
+        PyBool_Check(value.ptr()) ? at::kBool : PyLong_Check(value.ptr()) ? at::kLong : at::kDouble);
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return py::cast(tensor);
+  }
+
   // `stand_ins`: the tensors among its arguments, instead of those with the numbers `places`.
   static Operator of(
       const std::string& name,
@@ -206,8 +223,11 @@ struct Operator {
       const std::vector<std::size_t>& places,
       std::vector<std::size_t> into) {
     const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+    py::tuple given(args.size());
+    for (std::size_t i = 0; i < args.size(); ++i)
+      given[i] = handle.schema().arguments()[i].type()->kind() == c10::TypeKind::TensorType ? as_tensor(args[i]) : args[i];
     auto arguments = torch::jit::createStackForSchema(
-        handle.schema(), torch::jit::tuple_slice(args), py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
+        handle.schema(), torch::jit::tuple_slice(given), py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
     std::unordered_map<const void*, std::size_t> known;
     for (std::size_t i = 0; i < stand_ins.size(); ++i)
       known[stand_ins[i].unsafeGetTensorImpl()] = places[i];
@@ -219,7 +239,8 @@ struct Operator {
         for (const at::Tensor& tensor : arguments[i].toTensorList())
           hole.places.push_back(known.at(tensor.unsafeGetTensorImpl()));
       else if (arguments[i].isTensor() && arguments[i].toTensor().defined())
-        hole.places.push_back(known.at(arguments[i].toTensor().unsafeGetTensorImpl()));
+        if (const auto found = known.find(arguments[i].toTensor().unsafeGetTensorImpl()); found != known.end())
+          hole.places.push_back(found->second);
       if (hole.places.empty())
         continue;
       count += hole.places.size();
@@ -258,6 +279,17 @@ struct Operator {
       }
     }
     TORCH_CHECK(next == into.end(), handle.operator_name(), " returns fewer tensors than it did");
+  }
+};
+
+// Tells autograd that a kernel has written to these.
+struct Bumped {
+  std::vector<std::size_t> places;
+
+  void run(const variable_list& tensors) const {
+    for (const auto place : places)
+      if (!tensors[place].is_inference())
+        tensors[place].unsafeGetTensorImpl()->bump_version();
   }
 };
 
@@ -322,6 +354,8 @@ class Program {
         viewed->run(tensors);
       else if (const auto* fixed = std::get_if<Fixed>(&line))
         fixed->run(tensors);
+      else if (const auto* bumped = std::get_if<Bumped>(&line))
+        bumped->run(tensors);
       else
         std::get<Checked>(line).run();
     }
@@ -337,7 +371,7 @@ class Program {
  private:
   std::size_t count_;
   std::vector<std::size_t> given_;
-  std::vector<std::variant<Kernel, Allocated, Operator, Viewed, Fixed, Checked>> lines_;
+  std::vector<std::variant<Kernel, Allocated, Operator, Viewed, Fixed, Bumped, Checked>> lines_;
   std::vector<std::optional<std::size_t>> results_;
   bool has_operators_ = false;
 };
@@ -354,12 +388,13 @@ variable_list present(const Tensors& tensors) {
 
 // The forward: the program's results begin with `first_kept` of the call, of which those from `first_bits` on are bits, and no
 // gradient flows through those in `fixed`; behind them is what the backward needs, unless `saved` says what it needs: places of
-// what is given and written, or of nothing.
+// what is given and written, or of nothing. `of_call`: what the backward gets begins with the tensors of the call that are there.
 struct Forward {
   SharedProgram program;
   std::size_t first_bits, first_kept;
   std::vector<std::size_t> fixed;
   std::optional<std::vector<std::optional<std::size_t>>> saved;
+  bool of_call;
 };
 
 // A backward: of tensors and gradients of these layouts, for these needs.
@@ -386,6 +421,33 @@ std::vector<std::optional<Layout>> layouts(const Tensors& tensors) {
 
 constexpr std::size_t most_told = 16; // layouts that take turns
 
+// The backwards of a scan.
+class Backwards {
+ public:
+  void add(std::shared_ptr<const Backward> told) {
+    std::shared_ptr<const Backward> oldest; // is gone when the lock is
+    const std::lock_guard<std::mutex> lock(mutex_);
+    told_.insert(told_.begin(), std::move(told));
+    if (told_.size() > most_told) {
+      oldest = std::move(told_.back());
+      told_.pop_back();
+    }
+  }
+
+  // The one that was told of tensors and needs like these.
+  std::shared_ptr<const Backward> like(const variable_list& given, const std::vector<bool>& needed) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& told : told_)
+      if (told->is_like(given, needed))
+        return told;
+    return nullptr;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<const Backward>> told_;
+};
+
 class Scan : public torch::CustomClassHolder {
  public:
   // `owner`: gives the `TrainedScan`, which goes on where this cannot, or, if it is gone, None or an error: see `_present`. It is
@@ -399,10 +461,11 @@ class Scan : public torch::CustomClassHolder {
       std::size_t first_kept,
       std::vector<std::size_t> fixed,
       std::optional<std::vector<std::optional<std::size_t>>> saved,
-      bool links)
+      bool links,
+      bool of_call)
       : there(std::move(there)),
         links(links),
-        forward{std::move(program), first_bits, first_kept, std::move(fixed), std::move(saved)},
+        forward{std::move(program), first_bits, first_kept, std::move(fixed), std::move(saved), of_call},
         owner_(std::move(owner)) {}
   Scan(const Scan&) = delete;
   Scan& operator=(const Scan&) = delete;
@@ -418,57 +481,25 @@ class Scan : public torch::CustomClassHolder {
   }
 
   void follow(const Tensors& given, std::vector<bool> needed, SharedProgram program, bool asks) {
-    auto told = std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(program), asks});
-    std::shared_ptr<const Backward> oldest; // is gone when the lock is
-    const std::lock_guard<std::mutex> lock(mutex_);
-    backwards_.insert(backwards_.begin(), std::move(told));
-    if (backwards_.size() > most_told) {
-      oldest = std::move(backwards_.back());
-      backwards_.pop_back();
-    }
+    backwards->add(std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(program), asks}));
   }
 
-  // The one that was told of tensors and needs like these.
-  std::shared_ptr<const Backward> backward(const variable_list& given, const std::vector<bool>& needed) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& told : backwards_)
-      if (told->is_like(given, needed))
-        return told;
-    return nullptr;
-  }
-
-  // From now on, `run_alike` runs calls on tensors like these.
-  void expect(const Tensors& tensors, bool grad) {
-    expected_ = layouts(tensors);
-    for (const auto& tensor : tensors)
-      requires_grad_.push_back(tensor && tensor->requires_grad());
-    grad_ = grad;
-  }
-
-  bool is_expected(const Tensors& tensors) const {
-    if (at::GradMode::is_enabled() != grad_ || tensors.size() != expected_.size())
-      return false;
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const auto& tensor = tensors[i];
-      if (tensor.has_value() != expected_[i].has_value())
-        return false;
-      if (tensor && (!expected_[i]->is_of(*tensor) || (grad_ && tensor->requires_grad() != requires_grad_[i])))
-        return false;
-    }
-    return true;
+  // This scan, where `program` computes some of its tensors from others. `program` takes those of a call that are there, something
+  // else instead of computed ones, and more; the backward gets what `saved` says, as this scan's.
+  c10::intrusive_ptr<Scan> after(SharedProgram program, std::vector<std::optional<std::size_t>> saved) const {
+    auto found = c10::make_intrusive<Scan>(
+        owner_, there, std::move(program), forward.first_bits, forward.first_kept, forward.fixed, std::move(saved), links, true);
+    found->backwards = backwards;
+    return found;
   }
 
   const std::vector<bool> there;
   const bool links; // gradients of results but the first come from a reader that hooks of the first do not see
   const Forward forward;
+  std::shared_ptr<Backwards> backwards = std::make_shared<Backwards>();
 
  private:
   py::object owner_;
-  std::vector<std::optional<Layout>> expected_;
-  std::vector<bool> requires_grad_;
-  bool grad_ = false;
-  mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const Backward>> backwards_;
 };
 
 // Calls without gradients, on tensors of several layouts.
@@ -514,7 +545,7 @@ class Calls {
 struct ScanBackward : torch::autograd::Function<ScanBackward> {
   // `tensors`: those of a call that are there.
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Scan>& scan, at::TensorList tensors) {
-    const auto& [program, first_bits, first_kept, fixed, named] = scan->forward;
+    const auto& [program, first_bits, first_kept, fixed, named, of_call] = scan->forward;
     variable_list saved, results = program->run(tensors);
     if (named) {
       for (const auto& place : *named)
@@ -528,6 +559,7 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     context->save_for_backward(std::move(saved));
     context->set_materialize_grads(false);
     context->saved_data["scan"] = c10::IValue::make_capsule(scan);
+    context->saved_data["count"] = static_cast<std::int64_t>(tensors.size());
     if (!fixed.empty()) {
       variable_list without;
       for (const auto i : fixed)
@@ -562,12 +594,13 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       given.push_back(std::move(gradient));
     // Python refuses in its own words what no kernel may read.
     const bool refused = c10::impl::TorchDispatchModeTLS::any_modes_set() || has_unreadable(given);
-    const auto told = at::GradMode::is_enabled() || refused ? nullptr : scan->backward(given, needed);
+    const auto told = at::GradMode::is_enabled() || refused ? nullptr : scan->backwards->like(given, needed);
     variable_list found{at::Tensor()}; // of what is no tensor
     if (told != nullptr && (!told->asks || reads_hold(*scan)))
       append(found, told->program->run(given));
     else
       append(found, of_python(*scan, given, needed));
+    found.resize(1 + static_cast<std::size_t>(context->saved_data["count"].toInt())); // of what is more
     return found;
   }
 
@@ -614,7 +647,7 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       py::list all, needs;
       std::size_t next = 0, need = 0;
       for (const bool there : scan.there) {
-        if (!scan.forward.saved)
+        if (scan.forward.of_call)
           all.append(there ? py::cast(given[next++]) : py::none());
         needs.append(there && needed[need++]);
       }
@@ -639,25 +672,140 @@ variable_list Scan::run(const Tensors& tensors) {
   return ScanBackward::apply(self, at::TensorList(these));
 }
 
-// Hooks of what autograd saves. Most of it is kept as it is; for the rest, Python has something else.
+// Calls like an earlier one: all that a call may depend on is compared here, but for numbers in memory and what Python reads.
+class Again {
+ public:
+  // `tensors`: of the earlier call, in whose surroundings this is made. `scan` or `program`: what runs such calls.
+  Again(const Tensors& tensors, c10::intrusive_ptr<Scan> scan, SharedProgram program)
+      : scan_(std::move(scan)),
+        program_(std::move(program)),
+        expected_(layouts(tensors)),
+        grad_(at::GradMode::is_enabled()),
+        keys_(c10::impl::tls_local_dispatch_key_set()),
+        autocast_(autocast(tensors)) {
+    for (const auto& tensor : tensors)
+      requires_grad_.push_back(tensor && tensor->requires_grad());
+  }
+
+  // `given`: of Python. None: another call.
+  std::optional<variable_list> run(const py::tuple& given) const {
+    Tensors tensors;
+    tensors.reserve(given.size());
+    for (const auto one : given) {
+      if (!one.is_none() && !THPVariable_CheckExact(one.ptr()))
+        return std::nullopt; // a subclass, or no tensor
+      tensors.push_back(one.is_none() ? std::nullopt : std::optional(THPVariable_Unpack(one.ptr())));
+    }
+    if (!is_like(tensors))
+      return std::nullopt;
+    if (scan_)
+      return scan_->run(tensors);
+    const auto these = present(tensors);
+    const py::gil_scoped_release others_may_run;
+    return program_->run(these);
+  }
+
+ private:
+  bool is_like(const Tensors& tensors) const {
+    const auto keys = c10::impl::tls_local_dispatch_key_set(); // modes, transforms, tracers, inference mode, autocast
+    if (torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr)
+      return false;
+    if (at::GradMode::is_enabled() != grad_ || tensors.size() != expected_.size() || !(keys.included_ == keys_.included_) ||
+        !(keys.excluded_ == keys_.excluded_) || autocast(tensors) != autocast_)
+      return false;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto& tensor = tensors[i];
+      if (tensor.has_value() != expected_[i].has_value())
+        return false;
+      if (tensor && (!expected_[i]->is_of(*tensor) || (grad_ && tensor->requires_grad() != requires_grad_[i])))
+        return false;
+    }
+    return true;
+  }
+
+  static std::optional<at::ScalarType> autocast(const Tensors& tensors) {
+    const auto kind = tensors.front()->device().type();
+    return at::autocast::is_autocast_enabled(kind) ? std::optional(at::autocast::get_autocast_dtype(kind)) : std::nullopt;
+  }
+
+  c10::intrusive_ptr<Scan> scan_;
+  SharedProgram program_;
+  std::vector<std::optional<Layout>> expected_;
+  std::vector<bool> requires_grad_;
+  bool grad_;
+  c10::impl::LocalDispatchKeySet keys_;
+  std::optional<at::ScalarType> autocast_;
+};
+
+// What autograd keeps instead of a tensor: its bits.
+struct Packed {
+  py::object bits; // of Python, which reads them where `reader` does not
+  at::Tensor packed;
+  std::vector<std::int64_t> sizes, strides;
+  at::ScalarType dtype;
+  std::shared_ptr<const Calls> reader; // gives all numbers, in one dimension
+};
+
+// Hooks of what autograd saves. Most of it is kept as it is; for the rest, there is something else.
 class SavingHooks {
  public:
-  // `packed`: something instead of a tensor, or None. `unpacked`: the tensor again. `layers`: names of nodes whose results are
-  // kept as they are, without "Backward" and digits.
-  SavingHooks(py::object packed, py::object unpacked, std::size_t fewest, std::unordered_set<std::string> layers)
-      : packed_(std::move(packed)), unpacked_(std::move(unpacked)), fewest_(fewest), layers_(std::move(layers)) {}
+  // `packed`: something instead of a tensor, or None. `unpacked`: the tensor again. `views`, `layers`: names of nodes without
+  // "Backward" and digits; results of `layers`, and views of these, are kept as they are.
+  SavingHooks(
+      py::object packed,
+      py::object unpacked,
+      py::object counted,
+      std::size_t fewest,
+      std::unordered_set<std::string> views,
+      std::unordered_set<std::string> layers)
+      : packed_(std::move(packed)),
+        unpacked_(std::move(unpacked)),
+        counted_(std::move(counted)),
+        fewest_(fewest),
+        views_(std::move(views)),
+        layers_(std::move(layers)) {}
 
-  py::object pack(const py::object& given) const {
+  // Keeps `bits` instead of all tensors that have the memory of `spikes`, and no other, as long as it does not change. Does not
+  // hold the bits.
+  void note(const at::Tensor& spikes, const py::object& bits, std::shared_ptr<const Calls> reader) {
+    if (spikes.is_inference() || !is_whole(spikes))
+      return;
+    if (noted_.size() >= most_) {
+      std::erase_if(noted_, [](const auto& pair) { return pair.second.storage.expired(); });
+      most_ = std::max(most_, 2 * noted_.size());
+    }
+    const auto& storage = spikes.storage();
+    noted_.insert_or_assign(
+        storage.unsafeGetStorageImpl(),
+        Noted{storage.getWeakStorageImpl(), spikes._version(), spikes.scalar_type(),
+              py::weakref(bits), std::move(reader), false});
+  }
+
+  void clear() {
+    noted_.clear();
+  }
+
+  py::object pack(const py::object& given) {
     const auto& tensor = THPVariable_Unpack(given.ptr());
     if (THPVariable_CheckExact(given.ptr()) && is_considered(tensor)) {
-      auto found = packed_(given);
-      if (!found.is_none())
-        return found;
+      if (auto found = noted(tensor))
+        return std::move(*found);
+      if (may_be_spikes(tensor)) {
+        auto found = packed_(given);
+        if (!found.is_none())
+          return found;
+      }
     }
     return py::cast(Whole{given, tensor.is_inference() ? -1 : static_cast<std::int64_t>(tensor._version())});
   }
 
   py::object unpack(const py::object& kept) const {
+    if (py::isinstance<Packed>(kept)) {
+      const auto& packed = kept.cast<const Packed&>();
+      const auto found = packed.reader ? packed.reader->run({packed.packed}) : std::nullopt;
+      if (found && found->front().numel() == c10::multiply_integers(packed.sizes))
+        return py::cast(found->front().as_strided(packed.sizes, packed.strides));
+    }
     if (!py::isinstance<Whole>(kept))
       return unpacked_(kept);
     const auto& whole = kept.cast<const Whole&>();
@@ -677,23 +825,61 @@ class SavingHooks {
   };
 
  private:
-  bool is_considered(const at::Tensor& tensor) const {
-    if (!at::isFloatingType(tensor.scalar_type()) || tensor.nbytes() < fewest_)
-      return false;
-    const auto& node = tensor.grad_fn();
-    if (node == nullptr)
-      return false;
-    auto name = node->name();
-    name.erase(name.find_last_not_of("0123456789") + 1);
-    constexpr std::string_view ending = "Backward";
-    if (name.ends_with(ending))
-      name.resize(name.size() - ending.size());
-    return !layers_.contains(name);
+  // The weak reference keeps the key from being another storage's.
+  struct Noted {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::uint32_t version;
+    at::ScalarType dtype;
+    py::weakref bits;
+    std::shared_ptr<const Calls> reader;
+    bool is_counted;
+  };
+
+  static bool is_whole(const at::Tensor& tensor) {
+    return tensor.has_storage() && !tensor.is_neg() && tensor.nbytes() == tensor.storage().nbytes() &&
+        tensor.is_non_overlapping_and_dense();
   }
 
-  py::object packed_, unpacked_;
-  std::size_t fewest_;
-  std::unordered_set<std::string> layers_;
+  bool is_considered(const at::Tensor& tensor) const {
+    return tensor.grad_fn() != nullptr && tensor.nbytes() >= fewest_ && at::isFloatingType(tensor.scalar_type());
+  }
+
+  std::optional<py::object> noted(const at::Tensor& tensor) {
+    const auto found = noted_.find(tensor.storage().unsafeGetStorageImpl());
+    if (found == noted_.end())
+      return std::nullopt;
+    auto& one = found->second;
+    if (tensor._version() != one.version || tensor.scalar_type() != one.dtype || !is_whole(tensor))
+      return std::nullopt;
+    py::object bits = one.bits();
+    if (bits.is_none())
+      return std::nullopt;
+    if (!std::exchange(one.is_counted, true))
+      counted_(tensor.nbytes(), bits, true);
+    const auto packed = bits.attr("packed").cast<at::Tensor>();
+    return py::cast(Packed{std::move(bits), packed, tensor.sizes().vec(), tensor.strides().vec(), one.dtype, one.reader});
+  }
+
+  bool may_be_spikes(const at::Tensor& tensor) const {
+    for (auto node = tensor.grad_fn();; node = node->next_edge(0).function) {
+      if (node == nullptr || dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) != nullptr)
+        return false;
+      auto name = node->name();
+      name.erase(name.find_last_not_of("0123456789") + 1);
+      constexpr std::string_view ending = "Backward";
+      if (name.ends_with(ending))
+        name.resize(name.size() - ending.size());
+      if (layers_.contains(name))
+        return false;
+      if (!views_.contains(name) || node->num_outputs() != 1)
+        return true;
+    }
+  }
+
+  py::object packed_, unpacked_, counted_;
+  std::size_t fewest_, most_ = 64;
+  std::unordered_set<std::string> views_, layers_;
+  std::unordered_map<c10::StorageImpl*, Noted> noted_;
 };
 
 } // namespace flexsn
@@ -731,22 +917,38 @@ PYBIND11_MODULE(flexsn_launcher, module) {
       .def("check", [](Program& program, at::Tensor number, py::object check) {
         program.add(Checked{std::move(number), std::move(check)});
       })
+      .def("bump", [](Program& program, std::vector<std::size_t> places) { program.add(Bumped{std::move(places)}); })
       .def("returns", &Program::returns)
       .def("run", torch::wrap_pybind_function([](const Program& program, const Tensors& tensors) {
         const auto these = present(tensors);
         const py::gil_scoped_release others_may_run;
         return program.run(these);
       }));
+  py::class_<Packed>(module, "Packed")
+      .def_readonly("bits", &Packed::bits)
+      .def_readonly("shape", &Packed::sizes)
+      .def_readonly("strides", &Packed::strides)
+      .def_property_readonly("dtype", [](const Packed& packed) {
+        return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(packed.dtype)));
+      });
   py::class_<SavingHooks::Whole>(module, "Whole").def_readonly("tensor", &SavingHooks::Whole::tensor);
   py::class_<SavingHooks>(module, "SavingHooks")
-      .def(py::init<py::object, py::object, std::size_t, std::unordered_set<std::string>>())
-      .def("pack", torch::wrap_pybind_function([](const SavingHooks& hooks, const py::object& given) {
+      .def(py::init<
+           py::object,
+           py::object,
+           py::object,
+           std::size_t,
+           std::unordered_set<std::string>,
+           std::unordered_set<std::string>>())
+      .def("note", &SavingHooks::note)
+      .def("clear", &SavingHooks::clear)
+      .def("pack", torch::wrap_pybind_function([](SavingHooks& hooks, const py::object& given) {
         return hooks.pack(given);
       }))
       .def("unpack", torch::wrap_pybind_function([](const SavingHooks& hooks, const py::object& kept) {
         return hooks.unpack(kept);
       }));
-  py::class_<Calls>(module, "Calls")
+  py::class_<Calls, std::shared_ptr<Calls>>(module, "Calls")
       .def(py::init<>())
       .def("add", &Calls::add)
       .def("run", torch::wrap_pybind_function([](const Calls& calls, const Tensors& tensors) { return calls.run(tensors); }));
@@ -759,15 +961,14 @@ PYBIND11_MODULE(flexsn_launcher, module) {
            std::size_t,
            std::vector<std::size_t>,
            std::optional<std::vector<std::optional<std::size_t>>>,
+           bool,
            bool>())
       .def("run", torch::wrap_pybind_function([](Scan& scan, const Tensors& tensors) {
         return scan.run(tensors); // with torch's own exceptions, as of memory that is too small
       }))
-      .def("run_alike", torch::wrap_pybind_function([](Scan& scan, const Tensors& tensors) -> std::optional<variable_list> {
-        if (!scan.is_expected(tensors))
-          return std::nullopt;
-        return scan.run(tensors);
-      }))
-      .def("expect", &Scan::expect)
+      .def("after", &Scan::after)
       .def("follow", &Scan::follow);
+  py::class_<Again>(module, "Again")
+      .def(py::init<const Tensors&, c10::intrusive_ptr<Scan>, std::shared_ptr<Program>>())
+      .def("run", torch::wrap_pybind_function([](const Again& again, const py::tuple& given) { return again.run(given); }));
 }

@@ -13,11 +13,11 @@ from flexsn_runtime.errors import ShapeError
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The offset of element `off` of a step: `Σ (off // inner % size) * stride`, or `off` if dense.
+    """Terms of the offset of element `off` of a step: `Σ (off // inner % size) * stride`, or `off` if it is dense.
 
     Attributes:
         layout: the layout that the kernel is specialized on.
-        numbers: `inner, size, stride` of each term, which are arguments of the kernel.
+        numbers: `inner, size, stride` of each term. They are arguments of the kernel.
     """
 
     layout: StepLayout
@@ -51,13 +51,13 @@ def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
 
 
 def _continues(group: tuple[int, int, int], inner: int, stride: int) -> bool:
-    """True if a dimension continues where the ones after it end, so that one term serves both."""
+    """True if a dimension continues the dimensions after it, so that one term describes all of them."""
     first, size, unit = group
     return first * size == inner and stride == unit * size
 
 
 def broadcast_strides(shape: Sequence[int], strides: Sequence[int], step: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor of `shape` expanded to `step`."""
+    """Returns the strides of a tensor of `shape` expanded to `step`."""
     missing = len(step) - len(shape)
     expanded = [0] * missing
     for size, stride in zip(shape, strides, strict=True):
@@ -66,14 +66,14 @@ def broadcast_strides(shape: Sequence[int], strides: Sequence[int], step: Sequen
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The shape of a step with inputs of these shapes. Raises `ShapeError` if they do not broadcast."""
+    """Returns the shape of a step with inputs of these shapes. Raises `ShapeError` if they do not broadcast."""
     first = tuple(shapes[0])
-    if all(tuple(shape) == first for shape in shapes):  # torch's function takes longer than the whole call
+    if all(tuple(shape) == first for shape in shapes):  # torch's function takes longer than the whole call of the scan
         return first
     try:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:
         raise ShapeError(
             f"the inputs have steps of shape {', '.join(str(list(s)) for s in shapes)}, which do not "
-            "broadcast to one: give all of them the shape of the step behind T, or sizes of 1."
+            "broadcast to one: give all of them the shape of the step after T, or sizes of 1."
         ) from None

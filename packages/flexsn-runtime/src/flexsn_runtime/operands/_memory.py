@@ -1,4 +1,4 @@
-"""Checks that kernels can read the memory of a tensor, with readable errors."""
+"""Checks that kernels can read the memory of a tensor. Errors name the remedy."""
 
 from __future__ import annotations
 

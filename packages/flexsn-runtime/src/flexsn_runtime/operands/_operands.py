@@ -25,9 +25,9 @@ class Arguments(NamedTuple):
 
     Attributes:
         inputs: `[T, *step]` each, or with dimensions after T that broadcast to the step.
-        states: initial states `[*step]`; `None` starts at zero.
+        states: initial states `[*step]` each; `None` for zeros.
         lifted: captured tensors, of any shape.
-        layout: `layout_key` of all tensors, if it is known.
+        layout: `layout_key` of all tensors; `None` if it is not computed yet.
     """
 
     inputs: tuple[Tensor, ...]
@@ -37,7 +37,7 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any], num_inputs: int, num_states: int, num_lifted: int) -> Arguments:
-        """The leading `tensors`: `[*inputs, *states, *lifted]`."""
+        """Takes `[*inputs, *states, *lifted]` from the beginning of `tensors`."""
         first_lifted = num_inputs + num_states
         return cls(
             tuple(tensors[:num_inputs]),
@@ -64,10 +64,10 @@ class Arguments(NamedTuple):
 
 
 def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
-    """A key that is equal for tensors that one prepared launch serves.
+    """Returns a key that is equal for tensors that can share a prepared launch.
 
-    Triton compiles for the alignment of pointers, so it is part of the key. The key also contains the tensors' types,
-    and if they have a pointer: some have none that a kernel could follow.
+    Triton compiles for the alignment of pointers, so the alignment is part of the key. The key also contains the
+    tensors' types, and whether they have a pointer that a kernel can follow.
     """
     return tuple(
         [
@@ -80,9 +80,10 @@ def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
 
 
 def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor | None]], bool]:
-    """Returns a predicate: `len(tensors)` tensors have the `layout_key` of these. It takes a tenth of the key's time.
+    """Returns a predicate that is True only for `len(tensors)` tensors with the `layout_key` of these.
 
-    It may be False for tensors with an equal key. It also compares everything else that `alike` compares.
+    It takes a tenth of the time of the key. It may be False for tensors with an equal key, because it also compares
+    everything else that `alike` compares.
     """
     there = [t is not None for t in tensors]
     these = [t for t in tensors if t is not None]
@@ -122,15 +123,17 @@ class Operands:
 
     Args:
         arguments: any arguments of the layout.
-        layouts: for the index of each lifted tensor, the step's layout of it; a tensor without one is not read.
+        layouts: the step's layout of each lifted tensor, by the tensor's index. The step does not read the other
+        tensors.
         shape: the step's shape.
         order: order in which the kernel counts the step's elements.
-        counts: indices of inputs that count down. If such an input is one step expanded over time, it is read as one.
-        late: for the index of each delayed input, its delays. The inputs that hold the delays are one step,
-            expanded over time.
+        counts: indices of inputs that count down. If such an input is one step expanded over time, the kernel reads one
+            step.
+        late: delays of each delayed input, by the input's index. The inputs that hold the delays are one step, expanded
+            over time.
 
     Attributes:
-        inputs, states, lifted, lifted_like: for the kernel's spec.
+        inputs, states, lifted, lifted_like: values for the kernel's spec.
         sizes: the kernel's integer arguments by name.
     """
 
@@ -156,7 +159,7 @@ class Operands:
         self.states = tuple(
             None if v is None else self._step(Port(Role.STATE, i), v.stride()) for i, v in enumerate(arguments.states)
         )
-        # By the parts of a layout: the first lifted tensor with this layout.
+        # Maps a layout to the first lifted tensor with this layout.
         first: dict[tuple[object, ...], int] = {}
         read = [self._lifted(i, layouts.get(i)) for i in range(len(arguments.lifted))]
         self.lifted = tuple(terms.layout for terms in read)
@@ -171,7 +174,7 @@ class Operands:
 
     @property
     def params(self) -> tuple[Port, ...]:
-        """The parameters for `[*inputs, *states, *lifted]`."""
+        """The kernel's parameters for `[*inputs, *states, *lifted]`."""
         roles = {Role.INPUT: self.inputs, Role.STATE: self.states, Role.LIFTED: self.lifted}
         return tuple(Port(role, i) for role, layouts in roles.items() for i in range(len(layouts)))
 
@@ -200,8 +203,8 @@ class Operands:
         """The layouts of tensors that are not dense in the kernel's order of elements, for its spec.
 
         Args:
-            tensors: the kernel's tensors besides the arguments, with their shapes and strides: sequences `[T, *step]`
-                or `[rows, *step]`, steps `[*step]`, or rows of contiguous steps in one dimension.
+            tensors: the kernel's tensors other than the arguments, with their shapes and strides. They are sequences
+                (`[T, *step]` or `[rows, *step]`), steps (`[*step]`), or rows of contiguous steps in one dimension.
         """
         found = []
         for param, shape, strides in tensors:
@@ -217,7 +220,7 @@ class Operands:
 
     def _sequence(self, param: Port, shape: Sequence[int], strides: Sequence[int]) -> InputLayout:
         layout = self._step(param, broadcast_strides(shape[1:], strides[1:], self._shape))
-        # The distance between steps matters if there is a second step.
+        # The distance between steps matters only if there is a second step.
         strided_time = shape[0] != 1 and strides[0] != self.sizes["NCL"]
         if strided_time:
             self.sizes[f"{param.name}_time"] = strides[0]
@@ -235,7 +238,7 @@ class Operands:
         return InputLayout(self._one_step(param, x), counts_down=True)
 
     def _one_step(self, param: Port, x: Tensor) -> StepLayout:
-        """The layout of a step of a sequence whose steps share memory."""
+        """Returns the layout of a step of a sequence whose steps share memory."""
         return self._step(param, broadcast_strides(x.shape[1:], x.stride()[1:], self._shape))
 
     def _lifted(self, i: int, layout: LiftedLayout | None) -> Terms:
@@ -247,7 +250,7 @@ class Operands:
         return self._terms(param, strides).layout
 
     def _terms(self, param: Port, strides: Sequence[int]) -> Terms:
-        """The layout of a tensor over a step, from its stride along each dimension of the step."""
+        """Computes the layout of a tensor over a step from its stride along each dimension of the step."""
         terms = step_terms(self._order.shape(self._shape), self._order.shape(strides))
         for i, number in enumerate(terms.numbers):
             kind = ("inner", "size", "stride")[i % 3]
@@ -256,10 +259,10 @@ class Operands:
 
 
 def loaded_early(layouts: tuple[InputLayout, ...], inputs: Sequence[Tensor], stages: int) -> tuple[InputLayout, ...]:
-    """The layouts of inputs in a kernel. If chunks are in flight, masks are loaded before their use.
+    """Returns the layouts of inputs in a kernel. If chunks are in flight, masks are loaded before their use.
 
     Args:
-        stages: stages of the kernel.
+        stages: number of stages of the kernel.
     """
     if stages == 1:
         return layouts
@@ -281,7 +284,7 @@ def picker(places: Sequence[int]) -> Callable[[Sequence[Tensor | None]], Sequenc
 
 
 def _comparable(terms: Terms) -> tuple[object, ...]:
-    """A value that is equal for terms that are equal for all values of their symbols."""
+    """Returns a value that is equal for terms that are equal for all values of their symbols."""
     return terms.layout, *[number if type(number) is int else size_expression(number) for number in terms.numbers]
 
 

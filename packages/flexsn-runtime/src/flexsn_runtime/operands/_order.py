@@ -1,4 +1,4 @@
-"""The order of dimensions in memory, for the results of a scan and for a kernel's elements."""
+"""The order of dimensions in memory, for the results of a scan and for the elements of a kernel."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from flexsn_runtime._torch_private import size_hint
 
 
 def in_order(tensor: Tensor | None, order: Sequence[int] | None) -> Tensor | None:
-    """`tensor`, or a copy in memory without holes, with its dimensions in this order. `None` for no change."""
+    """Returns `tensor`, or a copy without holes that has its dimensions in this order. `None` for no change."""
     if tensor is None or order is None:
         return tensor
     return tensor.permute(tuple(order)).contiguous().permute([order.index(d) for d in range(len(order))])
 
 
 def order_of(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
-    """The order of the dimensions of a new tensor in the format of `tensor`.
+    """Returns the order of the dimensions of a new tensor in the format of `tensor`.
 
     Args:
-        guarded: as for `ScanFormat.of`.
+        guarded: same as for `ScanFormat.of`.
     """
     sizes, strides = _numbers(tensor, guarded)
     return memory_order(sizes, [(sizes, strides)])
 
 
 def unusual_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """The order of a tensor's dimensions in memory; `None` if it is the usual one."""
+    """Returns the order of a tensor's dimensions in memory; `None` if it is the usual one."""
     order = order_of(tensor)
     return None if order == tuple(range(len(order))) else order
 
 
 def strides_like(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
-    """The strides of a new tensor in the format of `tensor`: its own strides, unless it has holes or overlaps.
+    """Returns the strides of a new tensor in the format of `tensor`. They leave no holes and do not overlap.
 
     Args:
-        guarded: as for `ScanFormat.of`.
+        guarded: same as for `ScanFormat.of`.
     """
     return dense_strides(tensor.shape, order_of(tensor, guarded=guarded))
 
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """The dimensions of a step, sorted, so that an input that is channels-last in memory is read in its order.
+    """The dimensions of a step, sorted so that the memory of a channels-last input is read in order.
 
     Attributes:
         dims: dimensions of a step, beginning with the outermost in memory.
@@ -55,7 +55,7 @@ class StepOrder:
     dims: tuple[int, ...]
 
     def shape(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Sizes or strides in this order."""
+        """Sorts sizes or strides in this order."""
         return tuple(sizes[d] for d in self.dims)
 
     def layout(self, layout: LiftedLayout) -> LiftedLayout:
@@ -64,7 +64,7 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True)
 class ScanFormat:
-    """The memory format of a scan's results: that of an elementwise function of its inputs and initial states.
+    """The memory format of a scan's results. It equals the format of an elementwise function of all inputs and states.
 
     Attributes:
         order: order in which kernels count a step's elements.
@@ -85,15 +85,15 @@ class ScanFormat:
         *,
         guarded: bool = False,
     ) -> ScanFormat:
-        """The format for these inputs and states. States decide if no input does, since they are constant over time.
+        """Returns the format for these inputs and states. If inputs do not determine it, states do.
 
         Args:
             shape: the step's shape.
-            inputs: `[T, *step]` each, or with dimensions after T that broadcast to the step. Other inputs do not
-                decide: a step with products is not elementwise.
+            inputs: sequences of shape `[T, *step]`, or with dimensions after T that broadcast to the step. Inputs of
+                other shapes do not affect the format, because a step with products is not elementwise.
             states: `[*step]` each, or `None`.
-            guarded: True if the graph that is being traced may depend on comparisons of symbolic sizes and strides.
-                Otherwise, their values at the time of tracing are used.
+            guarded: True if the graph that is being traced may depend on comparisons of symbolic sizes and strides. If
+                False, the sizes and strides have the values that they had when they were traced.
         """
         sequence = (inputs[0].shape[0], *shape)
         sizes = _known(sequence, 2, guarded)
@@ -105,18 +105,18 @@ class ScanFormat:
 
 
 def _within(operand: Operand) -> Operand:
-    """One step of a sequence."""
+    """Returns one step of a sequence."""
     sizes, strides = operand
     return sizes[1:], strides[1:]
 
 
 def _numbers(tensor: Tensor, guarded: bool) -> Operand:
-    # An unknown size counts as neither 0 nor 1, and an unknown stride does not decide about the order.
+    # An unknown size counts as neither 0 nor 1, and an unknown stride does not affect the order.
     return _known(tensor.shape, 2, guarded), _known(tensor.stride(), 0, guarded)
 
 
 def _known(sizes: Sequence[int], unknown: int, guarded: bool) -> tuple[int, ...]:
-    """Sizes or strides that can be compared: symbols if guards are allowed, otherwise their values when traced."""
+    """Returns sizes or strides that can be compared: symbols if guards are allowed, otherwise their traced values."""
     hints = [size_hint(size) for size in sizes]
     return tuple(
         unknown if hint is None else size if guarded else hint for size, hint in zip(sizes, hints, strict=True)

@@ -1,4 +1,4 @@
-"""Launch choices by size of the step."""
+"""Launch settings by the size of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIMITS = (2**12, 2**17, 2**20, 2**23)
 
 
 def flexsn_backward_ncl_bucket(ncl: int) -> int:
-    """The size class of a step of `ncl` elements: 0 up to 2**12, 1 to 2**17, 2 to 2**20, 3 to 2**23, else 4.
+    """Returns the size class of a step of `ncl` elements: 0 up to 2**12, 1 to 2**17, 2 to 2**20, 3 to 2**23, else 4.
 
     Example:
         >>> [flexsn_backward_ncl_bucket(n) for n in (1, 4096, 4097, 2**23 + 1)]
@@ -32,7 +32,8 @@ class LaunchConfig:
         chunk: time steps whose loads are issued together.
         block: elements per program.
         num_warps: warps per program.
-        stages: chunks in flight, copied to shared memory ahead of their use; 1: nothing is copied ahead.
+        stages: number of chunks in flight, which are copied to shared memory before their use; 1 if none is copied
+        ahead.
     """
 
     chunk: int
@@ -46,9 +47,9 @@ class LaunchPlan:
     """Launch settings of one size class.
 
     Attributes:
-        inference: the forward when no gradient is needed.
-        forward: the forward that writes checkpoints; its chunk is a multiple of the backward's.
-        backward: the backward; its chunk is the distance between checkpoints.
+        inference: settings of a forward without gradients.
+        forward: settings of a forward that writes checkpoints. Its chunk is a multiple of the backward's.
+        backward: settings of the backward. Its chunk is the distance between checkpoints.
     """
 
     inference: LaunchConfig
@@ -62,8 +63,8 @@ class StepCost:
 
     Attributes:
         num_ops: operations of the step's forward graph; LIF has 8.
-        inputs, outputs: bytes per element of each input and output. Inputs with few numbers for the whole step, such
-            as a mask with one for each sequence, are left out, and so are outputs without a gradient.
+        inputs, outputs: bytes per element of each input and output. Outputs without a gradient are left out. So are
+            inputs with few numbers for the whole step, such as a mask with one number for each sequence.
     """
 
     num_ops: int
@@ -77,12 +78,12 @@ class StepCost:
 
     @property
     def backward_ops(self) -> int:
-        """Operations per backward step, which computes the step again and then its VJP, about three times as long."""
+        """Operations per backward step: it computes the step again, and then its VJP, about three times as long."""
         return 4 * self.num_ops
 
     @classmethod
     def of(cls, graph: fx.Graph, inputs: Sequence[StepValue], outputs: Sequence[StepValue]) -> StepCost:
-        """The costs of a step's forward graph."""
+        """Computes the costs of a step's forward graph."""
         sizes = [math.prod(value.shape) for value in inputs]
         largest = max(sizes)
         many = [value for value, size in zip(inputs, sizes, strict=True) if size > max(1, largest // _FEW)]
@@ -93,15 +94,15 @@ class StepCost:
         )
 
 
-# An input with one number for `_FEW` elements or more is read from caches, so it moves no bytes.
+# An input with one number for `_FEW` or more elements is read from caches, so it does not count as memory traffic.
 _FEW = 32
 
-# Plans by the largest number of elements that they serve. benchmarks/tune_launch.py measured them on an H200, with LIF
-# and with a step of two inputs, in float32 and bfloat16.
-# Small steps leave most of the GPU idle. Their time is the latency of one element's chain of steps, so their plans have
-# one element per thread and many loads in flight. Large steps wait for memory, so their plans have 16-byte loads and
-# few registers. Steps in between have too few programs for equal shares of all multiprocessors. Smaller programs make
-# the shares more equal.
+# Each key is the largest number of elements for which its plan is used. benchmarks/tune_launch.py measured the plans on
+# an H200, with LIF and with a step of two inputs, in float32 and bfloat16.
+# Small steps leave most of the GPU idle. They take as long as one element's chain of steps, so their plans have one
+# element per thread and many loads in flight. Large steps wait for memory, so their plans have 16-byte loads and few
+# registers. Steps of intermediate size have too few programs to give all multiprocessors equal shares. Smaller programs
+# make the shares more equal.
 _PLANS = {
     2**15: LaunchPlan(
         inference=LaunchConfig(chunk=8, block=32, num_warps=1, stages=6),
@@ -150,7 +151,8 @@ _TWO_BYTES = {
     2**63: LaunchPlan(inference=replace(_WIDE, stages=1), forward=_WIDE, backward=_WIDE),
 }
 
-# Triton's interpreter runs programs one after the other. Its plan has larger blocks, and chunks that a small T fills.
+# Triton's interpreter runs programs one after the other. Therefore, its plan has larger blocks. Its chunks are so short
+# that a small T fills them.
 _INTERPRETED = LaunchPlan(
     inference=LaunchConfig(chunk=4, block=512, num_warps=1, stages=2),
     forward=LaunchConfig(chunk=8, block=512, num_warps=1, stages=2),
@@ -158,25 +160,25 @@ _INTERPRETED = LaunchPlan(
 )
 
 
-# Maximum ops of unrolled steps, in ops of the step's forward graph (LIF: 8). Unrolled steps cost registers, and compile
-# time that grows more than linearly.
+# Maximum number of ops in the unrolled steps of a chunk, counted in the step's forward graph (LIF: 8). Unrolled steps
+# cost registers, and their compile time grows more than linearly.
 _MAX_UNROLLED = 512
 
 # Number of steps of the longest chunk in a plan.
 _LONGEST = 8
 
-# Sequences of up to `_SHORT` steps are a single chunk of their own length. Half of a longer chunk would take as long as
-# the whole chunk, and a single chunk has no loads to issue ahead.
+# A sequence of up to `_SHORT` steps is a single chunk of its own length. A longer chunk that is only half full would
+# take as long as a full one, and with a single chunk there are no loads to issue ahead.
 _SHORT = 8
 
-# Minimum bytes of a thread's elements for loads that are issued ahead: the GPU copies no fewer at a time. With fewer
+# Minimum bytes of a thread's elements for loads that are issued ahead. The GPU copies no smaller pieces. With fewer
 # bytes, the thread waits for each load.
 _MIN_AHEAD = 4
 
-# Number of elements up to which smaller programs make the shares of multiprocessors more equal.
+# Maximum number of elements of a step for which smaller programs make the shares of multiprocessors more equal.
 _FEW_SCATTERED = 2**17
 
-# Maximum bytes that a thread loads for a chunk: half of its registers.
+# Maximum bytes that a thread loads for a chunk. They take half of its registers.
 _MAX_LOADED = 512
 
 # Maximum bytes of a program's chunks in flight, in shared memory. A multiprocessor of an H200 then runs three programs
@@ -185,7 +187,7 @@ _MAX_IN_FLIGHT = 2**16
 
 
 def size_class(ncl: int) -> int:
-    """The number of elements of the largest step with the launch settings of one of `ncl` elements."""
+    """Returns the largest number of elements of a step with the same launch settings as a step of `ncl` elements."""
     return next(limit for limit in _PLANS if ncl <= limit)
 
 
@@ -202,10 +204,10 @@ def fits(plan: LaunchPlan, usual: LaunchPlan) -> bool:
 
 
 def launch_plan(ncl: int, cost: StepCost, *, interpreted: bool) -> LaunchPlan:
-    """Launch settings for a step of `ncl` elements.
+    """Returns the launch settings for a step of `ncl` elements.
 
     The settings are independent of T: one binary serves every T that is not short (see `one_chunk`). `ncl` may be a
-    compiler's symbol: comparisons then guard its size class, not its value.
+    compiler's symbol. Comparisons then guard its size class, not its value.
     """
     return _plan(size_class(ncl), cost, interpreted)
 
@@ -228,27 +230,28 @@ def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
 
 
 def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> LaunchConfig | None:
-    """`config` with a short sequence as one chunk; `None` if `num_steps` is not short, or is a compiler's symbol."""
+    """Returns `config` with a short sequence as one chunk; `None` if `num_steps` is not short, or is a symbol."""
     if not isinstance(num_steps, int) or not 0 < num_steps <= _SHORT:
         return None
-    # Fewer than `_SHORT` steps may have twice the usual limit of ops: one chunk is still better than code for whole
-    # chunks and more code for the remaining steps. `_SHORT` steps divide into whole chunks, and no steps remain.
+    # A sequence of fewer than `_SHORT` steps may have twice the usual limit of ops, since one chunk is still better
+    # than the code for whole chunks with additional code for the remaining steps. `_SHORT` steps consist of whole
+    # chunks, and no steps remain.
     if num_steps * ops_per_step > (_MAX_UNROLLED if num_steps == _SHORT else 2 * _MAX_UNROLLED):
         return None
     return replace(config, chunk=num_steps, stages=1)
 
 
 def checkpoint_distance(backward: LaunchConfig, num_steps: int, ops_per_step: int) -> int:
-    """The number of steps between two checkpoints, a power of two.
+    """Returns the number of steps between two checkpoints, a power of two.
 
-    A backward of one chunk recomputes from the initial states, so no second segment needs checkpoints.
+    If the backward is one chunk, it recomputes from the initial states and needs no checkpoints for a second segment.
     """
     short = one_chunk(backward, num_steps, ops_per_step)
     return backward.chunk if short is None else max(backward.chunk, 1 << (num_steps - 1).bit_length())
 
 
 def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
-    """`config` with a block that registers and loads allow, and with stages that shared memory allows.
+    """Returns `config` with a block that registers and loads allow, and with stages that shared memory allows.
 
     Args:
         read: bytes per element of each tensor that every step reads.
@@ -263,12 +266,12 @@ def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
 
 
 def scattered(limit: int, plan: LaunchPlan) -> LaunchPlan:
-    """`plan` for delays that differ by element: a thread has one element, and its neighbours the next ones.
+    """Returns `plan` with one element per thread, for delays that differ by element.
 
-    As measured on an H200 with LIF and 16 delays: 0.78 of the time of several elements in a thread.
+    With LIF and 16 delays on an H200, this takes 0.78 of the time of several elements per thread.
 
     Args:
-        limit: of the size class.
+        limit: limit of the size class.
     """
     warps = 8 if limit > _FEW_SCATTERED else 4
 
@@ -279,7 +282,7 @@ def scattered(limit: int, plan: LaunchPlan) -> LaunchPlan:
 
 
 def with_segment(plan: LaunchPlan, segment: int) -> LaunchPlan:
-    """`plan` with checkpoints every `segment` steps."""
+    """Returns `plan` with checkpoints every `segment` steps."""
     return replace(
         plan,
         forward=replace(plan.forward, chunk=max(plan.forward.chunk // segment, 1) * segment),
@@ -288,19 +291,19 @@ def with_segment(plan: LaunchPlan, segment: int) -> LaunchPlan:
 
 
 def writable(interval: int, ops_per_step: int) -> int:
-    """The distance between checkpoints in a kernel, which is its chunk, too.
+    """Returns the distance between checkpoints in a kernel, which is also the kernel's chunk.
 
-    The distance is `interval`, or its largest divisor up to the longest chunk of a plan if the code would be too long:
-    a kernel contains the code of all steps of a chunk. An interval can have any size if another lowering chose it, or
-    if it stands for no checkpoints at all.
+    A kernel contains the code of all steps of a chunk. The distance is `interval`, unless this code would be too long.
+    It is then the largest divisor of `interval` that is at most the longest chunk of a plan. An interval can have any
+    size if another lowering chose it, or if it means that there are no checkpoints.
     """
-    if interval * max(ops_per_step, 1) <= _MAX_UNROLLED:  # a step without operations has loads and stores
+    if interval * max(ops_per_step, 1) <= _MAX_UNROLLED:  # even a step without operations has code
         return interval
     return next(distance for distance in range(min(interval, _LONGEST), 0, -1) if interval % distance == 0)
 
 
 def limited(chunk: int, ops_per_step: int) -> int:
-    """`chunk`, halved until its ops are at most `_MAX_UNROLLED`, or until it is one step."""
+    """Returns `chunk`, halved until its ops are at most `_MAX_UNROLLED`, or until it is one step."""
     while chunk > 1 and chunk * ops_per_step > _MAX_UNROLLED:
         chunk //= 2
     return chunk

@@ -1,29 +1,29 @@
-"""Launch settings on the CPU, by size of the step."""
+"""Launch settings on the CPU by the size of a step."""
 
 from __future__ import annotations
 
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, limited
 
-# Measured with LIF on an EPYC with AVX2. In blocks of 4096, the loops over lanes are long, and a state fits in the
-# nearest cache. Four steps at a time fit in registers; more do not.
+# Measured with LIF on an EPYC with AVX2. With blocks of 4096 elements, the loops over lanes are long, and a state fits
+# in the L1 cache. The registers suffice for four steps at a time, but not for more.
 _CHUNK = 4
 _LARGEST, _SMALLEST = 4096, 256
 
-# A step of up to `_FEW` elements is less than a vector of 512 bits in float32. In blocks of 256, GCC's backward kernels
-# compute its elements one at a time: 8 LIFs take 75 ns per step, but 16 ns in blocks of 8. Forward kernels take 7 ns in
-# both.
+# In float32, a step of up to `_FEW` elements is less than one vector of 512 bits. With blocks of 256, GCC's backward
+# kernels compute its elements one at a time: 8 LIFs take 75 ns per step, compared with 16 ns with blocks of 8. Forward
+# kernels take 7 ns with both.
 _FEW, _NARROW = 15, 8
 
-# Bytes of a block's states: half of the nearest cache.
+# Bytes of a block's states: half of the L1 cache.
 _CARRIED = 2**14
 
-# Minimum number of blocks of a step, one for each of this number of threads. Small steps have fewer blocks of the
-# smallest size.
+# Minimum number of blocks of a step, so that up to this number of threads have a block each. Small steps have fewer
+# blocks, which have the smallest size.
 _BLOCKS = 16
 
 
 def cpu_size_class(ncl: int) -> int:
-    """The largest step in the size class of a step of `ncl` elements."""
+    """Returns the largest step in the size class of a step of `ncl` elements."""
     if ncl <= _FEW:
         return _FEW
     limit = _BLOCKS * _SMALLEST
@@ -33,10 +33,10 @@ def cpu_size_class(ncl: int) -> int:
 
 
 def cpu_plan(limit: int, carried: int, num_ops: int, backward_ops: int) -> LaunchPlan:
-    """The launch plan for steps of a size class.
+    """Returns the launch plan for steps of a size class.
 
     Args:
-        limit: from `cpu_size_class`.
+        limit: result of `cpu_size_class`.
         carried: bytes per element of the states.
         num_ops, backward_ops: number of operations of a step's forward and backward.
     """

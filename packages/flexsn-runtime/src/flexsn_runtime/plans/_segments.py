@@ -1,4 +1,4 @@
-"""The number of segments of time that are walked in parallel, by the size of a step and the number of steps."""
+"""The number of segments of time that are processed in parallel, by the size of a step and the number of steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# Products of a segment's number and steps, which kernels compute in 32 bits, are below this number.
+# Kernels multiply a segment's number by its steps in 32 bits. These products stay below this number.
 _MOST = 2**31
 
 
@@ -16,17 +16,17 @@ class SegmentRule:
     """Conditions under which segments are worthwhile, and their number.
 
     Attributes:
-        elements: elements of a step, times segments, that fill the device.
-        largest: maximum elements of a step; larger steps fill the device alone.
-        moved: bytes that a step reads and writes; from this number on, steps alone keep the memory busy.
+        elements: number of segments times elements of a step that fills the device.
+        largest: maximum elements of a step. A larger step fills the device without segments.
+        moved: bytes that a step reads and writes. From this number on, a step keeps the memory busy without segments.
         shortest: minimum steps of a sequence.
         launched: minimum steps of a sequence in calls outside of CUDA graphs, where Python launches each kernel. The
             first calls, which learn warm-ups, are exempt.
         steps: minimum steps of a segment.
-        fewest: minimum number of segments; fewer are not worth the second pass.
+        fewest: minimum number of segments. With fewer, the second pass does not pay off.
         most: maximum number of segments.
         warm_up: initial number of warm-up steps before a segment.
-        longest: maximum number of warm-up steps; if more are needed, the forward is serial.
+        longest: maximum number of warm-up steps. If a sequence needs more, the forward is serial.
         kept: True if learned warm-ups are stored on disk.
     """
 
@@ -43,11 +43,11 @@ class SegmentRule:
     kept: bool = False
 
     def count(self, ncl: int, num_steps: int, warm_up: int = 0) -> int:
-        """The number of segments; 1 means none.
+        """Returns the number of segments. With 1, the time is not divided.
 
         Args:
             ncl: elements of a step.
-            warm_up: warm-up steps before each segment; segments are no shorter than that.
+            warm_up: warm-up steps before each segment; a segment has at least the same number of steps.
         """
         if ncl > self.largest or num_steps < self.shortest:
             return 1
@@ -56,12 +56,13 @@ class SegmentRule:
         return number if number >= self.fewest else 1
 
 
-# Measured on an H100 with LIF, see benchmarks/long_sequences.py. A step of a serial kernel takes its latency, however
-# few bytes it moves. In training, it takes 5.6 times as long as a copy with 2048 elements in float32, and 4.8 times
-# with 8192 in bfloat16, where segments take 1.9 and 2.2. With 8192 in float32 it takes 1.6, where segments take 1.8.
-# One program checks all segments of its elements, so with more segments it takes longer again. In CUDA graphs, 512
-# steps in segments take 1.3 to 1.7 times less than serially. Python launches a call in segments in 66 us and a training
-# step in 245 us. Serial kernels take these times for 2,200 and 2,900 steps: see benchmarks/results/short_segments.md.
+# Measured on an H100 with LIF, see benchmarks/long_sequences.py. A step of a serial kernel takes at least its latency,
+# even if it moves few bytes. Compared with a copy, serial training takes 5.6 times as long with 2048 elements in
+# float32, and 4.8 times as long with 8192 in bfloat16; segments take 1.9 and 2.2. With 8192 elements in float32, serial
+# training takes 1.6 and segments take 1.8. One program checks all segments of its elements, so too many segments take
+# longer again. In CUDA graphs, 512 steps in segments are 1.3 to 1.7 times faster than serially. Python launches a call
+# in segments in 66 us and a training step in 245 us. Serial kernels compute 2,200 and 2,900 steps in these times: see
+# benchmarks/results/short_segments.md.
 ON_GPU = SegmentRule(
     elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, kept=True
 )
@@ -72,7 +73,7 @@ _PROGRAM, _STEPS = 256, 2**15
 
 @functools.cache
 def for_threads(threads: int) -> SegmentRule | None:
-    """The rule for this number of threads, for steps with too few elements to use all of them."""
+    """Returns the rule for this number of threads, for steps with too few elements to use all of them."""
     if threads < 2:
         return None
     largest = _PROGRAM * (threads // 2)
@@ -83,7 +84,7 @@ _instead: list[SegmentRule | None] = []
 
 
 def rule_in_place_of(usual: SegmentRule | None) -> SegmentRule | None:
-    """The rule of `using_segments`, otherwise the usual one."""
+    """Returns the rule of an active `using_segments`, otherwise the usual rule."""
     return _instead[-1] if _instead else usual
 
 

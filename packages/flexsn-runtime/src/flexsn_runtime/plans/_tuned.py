@@ -1,4 +1,4 @@
-"""Measured launch plans on disk: a file for each step, size class and GPU, in the cache folder."""
+"""Measured launch plans on disk. Each step, size class and GPU has a file in the cache folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, fits
 
 
 def step_key(core: str, dtypes: tuple[torch.dtype, ...], device: torch.device, limit: int) -> dict[str, str | int]:
-    """The key of a measurement: device, step, dtypes and size class.
+    """Returns the key of a measurement: device, step, dtypes and size class.
 
     Args:
         core: name of the step's source, which contains a hash of the source.
@@ -29,7 +29,7 @@ def step_key(core: str, dtypes: tuple[torch.dtype, ...], device: torch.device, l
 
 
 def load(key: Mapping[str, str | int], usual: LaunchPlan) -> LaunchPlan | None:
-    """The measured plan; `None` if none exists, or if it belongs to kernels that are no longer generated.
+    """Returns the measured plan; `None` if none exists, or if it belongs to kernels that are no longer generated.
 
     Args:
         usual: the plan without tuning; tuning keeps its checkpoint distance.

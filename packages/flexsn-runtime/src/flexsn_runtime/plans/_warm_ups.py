@@ -1,4 +1,4 @@
-"""Learned warm-ups on disk: a file for each step and GPU, in the cache folder."""
+"""Learned warm-ups on disk. Each step and GPU has a file in the cache folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flexsn_codegen import cache_folder, write_private
 
 Key = Mapping[str, object]
 
-# Stored if no warm-up is long enough, because the step's trajectories do not meet.
+# Stored if no warm-up is long enough, because the step's trajectories do not converge.
 NEVER = 0
 
 
 def load_warm_up(key: Key) -> int | None:
-    """The learned warm-up, in steps, or `NEVER`; `None` if none was stored."""
+    """Returns the learned warm-up, in steps, or `NEVER`; `None` if none was stored."""
     try:
         kept = json.loads(_path(key).read_text(encoding="utf-8"))
         steps = kept["warm_up"]

@@ -1,4 +1,4 @@
-"""Pooling in two dimensions, in the time that moving its bytes takes."""
+"""Pooling in two dimensions. It takes as long as moving its bytes."""
 
 from __future__ import annotations
 

@@ -14,11 +14,12 @@ from flexsn_runtime.pooling._window import Window, is_channels_last, memory_form
 
 
 def average_pool(x: Tensor, window: Window, divisor: int | None = None, *, pads: bool = True) -> Tensor:
-    """As `torch.nn.functional.avg_pool2d`. It saves nothing for the backward, where PyTorch saves the input.
+    """Like `torch.nn.functional.avg_pool2d`, but saves nothing for the backward. PyTorch saves the input.
 
     Args:
-        x: `[N, C, H, W]`. PyTorch's function runs instead if no kernel can run, as `why_no_kernel` reports, in compiled
-            graphs, where compilers generate a kernel, and inside of transforms of `torch.func`.
+        x: `[N, C, H, W]`. PyTorch's function runs instead in three cases: if no kernel can run, as `why_no_kernel`
+            reports; in compiled graphs, for which compilers generate a kernel; and inside of transforms of
+            `torch.func`.
         window: the window, without dilation.
         divisor: divisor of each sum; `None` for the number of positions of its window.
         pads: True if positions in the padding count.
@@ -52,7 +53,7 @@ class _AveragePool(SingleLevelFunction):
             return None, None, None, None
         window, pads = ctx.window, ctx.pads
         if torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad):
-            like = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(ctx.shape)  # only its shape is read
+            like = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(ctx.shape)  # gives only the shape
             like = like.contiguous(memory_format=memory_format(ctx.last))
             found = torch.ops.aten.avg_pool2d_backward(
                 grad, like, window.size, window.stride, window.padding, window.ceil, pads, ctx.divisor or None

@@ -14,8 +14,8 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last, memory_format
 
 _NUM_WARPS = 4
-# Numbers per program. For channels-last, 8 for each thread, which are 16 bytes in half precision; otherwise 2, so that
-# neighbouring threads read neighbouring numbers, whatever the stride is.
+# Numbers per program. For channels-last tensors, each thread has 8, which are 16 bytes in half precision. For others,
+# it has 2, so that neighbouring threads read neighbouring numbers for any stride.
 _TILES = {True: 1024, False: 512}
 _INTERPRETED_TILE = 2048
 _MOST_COLUMNS = {True: 64, False: 128}
@@ -25,7 +25,7 @@ _Shape = tuple[int, int, int, int]
 
 
 def maximum(x: Tensor, window: Window, *, codes: bool) -> tuple[Tensor, Tensor | None]:
-    """Maxima of `x [N, C, H, W]`, and codes of their positions."""
+    """Computes maxima of `x [N, C, H, W]`, and codes of their positions."""
     x, last = _dense(x)
     y = _pooled(x, window, last)
     found = None
@@ -46,10 +46,10 @@ def maximum(x: Tensor, window: Window, *, codes: bool) -> tuple[Tensor, Tensor |
 
 
 def average(x: Tensor, window: Window, divisor: int, *, pads: bool) -> Tensor:
-    """Averages of `x [N, C, H, W]`.
+    """Computes averages of `x [N, C, H, W]`.
 
     Args:
-        divisor: divisor of each sum; 0 for the number of positions of its window.
+        divisor: divisor of each sum; 0 to divide by the number of positions of its window.
         pads: True if positions in the padding count.
     """
     x, last = _dense(x)
@@ -72,7 +72,7 @@ def gradient(
     last: bool,
     pads: bool = True,
 ) -> Tensor:
-    """The gradient of the input `shape` of a maximum with `codes`, or of an average.
+    """Computes the gradient of an input of shape `shape`, for a maximum with `codes` or for an average.
 
     Args:
         grad: gradient of the result.
@@ -110,12 +110,12 @@ def _parts(number: int, size: int) -> int:
 
 
 def _divisor(window: Window, divisor: int, *, pads: bool) -> int:
-    """The divisor of all windows, or 0 if they may differ."""
+    """The common divisor of all windows; 0 if their divisors may differ."""
     return window.positions if not divisor and pads and not window.ceil else divisor
 
 
 def _numbers(shape: _Shape, out: _Shape, last: bool) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Arguments of kernels: sizes of the images and of the result, and the units of the innermost sizes."""
+    """Arguments of kernels: the sizes of images and result, and the units of the innermost sizes."""
     samples, channels, height, width = shape
     if last:
         unit = _unit(channels)
@@ -129,13 +129,13 @@ def _unit(number: int) -> int:
 
 
 def _matrix(shape: _Shape, last: bool) -> tuple[int, int]:
-    """Rows and columns of all programs together."""
+    """Rows and columns that all programs process together."""
     samples, channels, height, width = shape
     return (samples * height * width, channels) if last else (samples * channels * height, width)
 
 
 def _tiles(rows: int, columns: int, last: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Rows and columns of a program, and the grid."""
+    """Rows and columns that a program processes, and the grid."""
     tile = _INTERPRETED_TILE if triton_interpreted() else _TILES[last]
     width = min(1 << (columns - 1).bit_length(), _MOST_COLUMNS[last])
     height = max(tile // width, 1)

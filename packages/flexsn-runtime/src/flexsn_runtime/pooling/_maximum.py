@@ -15,9 +15,9 @@ from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last
 
 
 def max_pool(x: Tensor, window: Window) -> Tensor:
-    """As `torch.nn.functional.max_pool2d`, with its values, gradients, memory formats, and choice among equal maxima.
+    """Like `torch.nn.functional.max_pool2d`: equal values, gradients, memory formats, and choice among equal maxima.
 
-    For the backward, it saves 2, 4 or 8 bits for each number of the result, and not the input.
+    For the backward, it saves 2, 4 or 8 bits for each number of the result. It does not save the input.
 
     Args:
         x: `[N, C, H, W]`. PyTorch's function runs instead if no kernel can run, as `why_no_kernel` reports, and inside
@@ -41,7 +41,7 @@ def _by_torch(x: Tensor, window: Window) -> Tensor:
 
 
 def _places(codes: Tensor, shape: Sequence[int], out: Sequence[int], window: Window, last: bool) -> Tensor:
-    """The position of each maximum in its plane, `[N, C, H' W']`, in terms of PyTorch's operations."""
+    """Computes each maximum's position in its plane, `[N, C, H' W']`, with PyTorch's operations."""
     samples, channels, _, width = shape
     down, across = out
     shifts = torch.arange(0, 8, window.bits, device=codes.device, dtype=torch.int32)
@@ -58,14 +58,14 @@ def _places(codes: Tensor, shape: Sequence[int], out: Sequence[int], window: Win
 
 
 def _differentiable_gradient(grad: Tensor, codes: Tensor, shape: Sequence[int], window: Window, last: bool) -> Tensor:
-    """The gradient of the input in terms of PyTorch's operations, which have gradients themselves."""
+    """Computes the gradient of the input with PyTorch's operations, which are differentiable."""
     places = _places(codes, shape, grad.shape[2:], window, last)
     zeros = grad.new_zeros(*shape[:2], shape[2] * shape[3])
     return zeros.scatter_add(2, places, grad.flatten(2)).view(tuple(shape))
 
 
 class MaxPool(SingleLevelFunction):
-    """Max pooling by kernels. (flexsn-nn recognizes values made from spikes by the name of its node.)"""
+    """Max pooling by kernels. (By the name of its node, flexsn-nn recognizes values that are made from spikes.)"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:
@@ -99,7 +99,7 @@ def max_pool_op(
     dilation: Sequence[int],
     ceil: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The result of `max_pool`, and codes of the positions of its numbers."""
+    """Returns the result of `max_pool`, and codes of the positions of its numbers."""
     y, codes = _launch.maximum(x, _window(size, stride, padding, dilation, ceil), codes=True)
     assert codes is not None
     return y, codes
@@ -133,7 +133,7 @@ def max_pool_backward_op(
     ceil: bool,
     last: bool,
 ) -> Tensor:
-    """The gradient of the input of `max_pool`."""
+    """Computes the gradient of the input of `max_pool`."""
     samples, channels, height, width = shape
     window = _window(size, stride, padding, dilation, ceil)
     return _launch.gradient(grad, codes, (samples, channels, height, width), window, last=last)

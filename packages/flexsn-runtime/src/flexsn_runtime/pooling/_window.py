@@ -1,4 +1,4 @@
-"""Windows of a pooling."""
+"""The windows of a pooling operation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_ROWS = 2**31 - 2**16
 
 
 class Window(NamedTuple):
-    """Positions of windows. Each attribute but `ceil` is `(height, width)`.
+    """Positions of windows. All attributes except `ceil` are `(height, width)`.
 
     Attributes:
         size: size of a window.
@@ -49,19 +49,19 @@ class Window(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Integer arguments of kernels: both numbers of each pair."""
+        """Integer arguments of kernels: both numbers of each attribute."""
         return tuple(number for pair in self[:4] for number in pair)
 
 
 def _windows(length: int, size: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
     left = length + 2 * padding - dilation * (size - 1) - 1
     count = (left + (stride - 1 if ceil else 0)) // stride + 1
-    # The last window begins in the image or in the padding before it.
+    # The last window has to begin in the image or in the padding before it.
     return count - 1 if ceil and (count - 1) * stride >= length + padding else count
 
 
 def why_no_kernel(x: Tensor, window: Window) -> str | None:
-    """The reason why PyTorch pools `x [N, C, H, W]`; `None` if a kernel does."""
+    """The reason why PyTorch has to pool `x [N, C, H, W]`; `None` if a kernel can."""
     if x.dtype not in _DTYPES:
         return f"its input is {x.dtype}"
     why = why_unavailable(x.device)
@@ -95,7 +95,7 @@ def memory_format(last: bool) -> torch.memory_format:
 
 
 def codes_shape(shape: tuple[int, int, int, int], last: bool, bits: int) -> tuple[int, int]:
-    """The shape of the codes of a maximum of this shape, uint8."""
+    """Returns the shape of the codes of a maximum of this shape, uint8."""
     rows, columns = matrix(shape, last)
     per = 8 // bits
     return (rows + per - 1) // per, columns

@@ -1,4 +1,4 @@
-"""Builds plans of products: allocations and launches, in order."""
+"""Builds plans of matrix products: allocations and launches, in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexsn_runtime.launches._written_kernels import PreparedKernel
 
 
 class PlanBuilder:
-    """Builds a plan for `given` tensors. Places in memory are numbered after these."""
+    """Builds a plan for `given` tensors. The places in memory after these have the next numbers."""
 
     def __init__(self, device: torch.device, given: int) -> None:
         self._device, self._given = device, given
@@ -21,14 +21,14 @@ class PlanBuilder:
         self._behind = 0
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> int:
-        """Allocates a tensor in each call, dense unless `strides` are given. Returns its place."""
+        """Makes each call allocate a tensor, which is dense unless `strides` are given. Returns its place."""
         if strides is None:
             strides = torch.empty(shape, device="meta").stride()
         self._allocations.append(Allocation(tuple(shape), tuple(strides), dtype))
         return self._given + len(self._allocations) - 1
 
     def reserve(self) -> int:
-        """Returns a place for a result that a step stores."""
+        """Returns a place for a result that a step will store."""
         self._allocations.append(None)
         return self._given + len(self._allocations) - 1
 
@@ -39,7 +39,7 @@ class PlanBuilder:
         self._steps.append(RowsSummed(place, into))
 
     def unbind(self, place: int, count: int) -> tuple[int, ...]:
-        """Unbinds a tensor. Returns the places of its slices. Nothing may be allocated afterwards."""
+        """Unbinds a tensor. Returns the places of its slices. No tensor may be allocated afterwards."""
         first = self._given + len(self._allocations) + self._behind
         self._steps.append(Unbound(place))
         self._behind += count

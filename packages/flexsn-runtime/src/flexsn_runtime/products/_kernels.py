@@ -1,4 +1,4 @@
-"""Kernels of products with spikes, prepared for sizes. Each takes its tensors as one sequence.
+"""Kernels of products with spikes, prepared for given sizes. Each kernel takes its tensors as one sequence.
 
 `aligned` is True for each tensor whose address is a multiple of 16 bytes. Triton compiles for this property.
 """
@@ -18,21 +18,21 @@ from flexsn_runtime.products._tiles import CHECKED_ROWS, Tile
 
 Aligned = tuple[bool, ...]
 
-# Programs of a kernel that usually has nothing to do.
+# Number of programs of a kernel that usually has no work.
 _REPAIRERS = 128
 _REPAIR_TILE = 64
 _SEEN = 1024
 _GROUP = 8
-# Numbers of a row that one load can take, if the row's length is a multiple of it.
+# Numbers of a row that one load can read, if the row's length is a multiple of this number.
 _UNITS = (64, 8)
 _ALIGNMENT = 16
-# Keeps the sizes of the last calls.
+# Stores the results for the sizes of the last calls.
 _sizes = functools.lru_cache(maxsize=256)
 
 
 @_sizes
 def splitting(rows: int, columns: int, row: int, parts: int, aligned: Aligned, device: torch.device) -> PreparedKernel:
-    """Prepares `split`, for `x` with rows `row` apart, and `pieces`."""
+    """Prepares `split` for `x` whose rows are `row` numbers apart, and `pieces`."""
     unit = unit_of(columns, row, aligned[0])
     padded = padded_units(columns)
     block = (16, 64) if triton_interpreted() else (16, 128)
@@ -43,7 +43,7 @@ def splitting(rows: int, columns: int, row: int, parts: int, aligned: Aligned, d
 
 @_sizes
 def narrowing(M: int, K: int, row: int, scale: float, aligned: Aligned, device: torch.device) -> PreparedKernel:
-    """Prepares `narrow`, for `s` with rows `row` apart, `spikes` and `seen`."""
+    """Prepares `narrow` for `s` whose rows are `row` numbers apart, `spikes` and `seen`."""
     unit = unit_of(K, row, aligned[0])
     numbers = (M, K // unit, row // unit, padded_units(K), bits(scale))
     constants = (scale != 1.0, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
@@ -63,7 +63,10 @@ def multiplying(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares a kernel for `spikes` with rows of `row`, `pieces` of `padded` units, a bias or any tensor, and `y`."""
+    """Prepares the kernel. It takes `spikes` with rows of `row`, `pieces` of `padded` units, a bias, and `y`.
+
+    Without a bias, any tensor takes its place.
+    """
     unit = row_unit(row, aligned[0])
     numbers = (M, N, row // unit, padded, bits(scale))
     constants = (scale != 1.0, unit, parts, bias, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
@@ -75,7 +78,10 @@ def multiplying(
 def repairing_outputs(
     M: int, N: int, K: int, row: int, bias: bool, aligned: Aligned, device: torch.device
 ) -> PreparedKernel:
-    """Prepares a kernel for `s` with rows `row` apart, the dense weight, the bias or any tensor, `y` and `seen`."""
+    """Prepares the kernel. It takes `s`, whose rows are `row` apart, the dense weight, a bias, `y` and `seen`.
+
+    Without a bias, any tensor takes its place.
+    """
     programs = min(_REPAIRERS, -(-M // CHECKED_ROWS) * -(-N // _REPAIR_TILE))
     numbers = (M, N, K, row, bias, CHECKED_ROWS, _REPAIR_TILE, 16, _SEEN)
     return PreparedKernel(_kernels().repair_outputs_kernel, (programs,), numbers, device, stages=2)
@@ -94,7 +100,7 @@ def summing_rows(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares a kernel for three parts of the gradient, `spikes`, and `[shares, N, K]`."""
+    """Prepares the kernel. It takes three parts of the gradient, `spikes`, and `[shares, N, K]`."""
     g_unit, s_unit = row_unit(g_row, aligned[0]), row_unit(s_row, aligned[1])
     numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
     constants = (g_unit, s_unit, parts, tile.rows, tile.columns, tile.chunk, tile.held)
@@ -104,7 +110,7 @@ def summing_rows(
 
 @_sizes
 def adding_shares(count: int, shares: int, scale: float, device: torch.device) -> PreparedKernel:
-    """Prepares a kernel for `[shares, count]` and `[count]`, which may begin at one address."""
+    """Prepares the kernel. It takes `[shares, count]` and `[count]`, which may begin at one address."""
     size = 1024
     numbers = (count, shares, bits(scale), scale != 1.0, size)
     return PreparedKernel(_kernels().shares_kernel, (-(-count // size),), numbers, device)
@@ -123,7 +129,10 @@ def repairing_weights(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares a kernel for three parts of a gradient in `dtype`, `s`, a dense result, and `seen` of `count` words."""
+    """Prepares the kernel. It takes three parts of a gradient in `dtype`, `s`, a dense result, and `seen`.
+
+    `seen` has `count` words.
+    """
     programs = min(_REPAIRERS, -(-N // _REPAIR_TILE) * -(-K // _REPAIR_TILE))
     numbers = (M, N, K, g_row, s_row, count)
     constants = (parts, _REPAIR_TILE, _REPAIR_TILE, 16, _SEEN)
@@ -143,7 +152,10 @@ def leading_back(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares a kernel for three parts of a gradient with rows of `row`, `pieces` of `padded` units, and a result."""
+    """Prepares the kernel. It takes three parts of a gradient with rows of `row`, `pieces`, and a result.
+
+    Rows of `pieces` have `padded` units.
+    """
     unit = row_unit(row, aligned[0])
     numbers = (M, N, K, row // unit, padded)
     constants = (unit, g_parts, w_parts, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
@@ -156,7 +168,7 @@ def tiles_of(rows: int, columns: int, tile: Tile) -> int:
 
 
 def padding() -> int:
-    """The number whose multiples are the lengths of rows of parts."""
+    """The lengths of rows of parts are multiples of this number."""
     found: int = _kernels().PADDING
     return found
 
@@ -166,7 +178,7 @@ def padded_units(columns: int) -> int:
 
 
 def bits(scale: float) -> int:
-    """The 32 bits of a float32, as an integer."""
+    """Returns the 32 bits of a float32 as an integer."""
     found: int = struct.unpack("i", struct.pack("f", scale))[0]
     return found
 
@@ -176,18 +188,18 @@ def is_aligned(x: Tensor) -> bool:
 
 
 def unit_of(columns: int, row: int, aligned: bool) -> int:
-    """The number of float32 values in one load, which divides each row's length and start."""
+    """Returns how many float32 values a load reads. This number divides each row's length and start."""
     unit = _ALIGNMENT // 4
     return unit if aligned and columns % unit == 0 and row % unit == 0 else 1
 
 
 def row_unit(row: int, aligned: bool) -> int:
-    """The number of bfloat16 values in one load from dense rows: a whole chunk, a whole load, or one."""
+    """Returns how many bfloat16 values a load reads from dense rows: a whole chunk, a whole load, or one value."""
     return next((unit for unit in _UNITS if aligned and row % unit == 0), 1)
 
 
 def takes_as_written(rows: Tensor) -> bool:
-    """True for a bfloat16 matrix that products read as a neuron wrote it: contiguous rows of whole loads."""
+    """True for a bfloat16 matrix that products can read as a neuron wrote it: contiguous rows of whole loads."""
     return rows.is_contiguous() and rows.shape[-1] % _UNITS[-1] == 0 and is_aligned(rows)
 
 

@@ -1,4 +1,4 @@
-"""Products with spikes, kernel by kernel: operands in parts, and products of these."""
+"""Launches the kernels of products with spikes one by one: they split operands into parts, and multiply the parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_runtime.products._tiles import Tile, seen_size, shares_of, tile_for
 
 
 def split(x: Tensor, parts: int) -> Tensor:
-    """`x [rows, columns]` float32 as the sum of `parts` bfloat16 tensors, `[parts, rows, padded columns]`."""
+    """Splits `x [rows, columns]` float32 into a sum of `parts` bfloat16 tensors, `[parts, rows, padded columns]`."""
     x = _dense_rows(x)
     rows, columns = x.shape
     out = torch.empty((parts, rows, padded_units(columns) * padding()), dtype=torch.bfloat16, device=x.device)
@@ -22,12 +22,12 @@ def split(x: Tensor, parts: int) -> Tensor:
 
 
 def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """`s [M, K]` float32 in bfloat16, `[M, padded K]`, and a record of the rows that bfloat16 cannot represent.
+    """Converts `s [M, K]` float32 to bfloat16 `[M, padded K]`. Also returns a record, which marks inexact rows.
 
-    The record is not 0 for such rows.
+    The record is not 0 for rows with a number that bfloat16 cannot represent.
 
     Args:
-        scale: `s / scale` is returned. Each number of `s` has to be an integer times `scale`, rounded.
+        scale: the result is `s / scale`. Each number of `s` has to be an integer times `scale`, rounded.
     """
     s = _dense_rows(s)
     M, K = s.shape
@@ -38,11 +38,11 @@ def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
 
 
 def product(spikes: Tensor, pieces: Tensor, bias: Tensor | None, tile: Tile | None = None) -> Tensor:
-    """`s W^T + b`, `[M, N]` float32.
+    """Returns `s W^T + b`, `[M, N]` float32.
 
     Args:
-        spikes: `[M, K]` bfloat16, or with rows padded like those of `pieces`.
-        pieces: the weight, from `split`.
+        spikes: `[M, K]` bfloat16; its rows may be padded like those of `pieces`.
+        pieces: the parts of the weight, from `split`.
     """
     parts, N, padded = pieces.shape
     (M, row), device = spikes.shape, spikes.device
@@ -57,11 +57,11 @@ def product(spikes: Tensor, pieces: Tensor, bias: Tensor | None, tile: Tile | No
 
 
 def product_over_rows(grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, tile: Tile | None = None) -> Tensor:
-    """`g^T s`, `[N, K]` float32.
+    """Returns `g^T s`, `[N, K]` float32.
 
     Args:
-        grads: parts of `g`, largest first, `[M, N]` each or with padded rows.
-        spikes: `[M, K]` bfloat16, or with padded rows.
+        grads: parts of `g`, with the largest first, `[M, N]` each; rows may be padded.
+        spikes: `[M, K]` bfloat16; rows may be padded.
     """
     first, parts, device = grads[0], len(grads), spikes.device
     (M, g_row), s_row = first.shape, spikes.shape[1]
@@ -79,11 +79,11 @@ def product_over_rows(grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, t
 
 
 def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile | None = None) -> Tensor:
-    """`g W`, `[M, K]` float32.
+    """Returns `g W`, `[M, K]` float32.
 
     Args:
-        grads: as for `product_over_rows`.
-        pieces: the weight `[N, K]`, from `split`.
+        grads: same as for `product_over_rows`.
+        pieces: the parts of the weight `[N, K]`, from `split`.
     """
     first, g_parts = grads[0], len(grads)
     w_parts, N, padded = pieces.shape
@@ -97,11 +97,11 @@ def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile |
 
 
 def three(grads: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Three tensors for a kernel. The last gradient is repeated if there are fewer than three."""
+    """Returns three tensors for a kernel. If there are fewer than three gradients, the last one is repeated."""
     last = grads[-1]
     return grads[0], grads[1] if len(grads) > 1 else last, grads[2] if len(grads) > 2 else last
 
 
 def _dense_rows(x: Tensor) -> Tensor:
-    """`x` with contiguous rows."""
+    """Returns `x` with contiguous rows."""
     return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()

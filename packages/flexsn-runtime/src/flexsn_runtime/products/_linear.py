@@ -25,12 +25,12 @@ MOST_PARTS = 3
 def spike_linear(
     s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int = 3, grad_parts: int = 3
 ) -> tuple[Tensor, Tensor | None]:
-    """As `torch.nn.functional.linear` of float32 tensors, but fast if `s` consists of spikes or small integers.
+    """Computes `torch.nn.functional.linear` of float32 tensors, fast if `s` consists of spikes or small integers.
 
-    Numbers of `s` take one bfloat16 each; those of `weight` and of the output's gradient take `weight_parts` and
-    `grad_parts`: three hold a float32, two hold 16 bits, one holds 8. The kernel checks `s`. Rows with a number that
-    bfloat16 cannot represent are computed again in float32, and so is the gradient of the weight. Torch's product runs
-    if kernels cannot run, and inside of transforms of `torch.func`. Infinite numbers may give NaN.
+    Each number of `s` becomes one bfloat16. Each number of `weight` and of the output's gradient becomes `weight_parts`
+    and `grad_parts` of them: three hold a float32, two hold 16 bits, and one holds 8. The kernel checks `s`. Rows with
+    a number that bfloat16 cannot represent are computed again in float32, and so is the gradient of the weight. Torch's
+    product runs if kernels cannot run, and inside of transforms of `torch.func`. Infinite numbers may lead to NaN.
 
     Args:
         s: `[..., K]` float32.
@@ -39,12 +39,12 @@ def spike_linear(
         weight_parts, grad_parts: 1 to 3.
 
     Returns:
-        `[..., N]` float32, and an int32 record that is not 0 where rows were computed again; `None` if torch's product
-        ran. Second derivatives are those of torch's product.
+        `[..., N]` float32, and an int32 record that is not 0 for rows that were computed again. If torch's product ran,
+            the record is `None`. Second derivatives are those of torch's product.
 
     Raises:
         DtypeError: a tensor is not float32.
-        ShapeError: the shapes do not fit.
+        ShapeError: the shapes do not match.
         ValueError: the number of parts is not 1 to 3.
     """
     _check(s, weight, bias, weight_parts, grad_parts)
@@ -61,10 +61,10 @@ class Linked(NamedTuple):
 
     Attributes:
         y: `[..., N]` float32.
-        record: as of `spike_linear`; `None` if nothing had to be checked.
-        links: `None` if none were made. Otherwise tensors whose gradients, if any, count as a gradient of `y`:
-            bfloat16 tensors shaped like `y`, for its parts, and, for a bias, a float32 one for its sum over the first
-            dimension.
+        record: same as for `spike_linear`; `None` if no values had to be checked.
+        links: tensors whose gradients, if any, count as gradients of `y`: bfloat16 tensors shaped like `y`, for the
+            parts of its gradient, and, for a bias, a float32 tensor for the sum of its gradient over the first
+            dimension. `None` without links.
     """
 
     y: Tensor
@@ -73,7 +73,7 @@ class Linked(NamedTuple):
 
 
 class Links(NamedTuple):
-    """See `Linked`. The values of these tensors have no meaning."""
+    """Links of `Linked`. The values of these tensors are meaningless."""
 
     parts: tuple[Tensor, ...]
     total: Tensor | None
@@ -89,14 +89,14 @@ def linked_linear(
     links: bool,
     scale: float = 1.0,
 ) -> Linked:
-    """`spike_linear` in eager mode, for checked operands on a device with kernels.
+    """Computes `spike_linear` in eager mode, for checked operands on a device with kernels.
 
     Args:
         s: `[..., K]` float32.
-        written: the numbers of `s` in bfloat16, if it can represent all, dense in memory; `None` to let the product
-            convert them.
+        written: the numbers of `s` in bfloat16, dense in memory, if bfloat16 can represent all of them; `None` to let
+            the product convert them.
         parts: numbers of parts of the weight and of gradients.
-        links: True to make links for the layer that reads `y`, if kernels can take gradients through them.
+        links: True to create links for the layer that reads `y`, if kernels can receive gradients through them.
         scale: scale of the spikes: `s / scale` are integers up to rounding.
     """
     with_links = links_of(s, weight, parts, links) > 0
@@ -115,29 +115,29 @@ def linked_linear(
 
 
 def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], wanted: bool) -> int:
-    """The number of links for parts of a gradient; 0 if the gradient has none."""
+    """Returns the number of links for parts of a gradient; 0 if its gradient has no links."""
     makes = wanted and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
     return parts[1] if makes else 0
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
-    """True for tensors with memory of their own. A `DTensor` has none."""
+    """True for tensors that own memory. A `DTensor` does not."""
     return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
 
 
 def _check(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, grad_parts: int) -> None:
     for name, tensor in (("s", s), ("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != torch.float32:
-            raise DtypeError(f"{name} is {tensor.dtype}; products with spikes are of float32 tensors.")
+            raise DtypeError(f"{name} is {tensor.dtype}; products with spikes take float32 tensors.")
     if s.dim() < 1 or weight.dim() != 2 or s.shape[-1] != weight.shape[1]:
-        raise ShapeError(f"s is {list(s.shape)} and weight {list(weight.shape)}; they are [..., K] and [N, K].")
+        raise ShapeError(f"s is {list(s.shape)} and weight {list(weight.shape)}; expected [..., K] and [N, K].")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(f"bias is {list(bias.shape)}; weight {list(weight.shape)} needs [{weight.shape[0]}].")
     if weight.device != s.device or (bias is not None and bias.device != s.device):
-        raise DeviceError(f"s is on {s.device}, weight on {weight.device}: all tensors belong on one device.")
+        raise DeviceError(f"s is on {s.device}, weight on {weight.device}: all tensors must be on one device.")
     for parts in (weight_parts, grad_parts):
         if not 1 <= parts <= MOST_PARTS:
-            raise ValueError(f"{parts} parts; a float32 has 1 to {MOST_PARTS}.")
+            raise ValueError(f"{parts} parts; a float32 can be split into 1 to {MOST_PARTS}.")
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def plan_of(
     sums: bool = False,
     scale: float = 1.0,
 ) -> Forward:
-    """The forward for dense `[s, written, weight, bias]`; see `ForwardKind`."""
+    """Returns the plan of a forward over dense `[s, written, weight, bias]`; see `ForwardKind`."""
     s, written, weight, bias = given
     aligned = is_aligned(s), is_aligned(weight), None if bias is None else is_aligned(bias)
     shape, outputs = tuple(s.shape), weight.shape[0]
@@ -213,11 +213,11 @@ def gradients(
     scale: float,
     wanted: tuple[bool, bool, bool],
 ) -> list[Tensor | None]:
-    """Gradients of `[s, written, weight, bias]`, by kernels.
+    """Computes gradients of `[s, written, weight, bias]` with kernels.
 
     Args:
-        grads: gradients of the forward's results: of `y`, or, if that is `None`, of links.
-        wanted: True for each of the spikes, the weight and the bias whose gradient is needed.
+        grads: gradients of the forward's results: the gradient of `y`, or, if it is `None`, the gradients of the links.
+        wanted: True for each of the spikes, the weight and the bias if its gradient is needed.
     """
     s, spikes, weight, pieces, seen = saved
     given = _dense(s), spikes, _dense(weight), pieces, seen
@@ -226,7 +226,7 @@ def gradients(
 
 
 def come_alone(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
-    """True if a gradient arrives either whole or in all of its parts."""
+    """True if the whole gradient arrives, or all of its parts."""
     return len({part is None for part in parts}) == 1 and (whole is None or parts[0] is None)
 
 
@@ -237,7 +237,7 @@ def backward_kind(
     scale: float,
     wanted: tuple[bool, bool, bool],
 ) -> BackwardKind:
-    """The kind of a backward over dense tensors. The arguments are those of `gradients`."""
+    """Returns the kind of a backward over dense tensors. The arguments are those of `gradients`."""
     s, spikes, weight, pieces, seen = saved
     whole = grads[0]
     assert s is not None
@@ -263,11 +263,11 @@ def backward_kind(
 
 
 def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
-    """`grads^T s`, `[N, K]` float32, for `[M, N]` and `[M, K]`, without autograd.
+    """Computes `grads^T s`, `[N, K]` float32, for `[M, N]` and `[M, K]`, without autograd.
 
     Args:
-        s: numbers that bfloat16 can represent. With any other number, all is computed again in float32, which takes
-            long.
+        s: numbers that bfloat16 can represent. With any other number, the whole product is computed again in float32,
+            which is slow.
     """
     plan, given = _over_rows(grads, s)
     total = plan.run(given)[2]
@@ -276,7 +276,7 @@ def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
 
 
 def compilations_with_spikes(grads: Tensor, s: Tensor) -> list[Callable[[], object]]:
-    """Functions that compile `product_with_spikes` for tensors like these."""
+    """Returns functions that compile `product_with_spikes` for tensors like these."""
     plan, given = _over_rows(grads, s)
     return plan.compilations(given)
 
@@ -336,7 +336,7 @@ class _SpikeLinear(SingleLevelFunction):
         memory = (*given, *found)
         seen = None if forward.seen is None else memory[forward.seen]
         record.append(seen)
-        # Hooks may store `s` in fewer bits than its copy has.
+        # Hooks may store `s` in fewer bits than its copy in bfloat16 takes.
         keeps = needs_weight and (seen is None or not has_saved_tensors_hooks())
         spikes, pieces = memory[forward.spikes] if keeps else None, memory[forward.pieces] if needs_s else None
         ctx.save_for_backward(s, spikes, weight, pieces, seen)
@@ -362,7 +362,7 @@ def flowing(
     *,
     plain: bool = False,
 ) -> Sequence[Tensor | None]:
-    """The gradients of `[s, written, weight, bias]` in a backward. The arguments are those of `gradients`.
+    """Computes gradients of `[s, written, weight, bias]` in a backward. The arguments are those of `gradients`.
 
     Args:
         plain: True to use torch's products.
@@ -380,14 +380,14 @@ def flowing(
 
 
 LATE = (
-    "a hook or retain_grad() on the output of a layer with exact products was registered after the neuron had read it, "
-    "which sends its gradient to the layer in parts. Register it before that, or leave the layer out: "
+    "a hook or retain_grad() on the output of a layer with exact products was registered after the neuron had read the "
+    "output, so its gradient goes to the layer in parts. Register the hook earlier, or leave the layer out: "
     "exact_products(net, skip=[name])."
 )
 
 
 def _sum(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:
-    """The sum of a gradient and of the parts of another one, in float32."""
+    """Adds a gradient and the parts of another one, in float32."""
     total = grad
     for part in reversed(parts):
         if part is not None:
@@ -408,7 +408,7 @@ def spike_linear_op(
     weight_parts: int,
     grad_parts: int,
 ) -> tuple[Tensor, Tensor]:
-    """The result of `spike_linear`, and the record of rows that bfloat16 cannot represent, for the backward."""
+    """Returns the result of `spike_linear` and, for the backward, the record of rows that bfloat16 cannot represent."""
     return forward(s, weight, bias, weight_parts)
 
 
@@ -428,7 +428,7 @@ def spike_linear_backward_op(
     grad_parts: int,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """The gradients of `s`, `weight` and `bias`, one for each true entry of `wanted`."""
+    """Computes the gradients of `s`, `weight` and `bias`, one for each true entry of `wanted`."""
     found = _gradients(grad, s, weight, seen, (weight_parts, grad_parts), wanted)
     return [gradient for gradient in found if gradient is not None]
 

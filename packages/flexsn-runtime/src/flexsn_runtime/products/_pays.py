@@ -10,20 +10,21 @@ import torch
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.backend import why_unavailable
 
-# A product of this size takes a fraction of a millisecond on any GPU.
+# Any GPU computes a product of this size in a fraction of a millisecond.
 _ROWS, _FEATURES = 8192, 1024
-# GPUs whose bfloat16 is at least eight times as fast as their float32, for calls in which nothing can be measured.
+# Compute capabilities of GPUs on which bfloat16 is at least eight times as fast as float32. They are used in calls that
+# cannot measure.
 _FAST = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 _FEWEST = 1 << 27
 
 
 def fewest_multiplications() -> int:
-    """The number of multiplications below which the launches take longer than the product."""
+    """Returns the number of multiplications below which the launches take longer than the product."""
     return 0 if triton_interpreted() else _FEWEST
 
 
 def why_slow_product(device: torch.device) -> str | None:
-    """The reason why products in parts are no faster than float32 on a GPU, measured once; `None` if they are."""
+    """The reason why products in parts are not faster than float32 on a GPU, measured once; otherwise `None`."""
     return None if triton_interpreted() else _why_slow(device)
 
 
@@ -41,7 +42,7 @@ def _why_slow(device: torch.device) -> str | None:
 
 
 def _measured(device: torch.device) -> tuple[float, float]:
-    """Milliseconds of a product in three parts, and of torch's product."""
+    """Measures the milliseconds of a product in three parts, and of torch's product."""
     from flexsn_runtime.products._linear import forward
 
     s = torch.ones(_ROWS, _FEATURES, device=device)

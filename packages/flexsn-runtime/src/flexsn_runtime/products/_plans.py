@@ -1,4 +1,4 @@
-"""Plans of a layer's product: its forward, and its gradients."""
+"""Plans of a layer's product: one for its forward and one for its gradients."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _plans = functools.lru_cache(maxsize=256)
 
 
 class ForwardKind(NamedTuple):
-    """Key of the plan of a forward, over dense operands.
+    """Key of a forward's plan over dense operands.
 
     Attributes:
         shape: shape of the spikes, `[..., K]`.
         outputs: N.
         parts: number of parts of the weight.
-        links: number of links of gradients; 0 for none.
+        links: number of links for gradients; 0 without links.
         sums: True if there is also a link for the sum of gradients.
         scale: scale of the spikes.
         written: True if the spikes exist in bfloat16.
-        aligned: True for each of the spikes, the weight and the bias whose address is a multiple of 16 bytes; `None`
+        aligned: for each of the spikes, the weight and the bias, True if its address is a multiple of 16 bytes; `None`
             without a bias.
     """
 
@@ -44,13 +44,13 @@ class ForwardKind(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """The plan of a forward, over `[s, written, weight, bias]`; `written` and `bias` may be absent.
+    """A forward's plan over `[s, written, weight, bias]`. `written` and `bias` may be absent.
 
     Attributes:
-        results: the number of leading results that are for the caller: `y`, and links. They are followed by a record of
-            rows that bfloat16 cannot represent, if it exists.
-        spikes, pieces: their places in memory.
-        seen: place of the record; `None` if it does not exist.
+        results: number of leading results that the caller receives: `y` and the links. The record of rows that bfloat16
+            cannot represent follows them, if there is one.
+        spikes, pieces: places of the spikes and of the weight's parts in memory.
+        seen: place of the record; `None` if there is none.
     """
 
     plan: Plan
@@ -98,21 +98,21 @@ def forward_plan(kind: ForwardKind) -> Forward:
 
 
 class BackwardKind(NamedTuple):
-    """Key of the plan of gradients, over dense operands.
+    """Key of the plan of gradients over dense operands.
 
     Attributes:
         shape: shape of the spikes, `[..., K]`.
         outputs: N.
         parts: numbers of parts of the weight and of gradients.
         scale: scale of the spikes.
-        spikes: row length of the spikes in bfloat16; 0 if the plan makes them.
-        pieces: True if the parts of the weight exist; otherwise the plan makes them.
-        seen: True if a record of rows that bfloat16 cannot represent exists.
-        links, sums: as in the forward.
-        arrived: True if the gradient arrives in parts; otherwise it arrives whole.
-        wanted: True for each of the spikes, the weight and the bias whose gradient is needed.
-        aligned: True for each of the spikes and the weight whose address is a multiple of 16 bytes. Gradients are
-            always aligned.
+        spikes: row length of the spikes in bfloat16; 0 if the plan converts them.
+        pieces: True if the weight is already split into parts; False if the plan splits it.
+        seen: True if there is a record of rows that bfloat16 cannot represent.
+        links, sums: same as in the forward.
+        arrived: True if the gradient arrives in parts, False if it arrives as a whole.
+        wanted: for each of the spikes, the weight and the bias, True if its gradient is needed.
+        aligned: for the spikes and the weight, True if the address is a multiple of 16 bytes. Gradients are always
+            aligned.
     """
 
     shape: tuple[int, ...]
@@ -136,7 +136,7 @@ _SPIKES, _WEIGHTS, _PIECES, _SEEN, _WHOLE = range(1, 6)
 
 @_plans
 def backward_plan(kind: BackwardKind) -> Plan:
-    """A plan over `[s, spikes, weight, pieces, seen, *gradients]`, with gradients of the forward's results.
+    """Returns a plan over `[s, spikes, weight, pieces, seen, *gradients]`, with gradients of the forward's results.
 
     Its leading results are the requested gradients of the forward's operands.
     """
@@ -153,7 +153,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
     if for_bias:
         make.sum_rows(_WHOLE + 1 + g_parts if kind.arrived else _WHOLE, result_bias)
     width_k, width_n = padded_units(K) * padding(), padded_units(N) * padding()
-    # All allocations come before the tensor that is unbound.
+    # All allocations must come before the tensor that is unbound.
     whole = not kind.arrived and (for_s or for_weight)
     cut = make.allocate((g_parts, M, width_n), torch.bfloat16) if whole else 0
     tile = tile_for("weights", N, K, M, g_parts, device)
@@ -190,7 +190,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
         if adds:
             make.launch(_kernels.adding_shares(N * K, shares, kind.scale, device), partial, result_weight)
         if seen:
-            # Uses the most exact form of the gradient that is available.
+            # Uses the most exact available form of the gradient.
             whole_grads = (_WHOLE,) * 3 if whole else three
             known = (1, N, torch.float32) if whole else (g_parts, g_row, torch.bfloat16)
             kernel = _kernels.repairing_weights(

@@ -1,4 +1,4 @@
-"""The products of one layer, which run without Python once the compiled launcher is loaded."""
+"""The products of one layer. Once the compiled launcher is loaded, they run without Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flexsn_runtime._torch_private import has_saved_tensors_hooks, is_batched, transform_at_work, untraced
 from flexsn_runtime.calls._recorded import recorded
-from flexsn_runtime.native import NativeScan, can_be_native, compiled_launcher, may_launch
+from flexsn_runtime.native import Again, NativeScan, can_be_native, compiled_launcher, may_launch
 from flexsn_runtime.products._kernels import is_aligned
 from flexsn_runtime.products._linear import (
     LATE,
@@ -37,12 +37,13 @@ class _Known(NamedTuple):
     """Calls of one layout.
 
     Attributes:
-        asked: the parts, True if links are requested, and the scale.
-        sums: True if the sum of gradients has a link.
+        asked: numbers of parts, True if links are requested, and the scale.
+        sums: True if there is a link for the sum of gradients.
     """
 
     asked: tuple[tuple[int, int], bool, float]
     native: NativeScan
+    again: Again
     forward: Forward
     sums: bool
 
@@ -55,7 +56,7 @@ class RepeatedProducts:
         self._count = 0
 
     def __reduce__(self) -> tuple[type[RepeatedProducts], tuple[()]]:
-        return RepeatedProducts, ()  # copies and pickles begin without known calls
+        return RepeatedProducts, ()  # copies and pickles have no known calls
 
     def run(
         self,
@@ -68,22 +69,22 @@ class RepeatedProducts:
         links: bool,
         scale: float = 1.0,
     ) -> Linked:
-        """As `linked_linear`."""
+        """Computes `linked_linear`."""
         given, asked = (s, written, weight, bias), (parts, links, scale)
         if self._known and not has_saved_tensors_hooks():
             for known in self._known:
-                if known.asked == asked and (found := known.native.run_alike(given)) is not None:
+                if known.asked == asked and not known.native.watched() and (found := known.again(given)) is not None:
                     return _linked(known, found)
         linked = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
         self._count += 1
-        # If layouts change all the time, only some of the calls are handed over.
+        # If the layout changes in most calls, only some of the calls are handed over to the launcher.
         asks = 0 < len(self._known) < _MOST or self._count % _ASKED_EVERY == 1
         if asks and may_launch(s.device):
             self._hand_over(given, asked)
         return linked
 
     def _hand_over(self, given: Operands, asked: tuple[tuple[int, int], bool, float]) -> None:
-        """Passes calls like this one to the compiled launcher, if it is loaded and can make them."""
+        """Passes calls like this one to the compiled launcher, if it is loaded and can execute them."""
         s, _written, weight, _bias = given
         module = compiled_launcher(s.device, self._count)
         if module is None or s.numel() == 0 or weight.shape[0] == 0 or has_saved_tensors_hooks():
@@ -91,8 +92,7 @@ class RepeatedProducts:
         if any(t is not None and not t.is_contiguous() for t in given):
             return
         parts, links, scale = asked
-        grad = torch.is_grad_enabled()
-        needs = [grad and t is not None and t.requires_grad for t in given]
+        needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in given]
         count = links_of(s, weight, parts, links)
         with untraced():  # hides this from all modes
             sums = count > 0 and needs[3]
@@ -116,9 +116,8 @@ class RepeatedProducts:
                 saved=saved,
                 links=forward.results > 1,
             )
-            native.expect(given, grad=grad)
         owner.native = weakref.ref(native)
-        self._known = (_Known(asked, native, forward, sums), *self._known[: _MOST - 1])
+        self._known = (_Known(asked, native, native.again(given), forward, sums), *self._known[: _MOST - 1])
 
 
 def _linked(known: _Known, found: list[Tensor]) -> Linked:
@@ -132,10 +131,10 @@ def _linked(known: _Known, found: list[Tensor]) -> Linked:
 
 
 class _Owner:
-    """Continues where the compiled launcher cannot continue, and passes the call to the launcher for the next time.
+    """Continues in Python where the compiled launcher cannot continue, and registers the call for the next time.
 
     Args:
-        parts, scale: as for `linked_linear`.
+        parts, scale: same as for `linked_linear`.
     """
 
     def __init__(self, parts: tuple[int, int], scale: float) -> None:

@@ -16,7 +16,7 @@ _SMALL = 32  # for the interpreter
 CHECKED_ROWS = 16
 # A compiler treats sizes of 0 and 1 differently from others, so records are longer than necessary.
 _PADDING = 2
-_MULTIPROCESSORS = 8  # assumed for a device without any, so that tests use several shares
+_MULTIPROCESSORS = 8  # assumed for a CPU, so that tests use several shares
 
 
 class Tile(NamedTuple):
@@ -24,10 +24,10 @@ class Tile(NamedTuple):
 
     Attributes:
         rows, columns: rows and columns of the result.
-        chunk: terms of a sum between two additions in float32.
+        chunk: number of terms that are added before the sum is added to others in float32.
         num_warps, stages: settings of Triton.
-        leaves: True to add chunks in float32; otherwise the tensor core adds all terms.
-        shares: number of programs that share a sum over rows; 0 to choose it for the device.
+        leaves: True to add chunks in float32; False to let the tensor core add all terms.
+        shares: number of programs that share a sum over rows; 0 to let the device decide.
         held: True to keep the first factor of several products in registers.
     """
 
@@ -42,10 +42,10 @@ class Tile(NamedTuple):
 
 
 def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device: torch.device) -> Tile:
-    """The tile for a result of `rows` and `columns`, each a sum of `terms`: the fastest one that was measured.
+    """Returns the tile for a result of `rows` and `columns`, each a sum of `terms`: the fastest measured one.
 
     Args:
-        parts: number of parts of the operand with the most parts.
+        parts: number of parts of the operand that has more parts.
     """
     if triton_interpreted():
         return Tile(_SMALL, _SMALL, _SMALL, 4, 1, leaves=parts > 2 or work == "weights")
@@ -63,7 +63,8 @@ def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device
     return tile._replace(stages=max(1, min(tile.stages, _shared_memory(device) // of_stage)))
 
 
-# Terms of a sum that stays in the tensor core. Its error is at most that of two parts, 2.4e-6.
+# Maximum number of terms of a sum that stays in the tensor core. Its error is at most 2.4e-6, which is the error of two
+# parts.
 _STAYING_OUTPUTS, _STAYING_INPUTS = 2048, 1024
 
 
@@ -91,12 +92,12 @@ _RULES: dict[Work, Callable[[int, int, bool], Tile]] = {"outputs": _outputs, "we
 
 
 def seen_size(rows: int) -> int:
-    """The length of the record of rows with spikes that bfloat16 cannot represent."""
+    """Returns the length of the record of rows with spikes that bfloat16 cannot represent."""
     return (rows + CHECKED_ROWS - 1) // CHECKED_ROWS + _PADDING
 
 
 def shares_of(tile: Tile, rows: int, columns: int, terms: int, device: torch.device) -> int:
-    """The number of programs that share each sum, such that one round keeps all multiprocessors busy."""
+    """Returns how many programs share each sum, so that all multiprocessors are busy in one round."""
     if tile.shares:
         return tile.shares
     tiles = -(-rows // tile.rows) * -(-columns // tile.columns)

@@ -1,4 +1,4 @@
-"""Checks the tensors of a call, with readable errors, and converts them to the arguments of a scan."""
+"""Checks the tensors of a call, with errors that name the remedy, and converts them to the arguments of a scan."""
 
 from __future__ import annotations
 
@@ -52,25 +52,25 @@ def prepare(
 ) -> tuple[CoreSpecialization, Arguments]:
     """Checks `[*input_seqs, *init_states, *lifted]`, and specializes the step on them.
 
-    All initial states together may be left out: then they are zeros. All lifted tensors together may be left out:
-    then they are the tensors that the core captures now. Inputs and states whose gradient the program's `requires_grad`
-    excludes are returned detached.
+    Either all initial states are passed or none; without them, they are zeros. Either all lifted tensors are passed or
+    none; without them, they are the tensors that the core captures now. Inputs and states whose gradient is excluded by
+    the program's `requires_grad` are returned detached.
 
     Args:
-        autocast: True if `torch.autocast`, when it is on, applies inside of the core, as in a loop.
-        instead: for the `id` of each captured tensor, a tensor of its shape, strides and dtype that this call reads
-            instead.
+        autocast: True if `torch.autocast` also applies inside of the core when it is on, as in a loop.
+        instead: replacements of captured tensors, by the `id` of the captured tensor. This call reads a replacement,
+            which has the same shape, strides and dtype.
 
     Raises:
         TypeError: an argument is not a tensor.
-        LayoutError: an argument or a captured tensor is a sparse, nested, quantized or fake one, or has no memory.
+        LayoutError: an argument or a captured tensor is sparse, nested, quantized or fake, or has no memory.
         TensorCountError: the number of tensors differs from that of the step.
-        ShapeError: the inputs' leading dimensions differ, or one has none, or the steps do not broadcast.
+        ShapeError: the inputs' leading dimensions differ, an input has none, or the steps do not broadcast.
         DtypeError: kernels do not support the dtype of a state or a captured tensor.
         DtypeError, ShapeError: a lifted tensor differs from the captured one that it replaces.
         DeviceError, BackendUnavailableError: kernels cannot run on these tensors.
-        TransformError: inside of a transform of `torch.func`, forward-mode differentiation, `make_fx` or a similar
-            mode.
+        TransformError: the call is inside of a transform of `torch.func`, forward-mode differentiation, `make_fx` or a
+            similar mode.
     """
     transform = transform_at_work()
     if transform is not None:
@@ -114,7 +114,7 @@ def prepare(
         check_lifted(step, lifted)
     else:
         check_tensors(captured, "captured tensor")
-    # Kernels read memory, which does not contain the negative bit of a lazily negated view.
+    # Kernels read memory, which does not contain the sign of a lazily negated view.
     primals = program.masked([t.resolve_neg() for t in (*inputs, *(given or ()))])
     arguments = _split(program, primals, tuple(lifted or captured))
     if step.trace.reads.derived:
@@ -125,7 +125,7 @@ def prepare(
 
 
 def _split(program: ScanProgram, primals: tuple[Tensor, ...], lifted: tuple[Tensor, ...]) -> Arguments:
-    """Arguments from inputs, or from inputs and states, and lifted tensors."""
+    """Returns arguments made from inputs, or from inputs and states, and from lifted tensors."""
     states = primals[program.num_inputs :] or (None,) * program.num_states
     return Arguments(primals[: program.num_inputs], states, lifted)
 
@@ -133,9 +133,9 @@ def _split(program: ScanProgram, primals: tuple[Tensor, ...], lifted: tuple[Tens
 def _set_derived(
     program: ScanProgram, step: CoreSpecialization, inputs: Sequence[Tensor], states: Sequence[Tensor | None]
 ) -> None:
-    """Sets the attributes that the core derives from captured tensors, as a loop would. Kernels set none.
+    """Sets the attributes that the core derives from captured tensors, as a loop would. Kernels do not set them.
 
-    Runs the core for one step. Forward pre-hooks such as those of `torch.nn.utils.prune` set attributes in this way.
+    Runs the core for one step. Forward pre-hooks, such as those of `torch.nn.utils.prune`, set attributes in this way.
     """
     if not inputs[0].shape[0]:
         return
@@ -151,10 +151,11 @@ def _set_derived(
 def split_flat(
     program: ScanProgram, flat_args: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
-    """Splits by number into inputs, initial states (`None` if left out) and lifted tensors (empty if left out).
+    """Splits the arguments, by their number, into inputs, initial states and lifted tensors.
 
-    The inputs are followed by nothing, by the states, by the states and the lifted tensors, or by the lifted
-    tensors alone, unless their number is that of the states.
+    Absent initial states are `None`, and absent lifted tensors are empty. The tensors after the inputs are the states,
+    the lifted tensors, or both. If the states and the lifted tensors have equal numbers, and only one kind is present,
+    it is the states.
     """
     inputs, rest = tuple(flat_args[: program.num_inputs]), tuple(flat_args[program.num_inputs :])
     num_states, num_lifted = program.num_states, program.num_lifted
@@ -176,14 +177,14 @@ def _count_error(program: ScanProgram, flat_args: Sequence[Tensor], num_lifted: 
 
 
 def check_lifted(step: CoreSpecialization, lifted: Sequence[Tensor]) -> None:
-    """Raises unless each lifted tensor has the shape and dtype that the step was traced with."""
+    """Raises an error unless each lifted tensor has the shape and dtype with which the step was traced."""
     for i, (tensor, value) in enumerate(zip(lifted, step.trace.lifted_values, strict=True)):
         given = StepValue.of(tensor)
         if given == value:
             continue
         kind = DtypeError if given.shape == value.shape else ShapeError
         raise kind(
-            f"captured tensor {i} is given as {given}; the core captures {value} in its place. Give them in the "
+            f"captured tensor {i} was passed as {given}; the core captures {value}. Pass the captured tensors in the "
             "order of `ScanProgram.lifted()`, or leave all of them out."
         )
 
@@ -202,7 +203,7 @@ def check_sequences(inputs: Sequence[Tensor]) -> None:
 
 
 def check_device(tensors: Sequence[Tensor], program: ScanProgram) -> None:
-    """Raises unless a program's kernels can run on these tensors."""
+    """Raises an error unless a program's kernels can run on these tensors."""
     devices = sorted({str(t.device) for t in tensors})
     if len(devices) > 1:
         raise DeviceError(f"the tensors are on {' and '.join(devices)}: move them to one device.")

@@ -1,4 +1,4 @@
-"""Autocast inside of a core: some of its operations compute in float32, or in the widest dtype of their arguments."""
+"""Autocast inside of a core. Some operations compute in float32, others in the widest dtype of their arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _has_autocast(kind: str) -> bool:
 
 
 def under_autocast(core: Callable[..., Any], device: torch.device, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """`core` under autocast to `dtype`, wherever it is traced. (Settings outside of a trace do not affect it.)"""
+    """Returns `core` under autocast to `dtype`, wherever it is traced. Settings outside of a trace do not affect it."""
     return core if dtype is None else partial(_call, core, device.type, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Measures the best launch of a step, if the table of `plans/_buckets.py` is not good enough."""
+"""Measures the best launch settings of a step, for steps that the table of `plans/_buckets.py` does not serve well."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ Timer = Callable[[Run], float]
 
 
 def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer | None = None) -> LaunchPlan:
-    """Measures a few launch configurations on these tensors, and stores the best in the cache folder.
+    """Measures a few launch configurations on these tensors, and stores the best one in the cache folder.
 
-    Later launches use it, in this process and in later ones: for this step on tensors of these dtypes, on GPUs
-    of this name, at all sizes of this size class. It does not affect the results of kernels. The operator inside
-    of `torch.compile` does not use it.
+    Later launches of this process and of later processes use it. It applies to this step with tensors of these dtypes,
+    on GPUs of this name, at all sizes of this size class. It does not affect the results of kernels. The operator
+    inside of `torch.compile` does not use it.
 
     Args:
         program: the step.
-        flat_args: `[*input_seqs, *init_states, *lifted]`, as for `prepare`.
-        timer: maps a launch to its duration; `None` for Triton's `do_bench`, in milliseconds, or a clock on the CPU.
+        flat_args: `[*input_seqs, *init_states, *lifted]`, same as for `prepare`.
+        timer: function that maps a launch to its duration. If it is `None`, Triton's `do_bench` measures milliseconds;
+        on the CPU, a clock is used.
 
     Returns:
         The best plan.
@@ -54,7 +55,7 @@ def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer
 
 
 def candidates(config: LaunchConfig) -> list[LaunchConfig]:
-    """`config`, and its neighbours with half and twice the elements, other stages, and other chunks.
+    """Returns `config`, and its neighbours with half and twice the elements, other stages, and other chunks.
 
     Example:
         >>> [(c.chunk, c.block, c.num_warps, c.stages) for c in candidates(LaunchConfig(4, 512, 4))]
@@ -71,7 +72,7 @@ def candidates(config: LaunchConfig) -> list[LaunchConfig]:
 
 
 def _best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPlan:
-    """The best configuration of each launch, found for one launch after the other."""
+    """Finds the best configuration of each launch, for one launch after the other."""
     usual = best = step.plan(math.prod(step.trace.step_shape))
     for name in ("inference", "forward", "backward"):
         plans = [replace(best, **{name: config}) for config in candidates(getattr(best, name))]
@@ -81,10 +82,10 @@ def _best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPla
 
 
 def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str, timer: Timer) -> float:
-    """The duration of one launch of a plan; infinite if the GPU lacks the shared memory for it.
+    """Returns the duration of one launch of a plan; infinity if the GPU has too little shared memory for it.
 
     Args:
-        name: the launch: an attribute of the plan.
+        name: name of the launch, which is an attribute of the plan.
     """
     from triton import OutOfResources
 
@@ -97,7 +98,7 @@ def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
 
 
 def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str) -> Run:
-    """A launch of a plan, with the gradients of all outputs for the backward."""
+    """Returns a launch of a plan. A backward has the gradients of all outputs."""
     tensors = arguments.all
     wanted = tuple(t is not None and t.is_floating_point() for t in tensors)
     training = name != "inference"

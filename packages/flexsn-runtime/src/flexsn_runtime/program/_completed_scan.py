@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flexsn_runtime.calls._plan import Memory, PlanStep
 from flexsn_runtime.calls._recorded import same_in_each_call
-from flexsn_runtime.kernels._autograd import run_trained
+from flexsn_runtime.kernels._autograd import TrainedRun, run_trained
 from flexsn_runtime.kernels._trained import TrainedScan
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._completion import Completion, completed_gradient
@@ -21,11 +21,11 @@ from flexsn_runtime.step._specialization import CoreSpecialization
 
 
 class CompletingStep:
-    """The last step of a backward, which completes the gradient of the first input: a `LastStep`.
+    """The last step of a backward, a `LastStep`. It completes the gradient of the first input.
 
     Args:
         completion: the completion for calls of this layout.
-        places: for each tensor that `completion` counts, its position among the tensors of a call.
+        places: position, among the tensors of a call, of each tensor that `completion` counts.
     """
 
     def __init__(self, completion: Completion, places: Sequence[int]) -> None:
@@ -42,7 +42,7 @@ class CompletingStep:
         memory[first] = completed_gradient(self._formula, memory[first], x, read, of_others)
 
     def _read(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-        """The first input, and the formula's arguments other than gradients."""
+        """Selects the first input, and the formula's arguments other than gradients."""
         x, *read = (tensors[i] for i in (0, *self.others, *self._constants))
         there = [one for one in read if one is not None]
         assert x is not None
@@ -59,13 +59,14 @@ def completed_scan(
     *,
     state_seqs: bool,
 ) -> Sequence[Tensor]:
-    """As `prepare` and `scan`, for a first input with another gradient besides the one through the scan.
+    """Like `prepare` and `scan`, for a first input with another gradient in addition to the one through the scan.
 
-    The tensors that autograd saves do not depend on earlier calls, because checkpointing compares those of two calls.
+    The tensors that autograd saves do not depend on earlier calls, because checkpointing compares the saved tensors of
+    two calls.
 
     Args:
-        inputs: the first one requires grad.
-        instead: as for `prepare`; in the order in which `completion` counts.
+        inputs: inputs, the first of which requires grad.
+        instead: same as for `prepare`, in the order in which `completion` counts tensors.
 
     Raises:
         The errors of `prepare`.
@@ -86,13 +87,13 @@ def completed_scan(
     wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
     completed = TrainedScan(step, arguments, wanted, state_seqs=state_seqs, last=CompletingStep(completion, places))
     results = run_trained(completed, arguments.all)
-    run = partial(run_trained, completed)
+    run = TrainedRun(completed)
     note(program, inputs, states, step, arguments, run, instead=instead, state_seqs=state_seqs, formula=formula)
     return results
 
 
 def _places(step: CoreSpecialization, instead: Mapping[int, Tensor]) -> list[int]:
-    """Positions, among the tensors of a call, of the stand-ins for the tensors of `instead`."""
+    """Returns the positions, among the tensors of a call, of the stand-ins for the tensors of `instead`."""
     captured = step.captured()
     assert captured is not None, "they have just been read"
     first = step.trace.num_inputs + step.trace.num_states

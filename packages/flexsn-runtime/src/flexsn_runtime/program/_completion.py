@@ -1,4 +1,4 @@
-"""Completes the gradient of a scan's first input that also has a gradient besides the one through the scan."""
+"""Completes the gradient of a scan's first input, which also has a gradient that does not flow through the scan."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Formula(Protocol):
     """A function that is elementwise in its first two arguments, which are steps or sequences `[T, *step]`."""
 
     def __call__(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """The whole gradient of `x`, computed from the gradient that arrives, `x`, and other tensors."""
+        """Computes the whole gradient of `x` from the gradient that arrives, `x`, and other tensors."""
 
 
 class GradientFormula:
-    """A `Formula` with a kernel that computes it.
+    """A `Formula`, and a kernel that computes it.
 
     Args:
-        formula: the formula in PyTorch's operations, for arguments that kernels refuse.
-        program: scans `core(gradient, x)`, the same formula, whose other tensors are captured.
-        instead: maps the formula's tensors, in order, to `instead` of `prepare`.
+        formula: the formula as PyTorch operations, for arguments that kernels do not accept.
+        program: program that scans `core(gradient, x)`, which is the same formula with the other tensors captured.
+        instead: function that maps the formula's tensors, in order, to the argument `instead` of `prepare`.
         dim: number of dimensions of a step; `x` may be a step.
-        has_kernels: returns True if kernels exist for a device.
+        has_kernels: predicate that is True for a device with kernels.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class GradientFormula:
         self._dim, self._has_kernels = dim, has_kernels
 
     def of(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """The gradient of `x`, `[T, *step]` or `[*step]`. For a second gradient, PyTorch's operations compute it."""
+        """Computes the gradient of `x`, `[T, *step]` or `[*step]`. PyTorch's operations compute second gradients."""
         if torch.is_grad_enabled() or not self._suits_kernels(gradient, x):
             return self._formula(gradient, x, tensors)
         (result,) = scan_again(self._program, self._inputs(gradient, x), (), self._instead(tensors))
@@ -57,22 +57,24 @@ class GradientFormula:
         return transform_at_work() is None and self._has_kernels(x.device)
 
     def _inputs(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The program's inputs, as sequences."""
+        """Returns the program's inputs, as sequences."""
         return (gradient.unsqueeze(0), x.unsqueeze(0)) if x.dim() == self._dim else (gradient, x)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """The gradient of a scan's first input besides the one that flows through the scan, in one call.
+    """The gradient of a scan's first input that does not flow through the scan, in one call.
 
-    A value was computed from `x` without a graph, and the step captures it. For a norm in front of a neuron, the step
-    captures mean, variance, weight and bias. The gradient through the statistics needs these, the number of values, and
-    the gradients of weight and bias: `constants` are mean and variance, `others` weight and bias, `more` the number.
+    It exists if a value was computed from `x` without a graph, and the step captures this value. For example, with a
+    norm before a neuron, the step captures mean, variance, weight and bias. The gradient through the statistics depends
+    on these tensors, the number of values, and the gradients of weight and bias. In this example, `constants` are mean
+    and variance, `others` are weight and bias, and `more` is the number of values.
 
     Attributes:
-        formula: takes `(*others, *constants, *more, *gradients of others)`.
-        others: numbers, in `instead` of `prepare`, of the captured tensors whose gradients the formula takes.
-        constants: numbers of the other captured tensors that it takes.
+        formula: formula that takes `(*others, *constants, *more, *gradients of others)`.
+        others: positions, in the argument `instead` of `prepare`, of the captured tensors whose gradients the formula
+            takes.
+        constants: positions of the other captured tensors that the formula takes.
         more: tensors that are equal for all `x` of one layout.
     """
 
@@ -87,11 +89,11 @@ class Completion:
         captured: Sequence[Tensor],
         reduced: Callable[[list[Tensor]], list[Tensor]] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """`x` and the captured tensors, as results of a separate node that completes the gradient of `x`.
+        """Returns `x` and the captured tensors as results of a separate node, which completes the gradient of `x`.
 
         Args:
-            reduced: maps the gradients of `others` in this process to those that the formula takes; `None` if they are
-                equal.
+            reduced: function that maps the gradients of `others` in this process to the gradients that the formula
+                takes; `None` if both are equal.
         """
         found = list(captured)
         others, constants = [found[i] for i in self.others], [found[i] for i in self.constants]
@@ -128,12 +130,13 @@ def completed_gradient(
     of_others: Sequence[Tensor | None],
     reduced: Callable[[list[Tensor]], list[Tensor]] | None = None,
 ) -> Tensor:
-    """The whole gradient of `x`.
+    """Computes the whole gradient of `x`.
 
     Args:
-        gradient, of_others: the gradients of `x` through the scan, and of the others; `None` if none flows.
+        gradient, of_others: gradient of `x` through the scan, and gradients of the others; `None` in place of a
+            gradient that is zero.
         tensors: `(*others, *constants, *more)`.
-        reduced: as for `Completion.joined`.
+        reduced: same as for `Completion.joined`.
     """
     others = tensors[: len(of_others)]
     sums = [torch.zeros_like(t) if g is None else g for t, g in zip(others, of_others, strict=True)]

@@ -1,4 +1,4 @@
-"""A step that runs on pieces of its values, by the kernels of a program for the step on pieces."""
+"""A step that runs on pieces of its values. A program for the step on pieces provides the kernels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CutSpecialization(CoreSpecialization):
         (step if self._checked_in is None else step.written_in(self._checked_in)).check(training=training)
 
     def split(self, arguments: Arguments) -> tuple[list[Tensor], list[Tensor]]:
-        """The pieces of inputs and states. Without initial states, no pieces of states."""
+        """Splits inputs and states into pieces. Without initial states, the result has no pieces of states."""
         pieces = self.trace.pieces
         given = [state for state in arguments.states if state is not None]
         inputs = [piece for one, x in zip(pieces.inputs, arguments.inputs, strict=True) for piece in one.split(x, 1)]
@@ -63,14 +63,14 @@ class CutSpecialization(CoreSpecialization):
         return inputs, [piece for one, v in zip(pieces.states, given, strict=True) for piece in one.split(v)]
 
     def instead(self, arguments: Arguments) -> Mapping[int, Tensor] | None:
-        """The captured tensors of a call, by the ids of those that the core captures."""
+        """Returns the captured tensors of a call, by the ids of the tensors that the core captures."""
         own = self.captured()
         assert own is not None, "they have just been read"
         pairs = zip(own, arguments.lifted, strict=True)
         return {id(one): given for one, given in pairs if one is not given} or None
 
     def join(self, results: tuple[Tensor, ...], *, state_seqs: bool) -> tuple[Tensor, ...]:
-        """`(*output_seqs, *states)`, joined from these pieces."""
+        """Returns `(*output_seqs, *states)`, joined from these pieces."""
         pieces, found, at = self.trace.pieces, list[Tensor](), 0
         leads = [1] * len(pieces.outputs) + [int(state_seqs)] * len(pieces.states)
         for one, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
@@ -91,7 +91,7 @@ class CutSpecialization(CoreSpecialization):
 
 
 def _values(pieces: tuple[Pieces, ...], values: tuple[StepValue, ...]) -> tuple[StepValue, ...]:
-    """Descriptions of the pieces of arguments."""
+    """Returns descriptions of the pieces of arguments."""
     return tuple(
         StepValue(one.shape(value.shape), value.dtype)
         for one, value in zip(pieces, values, strict=True)

@@ -1,4 +1,4 @@
-"""A step function, specialized on shapes and dtypes, and its kernels."""
+"""A step function and its kernels, specialized on shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from flexsn_codegen import Late, Numerics, Precision
 from flexsn_graph import CutTrace, RecurrentTrace, StateMismatchError, StepPieces, StepValue, TorchError
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.backend import TargetName, target_on
+from flexsn_runtime.backend import TargetName, backend_on, target_on
 from flexsn_runtime.errors import LateInputError, ShapeError, SpikeBitsError, TensorCountError
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.operands._layout import broadcast_shape
@@ -33,7 +33,7 @@ _MOST_TRACES = 4
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Arguments and settings that a step is traced for."""
+    """Arguments and settings for which a step is traced."""
 
     device: str
     autocast: torch.dtype | None
@@ -42,43 +42,48 @@ class Signature:
 
 
 class ScanProgram:
-    """A step function to be scanned over time, specialized on demand.
+    """A step function that is scanned over time. It is specialized when it is called.
 
-    If it multiplies values of the step by captured matrices, `scan` launches its kernels step by step, with a
-    library's products between them.
+    If the step multiplies its values by captured matrices, `scan` launches kernels step by step, with products of a
+    library between them.
 
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
-        requires_grad: for each input and state, True if its gradient may ever be needed; `None` if all may be.
-        precision: `"eager"` rounds float16 and bfloat16 values after each op, as in the loop; `"float32"` rounds them
-            after each step, if they are outputs or states.
-        fast_math: allows approximate division and functions, and fused multiply-add (in C++, fused multiply-add and
-            products with reciprocals). Results are close to the loop's, but not equal. The backward may compute states
-            that differ from the forward's in the last bits.
-        residuals: values that the forward saves for the backward, besides its arguments. `"recompute"`: states at
-            intervals, from which all other states are computed again; `"save"`: the fewest bytes from which the
-            gradient can be computed; `"auto"`: the choice that moves fewer bytes. Only `scan` uses it: the custom ops,
-            the wrappers and compiled graphs recompute.
-        on_cpu: the language of kernels on the CPU: C++, or Triton, which runs there in its interpreter.
-        bits: for each output, True if the forward also writes it as bits. A bit is 1 if the element is not 0; a byte
-            has 8 elements of a step, with the first one in its lowest bit. Bits follow the other results of `scan`, as
-            uint8 `[T, bytes]`, with a multiple of 4 bytes for a step; or `[0, bytes]`, if the output's elements are not
-            stored step after step. Empty for no output.
-        counts_down: for each input, True if it is an int32 number that decreases by 1 in each step, and whose sign
-            alone matters: the remaining steps of a sequence. It is passed as `[T, *step]`; or as its first step,
-            expanded over time, and then kernels end with the sequences. Empty for no input.
-        late: for each input, its delays, which are another input, one step expanded over time. Kernels load the value
-            that number of steps earlier, and write gradients there. Only elementwise steps in Triton have such inputs.
-            Empty for no input.
-        zero_one: for each output, True to refuse a step in which it may be neither 0 nor 1. Empty for no output.
-        pieces: if given, the core is another core on these pieces, and does what `trace_step(on_pieces=True)` accepts.
+        requires_grad: for each input and state, True if its gradient may ever be needed; `None` if every gradient may
+            be needed.
+        precision: `"eager"` rounds float16 and bfloat16 values after each op, as in the loop. `"float32"` rounds only
+            outputs and states, after each step.
+        fast_math: True to allow approximate division and functions, and fused multiply-add (in C++, fused multiply-add
+            and products with reciprocals). Results are close to the loop's, but not equal. The backward may compute
+            states that differ from the forward's in the last bits.
+        residuals: values that the forward saves for the backward, in addition to its arguments. `"recompute"` saves
+            states at intervals, from which all other states are computed again. `"save"` saves the fewest bytes from
+            which the gradient can be computed. `"auto"` takes the choice that moves fewer bytes. Only `scan` uses this
+            setting: the custom ops, the wrappers and compiled graphs recompute.
+        on_cpu: language of kernels on the CPU: C++, or Triton, which runs in its interpreter there.
+        bits: for each output, True if the forward also writes it as bits. A bit is 1 if the element is not 0. A byte
+            has 8 elements of a step, and its lowest bit is the first one. Bits follow the other results of `scan`, as
+            uint8 `[T, bytes]` with a multiple of 4 bytes for a step. If the output's elements are not stored step after
+            step, they are `[0, bytes]`. An empty sequence means that no output has bits.
+        counts_down: for each input, True if it is the number of remaining steps of a sequence: an int32 that decreases
+            by 1 in each step. Only its sign matters. It is passed as `[T, *step]`, or as its first step expanded over
+            time. In the latter case, kernels end when the sequences end. An empty sequence means that no input counts
+            down.
+        late: for each input, its delays, or `None`. Delays are another input, which is one step expanded over time.
+            Kernels load the value that number of steps earlier, and write its gradient there. Only elementwise steps in
+            Triton have such inputs. An empty sequence means that no input is late.
+        zero_one: for each output, True to raise an error for a step in which it may be neither 0 nor 1. An empty
+            sequence means that no output is checked.
+        pieces: if given, `core` is another core on these pieces, and may do what `trace_step(on_pieces=True)` accepts.
 
     Raises:
         PrecisionError: the precision is unknown.
-        TensorCountError: the number of `bits` or `zero_one` is not that of outputs, or of `counts_down` that of inputs.
-        LateInputError: when the step is traced: it has matrix products, sums over neurons, or states of several shapes.
-        SpikeBitsError: when the step is traced: an output is not known to be 0 or 1, or the step has products.
+        TensorCountError: the number of entries of `bits` or `zero_one` differs from the number of outputs, or the
+            number of entries of `counts_down` differs from the number of inputs.
+        LateInputError: raised when the step is traced: a step with late inputs has matrix products, sums over neurons,
+            or states of several shapes.
+        SpikeBitsError: raised when the step is traced: an output is not known to be 0 or 1, or the step has products.
         ResidualsError: the choice of residuals is unknown.
     """
 
@@ -111,7 +116,7 @@ class ScanProgram:
             raise TypeError(f"core is {what}, core(*inputs, *states) -> (*outputs, *new_states).")
         for what, count in {"num_inputs": num_inputs, "num_states": num_states, "num_outputs": num_outputs}.items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise TensorCountError(f"{what} is {count!r}; it must be a whole number, and not below 0.")
+                raise TensorCountError(f"{what} is {count!r}; it must be a whole number of at least 0.")
         if num_inputs < 1:
             raise TensorCountError(
                 f"num_inputs is {num_inputs}; a scan needs at least one input sequence, whose leading "
@@ -126,11 +131,11 @@ class ScanProgram:
         for name, flags in (("bits", bits), ("zero_one", zero_one)):
             if len(flags) not in (0, num_outputs):
                 raise TensorCountError(
-                    f"{name} has {len(flags)} entries for {num_outputs} outputs: give as many, or none."
+                    f"{name} has {len(flags)} entries for {num_outputs} outputs: give one for each, or none."
                 )
         if len(counts_down) not in (0, num_inputs):
             raise TensorCountError(
-                f"counts_down has {len(counts_down)} entries for {num_inputs} inputs: give as many, or none."
+                f"counts_down has {len(counts_down)} entries for {num_inputs} inputs: give one for each, or none."
             )
         self.core = core
         self.num_inputs = num_inputs
@@ -145,20 +150,20 @@ class ScanProgram:
         self._pieces = pieces
         self.counts_down = tuple(counts_down)
         self.late = tuple(late)
-        # By signature; the most recently used one is the first.
+        # Specializations by signature, with the most recently used one first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
         self._takes_numbers = False  # True after the first change of a number
-        # By shapes and dtypes: the step of the last forward that is to be differentiated.
+        # For each set of shapes and dtypes, the step of the last forward that will be differentiated.
         self._differentiated: Recent[CoreSpecialization] = Recent()
-        # By kind of call, prepared runs of such calls, the latest first: see `_repeated.py`. Also, by layout of the
-        # arguments of `prepare`, the step, and the position of the first lifted tensor.
+        # For each kind of call, prepared runs, with the latest first; see `_repeated.py`. Also, by the layout of the
+        # arguments of `prepare`, the step and the position of the first lifted tensor.
         self.plans: Recent[tuple[Any, ...]] = Recent()
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy traces and compiles separately."""
+        """A copy of the program traces and compiles separately."""
         arguments = (self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad)
         precision, fast_math = self.numerics.precision, self.numerics.fast_math
         make = partial(
@@ -176,7 +181,7 @@ class ScanProgram:
         return make, arguments
 
     def masked(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Inputs and states, or inputs alone, detached where `requires_grad` excludes their gradient."""
+        """Returns inputs and states, or only inputs. A tensor whose gradient `requires_grad` excludes is detached."""
         if self.requires_grad is None:
             return tuple(tensors)
         return tuple([t if may else t.detach() for t, may in zip(tensors, self.requires_grad, strict=False)])
@@ -189,12 +194,12 @@ class ScanProgram:
     def specialize(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
     ) -> tuple[CoreSpecialization, tuple[Tensor, ...]]:
-        """The step for these shapes and dtypes, and the tensors that it captures now.
+        """Returns the step for these shapes and dtypes, and the tensors that it captures now.
 
         Args:
             inputs: sequences `[T, *step]`.
             states: initial states `[*step]`; `None` for zeros of the step's shape and the first input's dtype.
-            autocast: True if `torch.autocast`, when it is on, applies inside of the core, as in a loop.
+            autocast: True if `torch.autocast` also applies inside of the core when it is on, as in a loop.
         """
         step_inputs = tuple(StepValue(tuple(x.shape[1:]), x.dtype) for x in inputs)
         step_shape = broadcast_shape([value.shape for value in step_inputs])
@@ -206,7 +211,7 @@ class ScanProgram:
         return self._specialize(device, step_inputs, step_states, autocast_now(device) if autocast else None)
 
     def specialize_examples(self, examples: Sequence[Tensor]) -> CoreSpecialization:
-        """The step for the shapes and dtypes of one step's inputs and states."""
+        """Returns the step for the shapes and dtypes of one step's inputs and states."""
         expected = self.num_inputs + self.num_states
         if isinstance(examples, Tensor):
             raise TypeError(f"example_inputs is a tensor; give a tuple of {expected}: one step's inputs and states.")
@@ -236,20 +241,20 @@ class ScanProgram:
     def specialize_like(
         self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
     ) -> CoreSpecialization:
-        """The step for tensors of these dtypes with unknown sizes: it has the sizes of the last trace.
+        """Returns the step for tensors of these dtypes with unknown sizes. It has the sizes of the last trace.
 
         Args:
-            states: dtypes of the states; `None` for that of the first input.
+            states: dtypes of the states; `None` for the dtype of the first input.
 
         Raises:
-            ShapeError: the results get their shape from captured tensors alone.
+            ShapeError: the results' shape depends only on captured tensors.
         """
         latest = self._latest
         assert latest is not None, "a handle's step has been traced when it was built"
         trace = latest.trace
         if broadcast_shape([v.shape for v in (*trace.inputs, *trace.states)]) != trace.step_shape:
             raise ShapeError(
-                f"the outputs have the shape {list(trace.step_shape)} by a captured tensor alone; a compiler "
+                f"the outputs have the shape {list(trace.step_shape)} only from a captured tensor; a compiler "
                 "cannot know it. Expand an input to it."
             )
         state_dtypes = [inputs[0]] * self.num_states if states is None else states
@@ -261,18 +266,18 @@ class ScanProgram:
         return step
 
     def will_be_differentiated(self, step: CoreSpecialization) -> None:
-        """Notes the step of a forward whose backward receives the program alone."""
+        """Notes the step of a forward whose backward receives only the program."""
         self._differentiated[step.trace.inputs, step.trace.states] = step
 
     def check_differentiated(self, step: CoreSpecialization) -> None:
-        """Raises if the core has changed since the last such forward, which ran another step."""
+        """Raises an error if the core has changed since the last such forward, which ran another step."""
         before = self._differentiated.get((step.trace.inputs, step.trace.states), step)
         if before is not step:
             before.check_unchanged()
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
-        """Specializations made so far; for a step that runs on pieces, those of the pieces."""
+        """Specializations that exist so far. For a step that runs on pieces, these are the steps on pieces."""
         with self._lock:
             found: list[CoreSpecialization] = []
             for steps in self._specializations.values():
@@ -287,7 +292,7 @@ class ScanProgram:
         return self._latest.captured() or self._latest.trace.lift(self._latest.trace.captured)
 
     def forget_plans(self) -> None:
-        """Makes later launches use the plans that are on disk now."""
+        """Makes later launches use the plans that are now on disk."""
         with self._lock:
             self.plans.clear()
             for steps in self._specializations.values():
@@ -295,7 +300,7 @@ class ScanProgram:
                     step.forget_plans()
 
     def close(self) -> None:
-        """Drops the compiled kernels. A use of the program makes them again."""
+        """Drops the compiled kernels. If the program is used again, it compiles them again."""
         with self._lock:
             self._specializations.clear()
             self._differentiated.clear()
@@ -341,6 +346,7 @@ class ScanProgram:
         core = under_autocast(self.core, device, signature.autocast)
         kind: tuple[Hashable, ...] = (device, signature.autocast, counts, self.numerics, self.residuals)
         kind += (self.on_cpu, self.bits, self.zero_one, self.counts_down, self.late, self._pieces)
+        backend_on(device, self.on_cpu).begin(device)
         known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
         return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
 
@@ -356,14 +362,14 @@ class ScanProgram:
             if signature.autocast is None:
                 raise
             raise StateMismatchError(
-                f"{error} torch.autocast is on, under which some operations return float32: convert their results "
+                f"{error} torch.autocast is on, so some operations return float32: convert their results "
                 "back, or carry the state in float32, as FlexSN(precision='float32') does."
             ) from None
         late = {i: delays for i, delays in enumerate(self.late) if delays is not None}
         if late and isinstance(trace, CutTrace | RecurrentTrace):
             raise LateInputError(
-                "a step with matrix products, sums over neurons, or states of several shapes has no inputs that are "
-                "late: delay them before."
+                "a step with matrix products, sums over neurons, or states of several shapes cannot have late "
+                "inputs: delay them before the step."
             )
         if isinstance(trace, CutTrace):
             return self._on_pieces(trace, device)
@@ -379,8 +385,8 @@ class ScanProgram:
         if isinstance(trace, RecurrentTrace):
             if any((*self.bits, *self.zero_one)):
                 raise SpikeBitsError(
-                    "a step with matrix products is launched in parts, which write no bits of its outputs. Leave bits "
-                    "out."
+                    "a step with matrix products is launched in parts, which cannot write bits of its outputs. Leave "
+                    "bits out."
                 )
             return RecurrentSpecialization(trace, name, device, self.numerics, target, self._kernels, counting)
         return Specialization(
@@ -400,7 +406,7 @@ class ScanProgram:
 
     def _on_pieces(self, trace: CutTrace, device: torch.device) -> CutSpecialization:
         if any((*self.bits, *self.zero_one)):
-            raise SpikeBitsError("a step on pieces of its values writes no bits of its outputs. Leave bits out.")
+            raise SpikeBitsError("a step on pieces of its values cannot write bits of its outputs. Leave bits out.")
         name = getattr(self.core, "__name__", type(self.core).__name__)
         core: Any = partial(trace.pieces.core, self.core)
         core.__name__, core.core = name, self.core
@@ -422,9 +428,9 @@ class ScanProgram:
 
 
 class PointwiseProgram(ScanProgram):
-    """A program for pointwise steps only, with one kernel for all steps.
+    """A program for pointwise steps only, which have one kernel for all steps.
 
-    It serves callers that accept only such kernels: custom ops, plain wrappers, the tuner. The arguments are those of
+    Custom ops, plain wrappers and the tuner use it, because they support only such kernels. The arguments are those of
     `ScanProgram`.
     """
 

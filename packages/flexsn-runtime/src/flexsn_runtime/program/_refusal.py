@@ -1,4 +1,4 @@
-"""Checks if compiled kernels would accept a step function, on machines where none can run."""
+"""Checks whether compiled kernels would accept a step function, on machines where they cannot run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_runtime.program._program import ScanProgram
 def why_refused(
     program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, training: bool
 ) -> str | None:
-    """The message of the error that compiled kernels would raise for these tensors on a GPU; `None` if none is found.
+    """The message of the error that compiled kernels would raise for these tensors on a GPU; otherwise `None`.
 
     Calls the core a few times, on tensors without data, and compiles nothing. The program keeps the trace.
 
@@ -29,5 +29,5 @@ def why_refused(
         step, _ = program.specialize(inputs, states)
         step.written_in("triton").check(training=training)
     except Exception as error:  # any exception, since the user's core runs on tensors without data
-        return f"{type(error).__name__}: {error}"  # as text, since the error's traceback holds tensors
+        return f"{type(error).__name__}: {error}"  # as text, since the error's traceback would keep tensors alive
     return None

@@ -1,9 +1,9 @@
-"""A call like an earlier one: earlier findings are looked up, and everything that may have changed is compared."""
+"""Repeats a call like an earlier one: looks up the earlier call, and compares everything that may have changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
 from typing import Any
@@ -22,10 +22,10 @@ from flexsn_runtime._torch_private import (
     transform_at_work,
 )
 from flexsn_runtime.calls._plan import Plan
-from flexsn_runtime.kernels._autograd import run_trained, scan_pointwise
+from flexsn_runtime.kernels._autograd import TrainedRun, scan_pointwise
 from flexsn_runtime.kernels._scan import forward_scan
-from flexsn_runtime.kernels._trained import TrainedScan, trained_scan
-from flexsn_runtime.native import RepeatedFunction, may_launch
+from flexsn_runtime.kernels._trained import Compute, TrainedScan, trained_scan
+from flexsn_runtime.native import Again, RepeatedFunction, may_launch
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autocast import autocast_now
@@ -38,25 +38,25 @@ from flexsn_runtime.step._specialization import CoreSpecialization
 
 Run = Callable[[Sequence[Tensor | None]], Sequence[Any]]
 
-# The largest number of layouts of one kind of call that alternate.
+# Maximum number of layouts that are stored for one kind of call.
 _MOST = 8
 
 
 @dataclass(slots=True)
 class RepeatedCall:
-    """A call that later calls may repeat: its dependencies, and the function that runs the repeated calls.
+    """A call that later calls may repeat: everything on which it depends, and the function that runs repeated calls.
 
-    The key under which it is found is its kind; see `repeated_call`.
+    It is stored under the kind of the call; see `repeated_call`.
 
     Attributes:
-        layout: layout of inputs and states, and for each of them, whether it requires grad.
+        layout: layout of inputs and states, and for each of them, True if it requires grad.
         lifted: layout of the captured tensors.
         captures: True if there are captured tensors.
-        at_zero: replaces the states if none are given.
-        run: takes `[*inputs, *states, *lifted]`.
-        has_layout: True if `[*inputs, *states, *lifted]`, without `at_zero`, have the layout of these calls. It may
-            wrongly return False.
-        are_alike: the same comparison without addresses; it suffices for tensors that are all aligned.
+        at_zero: states to use if none are passed.
+        run: function of `[*inputs, *states, *lifted]`.
+        has_layout: predicate that is True if `[*inputs, *states, *lifted]`, without `at_zero`, have the layout of these
+            calls. It may wrongly return False.
+        are_alike: the same predicate without the comparison of addresses. It suffices for tensors that are all aligned.
     """
 
     step: CoreSpecialization
@@ -68,6 +68,7 @@ class RepeatedCall:
     has_layout: Callable[[Sequence[Tensor]], bool]
     are_alike: Callable[..., bool]
     are_aligned: bool
+    _agains: dict[Hashable, Again | None] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -79,11 +80,44 @@ class RepeatedCall:
         at_zero: tuple[None, ...],
         run: Run,
     ) -> RepeatedCall:
-        """A call on tensors like these, which `repeated_call` can repeat."""
+        """Returns a call on tensors like these, which `repeated_call` can repeat."""
         captures = bool(lifted) or step.trace.reads.fetch() != ()
         call = cls(step, layout, layout_key(lifted), captures, at_zero, run, never, never, False)
         call.expect((*given, *lifted))
         return call
+
+    def places(self, instead: Mapping[int, Tensor]) -> list[int] | None:
+        """Positions, among the tensors of `run`, of the tensors of `instead`; `None` if others are captured, too."""
+        captured, first = self.step.captured(), self.step.trace.num_inputs + self.step.trace.num_states
+        if captured is None or len(captured) != len(instead):
+            return None
+        there = {id(tensor): first + i for i, tensor in enumerate(captured)}
+        found = [there[stand_in] for stand_in in instead if stand_in in there]
+        return found if len(found) == len(instead) else None
+
+    def again(self, key: Hashable, tensors: Sequence[Tensor | None], compute: Compute | None = None) -> Again | None:
+        """A function that runs calls like the present one without Python; `None` if the launcher does not make them.
+
+        Requires `run.is_native`. The function compares everything but what `is_ready` compares.
+
+        Args:
+            key: equal for equal arguments, but for the numbers in memory.
+            tensors: `[*inputs, *states, *lifted]`; with `compute`, as for `TrainedScan.computing`.
+            compute: as there; `None`: no tensor is computed.
+        """
+        run, key = self.run, (key, torch.is_inference_mode_enabled())
+        if key in self._agains or transform_at_work() is not None or number_of_modes():
+            return self._agains.get(key)
+        if isinstance(run, TrainedRun | RepeatedFunction) and compute is None:
+            self._agains[key] = run.again(tensors)
+        elif isinstance(run, TrainedRun) and isinstance(run.scan, TrainedScan) and compute is not None:
+            self._agains[key] = run.scan.computing(compute, tensors)
+        return self._agains.get(key)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the core reads what it read, and no hook would miss a call without Python."""
+        return self.step.trace.reads.holds() and not self.run.watched()  # type: ignore[attr-defined]
 
     def expect(self, tensors: Sequence[Tensor]) -> None:
         """Makes later comparisons use these tensors."""
@@ -102,19 +136,35 @@ def repeated_call(
     single: bool = False,
     state_seqs: bool = False,
 ) -> Sequence[Tensor] | None:
-    """The results of a call, if the program has run a similar one; else `None`.
+    """Returns the results of a call if the program has run a similar one; otherwise `None`.
 
-    The earlier call has passed all checks of `prepare` and `scan`. This function compares everything that they depend
-    on: the kind of call, the layout of all tensors, the values that the core reads, gradients, autocast and transforms.
+    The earlier call has passed all checks of `prepare` and `scan`. This function compares everything on which these
+    checks depend: the kind of call, the layout of all tensors, the values that the core reads, gradients, autocast and
+    transforms.
 
     Args:
-        inputs: `[T, *step]` each, or tensors that broadcast to it after T; `[*step]`, if `single`.
-        states: initial states `[*step]`; zeros if absent.
-        instead: as for `prepare`.
-        formula: the formula that completes the gradient of the first input.
-        single: True for one step, without time.
-        state_seqs: True if the states after every step are results, instead of the final ones.
+        inputs: `[T, *step]` each, or tensors that broadcast to it after T; `[*step]` if `single`.
+        states: initial states `[*step]`; empty for zeros.
+        instead: same as for `prepare`.
+        formula: formula that completes the gradient of the first input.
+        single: True for one step without a time dimension.
+        state_seqs: True if the results are the states after every step, False if they are the final states.
     """
+    found = find_call(program, inputs, states, instead, formula, single=single, state_seqs=state_seqs)
+    return None if found is None else found[0].run(found[1])
+
+
+def find_call(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor],
+    instead: Mapping[int, Tensor] | None = None,
+    formula: object = None,
+    *,
+    single: bool = False,
+    state_seqs: bool = False,
+) -> tuple[RepeatedCall, tuple[Tensor | None, ...]] | None:
+    """The earlier call that `repeated_call` repeats, and the tensors to run it on; `None` if there is none."""
     autocast = _autocast(inputs) if is_any_autocast() else None
     given = (*inputs, *states)
     try:
@@ -122,7 +172,7 @@ def repeated_call(
         kind = (single, state_seqs, len(inputs), len(states), grad, autocast, formula, shape)
         if program.requires_grad is not None:
             given = program.masked(given)
-    except (AttributeError, IndexError):  # an argument is not a tensor, or absent
+    except (AttributeError, IndexError):  # an argument is absent or not a tensor
         return None
     calls: tuple[RepeatedCall, ...] | None = program.plans.get(kind)
     if calls is None:
@@ -135,7 +185,7 @@ def repeated_call(
         else:
             lifted = ()
         tensors = (*given, *lifted)
-        if call.are_aligned:  # as `has_layout`, but without calls of Python functions
+        if call.are_aligned:  # like `has_layout`, without calls of Python functions
             addresses = [*map(Tensor.data_ptr, tensors)] if call.are_alike(*tensors) else ()
             if not addresses or not all(addresses) or reduce(or_, addresses) % 16:
                 continue
@@ -144,14 +194,14 @@ def repeated_call(
         unseen = are_transforms_active() or number_of_modes() or tracing_state() is not None or forward_level() >= 0
         if unseen and transform_at_work() is not None:
             return None
-        return call.run((*given, *call.at_zero, *lifted))
+        return call, (*given, *call.at_zero, *lifted)
     return _again_by_key(program, kind, given, instead)
 
 
 def _again_by_key(
     program: ScanProgram, kind: Hashable, given: Sequence[Tensor], instead: Mapping[int, Tensor] | None
-) -> Sequence[Tensor] | None:
-    """As `repeated_call`, with slower comparisons: for other types of tensors, or another state of the dispatcher."""
+) -> tuple[RepeatedCall, tuple[Tensor | None, ...]] | None:
+    """As `find_call`, with slower comparisons: for other types of tensors, or another state of the dispatcher."""
     try:
         layout = _layout(given, instead)
     except (AttributeError, RuntimeError):  # an argument is not a tensor, or has no memory
@@ -165,7 +215,7 @@ def _again_by_key(
         return None
     known.expect((*given, *lifted))
     program.plans[kind] = (known, *[call for call in calls if call is not known])
-    return known.run((*given, *known.at_zero, *lifted))
+    return known, (*given, *known.at_zero, *lifted)
 
 
 def repeated_scan(
@@ -175,12 +225,12 @@ def repeated_scan(
     instead: Mapping[int, Tensor] | None = None,
     formula: object = None,
 ) -> Sequence[Tensor] | None:
-    """`(*output_seqs, *final_states)` of `repeated_call`."""
+    """Returns `(*output_seqs, *final_states)` of `repeated_call`."""
     return repeated_call(program, inputs, states, instead, formula)
 
 
 def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Sequence[Tensor] | None:
-    """Returns the results of `single_step` without gradients, if a similar step has run; else `None`.
+    """Returns the results of `single_step` without gradients, if a similar step has run; otherwise `None`.
 
     Such a step is launched directly: the checks and allocations of a scan of one step take longer than its kernel.
     """
@@ -193,7 +243,7 @@ def scan_again(
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Returns the results of `repeated_scan`, or else of `prepare` and `scan`, and notes this call for later ones.
+    """Returns the results of `repeated_scan`, or otherwise of `prepare` and `scan`. Stores this call for later ones.
 
     Raises:
         The errors of `prepare`.
@@ -209,7 +259,7 @@ def run_program(
     *,
     state_seqs: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Returns the results of `scan_again`; with `state_seqs`, the states after every step instead of the final ones."""
+    """Returns the results of `scan_again`. If `state_seqs` is True, they include the states after every step."""
     results = repeated_call(program, inputs, states, instead, state_seqs=state_seqs)
     if results is not None:
         return tuple(results)
@@ -232,16 +282,16 @@ def remember(
     formula: object = None,
     completed: TrainedScan | None = None,
 ) -> None:
-    """Notes the findings of a call for later ones like it, unless these findings may change unseen.
+    """Stores a call so that later calls can repeat it, unless its conditions may change unnoticed.
 
     Args:
         inputs, states: the call's inputs and states.
-        step, arguments: the step and the arguments that it ran on.
-        instead: as for `prepare`.
-        single: True for a single step, without time.
-        formula, completed: the formula that completes the gradient of the first input, and the scan that applies it.
+        step, arguments: the step that ran, and its arguments.
+        instead: same as for `prepare`.
+        single: True for a single step without a time dimension.
+        formula, completed: formula that completes the gradient of the first input, and scan that applies it.
     """
-    run = _run_of(step, arguments, False) if completed is None else partial(run_trained, completed)
+    run = _run_of(step, arguments, False) if completed is None else TrainedRun(completed)
     if single and isinstance(step, Specialization) and not _is_training(arguments):
         plan = forward_scan(step, arguments, state_seqs=False, training=False).single
         run = _executed(plan)
@@ -263,11 +313,11 @@ def note(
     single: bool = False,
     state_seqs: bool = False,
 ) -> None:
-    """Notes a call as `remember` does, with the function that runs such calls.
+    """Like `remember`, stores a call, together with the function that runs such calls.
 
     Args:
-        run: takes `[*inputs, *states, *lifted]`.
-        single, state_seqs: as for `repeated_call`.
+        run: function of `[*inputs, *states, *lifted]`.
+        single, state_seqs: same as for `repeated_call`.
     """
     given = program.masked((*inputs, *states))
     if any(t.is_neg() for t in given) or step.trace.reads.derived:  # the core sets attributes at each call
@@ -283,8 +333,8 @@ def note(
 
 
 def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary."""
-    if arguments.num_steps == 0:  # as in a loop, results and their graph only depend on the initial states
+    """Returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary."""
+    if arguments.num_steps == 0:  # as in a loop, results depend only on the initial states
         cut, lifted = (tuple([t.detach() for t in some]) for some in (arguments.inputs, arguments.lifted))
         arguments = arguments._replace(inputs=cut, lifted=lifted)
     if isinstance(step, RecurrentSpecialization):
@@ -306,13 +356,13 @@ def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) ->
     assert isinstance(step, Specialization)
     if _is_training(arguments):
         wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
-        return partial(run_trained, trained_scan(step, arguments, wanted, state_seqs=state_seqs))
+        return TrainedRun(trained_scan(step, arguments, wanted, state_seqs=state_seqs))
     plan = forward_scan(step, arguments, state_seqs=state_seqs, training=False).plan
     return _executed(plan)
 
 
 def _executed(plan: Plan) -> Run:
-    """The fastest execution of a plan without gradients."""
+    """Returns the fastest executor of a plan without gradients."""
     return RepeatedFunction(plan.run, alike=True) if may_launch(plan.device) else plan.run
 
 
@@ -323,7 +373,7 @@ def _run_scan(step: CoreSpecialization, state_seqs: bool, tensors: Sequence[Tens
 
 
 def _run_single(step: CoreSpecialization, run: Run, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    """Runs one step as a sequence of one."""
+    """Runs one step as a sequence of length 1."""
     count, outputs = step.trace.num_inputs, step.trace.num_outputs
     results = run((*[None if x is None else x.unsqueeze(0) for x in tensors[:count]], *tensors[count:]))
     return [*[output.squeeze(0) for output in results[:outputs]], *results[outputs:]]
@@ -334,13 +384,13 @@ def _is_training(arguments: Arguments) -> bool:
 
 
 def _autocast(given: Sequence[Tensor]) -> torch.dtype | None:
-    """The dtype of autocast, which `alike` does not compare."""
+    """Returns the dtype of autocast, which `alike` does not compare."""
     device = getattr(given[0], "device", None) if given else None
     return autocast_now(device) if isinstance(device, torch.device) else None
 
 
 def _layout(given: Sequence[Tensor], instead: Mapping[int, Tensor] | None) -> Hashable:
-    # A separate comparison covers which captured tensors require grad.
+    # Whether captured tensors require grad is compared separately.
     grads = None
     if torch.is_grad_enabled():
         grads = tuple([t.requires_grad for t in (given if instead is None else (*given, *instead.values()))])

@@ -1,4 +1,4 @@
-"""One step at a time: a scan of length 1, prepared once for steps of one layout."""
+"""Single steps as scans of length 1, prepared once for steps of one layout."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from flexsn_runtime.program._repeated import remember, repeated_step, scan
 
 
 def single_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
-    """`(*outputs, *new_states)` of one step, as `prepare` and `scan` return them for sequences of one step.
+    """Returns `(*outputs, *new_states)` of one step, as `prepare` and `scan` return them for sequences of one step.
 
-    It raises their errors.
+    It raises the same errors.
 
     Args:
-        inputs: `[*step]` each, or of shapes that broadcast to it.
+        inputs: `[*step]` each, or tensors that broadcast to it.
         states: `[*step]` each; empty for zeros.
     """
     results = repeated_step(program, inputs, states)

@@ -14,7 +14,7 @@ from flexsn_runtime._recent import Recent
 from flexsn_runtime.step._specialization import CoreSpecialization
 from flexsn_runtime.step._tracing import Core
 
-# Maximum number of traces of one code that are compared with a new core. They differ in the numbers that they read.
+# Maximum number of traces of equal code that are compared with a new core. They differ in the numbers that they read.
 _MOST_TWINS = 4
 
 _steps: Recent[list[weakref.ref[CoreSpecialization]]] = Recent()
@@ -27,19 +27,19 @@ class TwinsOf:
     A step belongs to one core, and its program keeps it alive. This class holds a weak reference.
 
     Args:
-        core: the step function.
-        inputs, states: the values that it is traced for.
-        kind: a value that is equal for steps that are traced and compiled alike.
+        core: step function.
+        inputs, states: descriptions of the values for which the core is traced.
+        kind: value that is equal for steps that are traced and compiled in the same way.
     """
 
     def __init__(self, core: Core, inputs: Sequence[StepValue], states: Sequence[StepValue], kind: Hashable) -> None:
         self._core, self._inputs, self._states = core, inputs, states
-        # Everything but the size of the first dimension.
+        # Everything except the size of the first dimension.
         values = tuple((len(v.shape), v.shape[1:], v.dtype) for v in (*inputs, *states))
         self._key = _code(core), values, kind
 
     def step(self) -> CoreSpecialization | None:
-        """A step of this core that shares trace and kernels with an earlier one; `None` if none matches."""
+        """Returns a step of this core that shares trace and kernels with an earlier step; `None` if none matches."""
         with _lock:
             earlier = [reference() for reference in _steps.get(self._key, ())]
         for step in earlier:
@@ -57,7 +57,7 @@ class TwinsOf:
 
 
 def _code(core: Any) -> Hashable:
-    """A value that is equal for cores that may run the same code."""
+    """Returns a value that is equal for cores that may run the same code."""
     if isinstance(core, partial):
         return "partial", _code(core.func), *map(_code, core.args)
     if isinstance(core, MethodType):

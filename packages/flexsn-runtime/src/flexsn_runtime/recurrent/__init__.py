@@ -1,3 +1,3 @@
-"""Steps with matrix products, over time."""
+"""Scans of steps with matrix products."""
 
 from __future__ import annotations

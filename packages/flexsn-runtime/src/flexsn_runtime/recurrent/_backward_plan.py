@@ -1,4 +1,4 @@
-"""The steps of a backward that share a VJP, and the memory that it needs, which are equal in each call of a kind."""
+"""The parts of a backward that are equal in each call of a kind: groups of steps that share a VJP, and their memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Segment(NamedTuple):
     Attributes:
         start: index of the first step.
         num_steps: number of steps.
-        staged: their VJP.
+        staged: VJP of these steps.
     """
 
     start: int
@@ -29,14 +29,14 @@ class Segment(NamedTuple):
 
 
 class BackwardPlan(NamedTuple):
-    """The common part of backwards that receive the same gradients.
+    """The common part of backwards that receive gradients of the same results.
 
     Attributes:
-        segments: the steps by the gradients that they receive, the last steps first.
+        segments: groups of steps that receive the same gradients, with the last steps first.
         results: results of all segments.
-        of_inputs: the gradients of inputs among them, with shape and dtype for one step.
-        sequences: the values that need memory for each step, in one segment or another.
-        absent: the gradients of states that need no zeros in memory, because a scan begins with zeros for them.
+        of_inputs: the gradients of inputs among the results, with their shape and dtype for one step.
+        sequences: values that need memory for each step in at least one segment.
+        absent: gradients of states for which no zeros are needed in memory, because a scan begins with zeros for them.
     """
 
     segments: tuple[Segment, ...]
@@ -55,11 +55,11 @@ def backward_plan(
     *,
     state_seqs: bool,
 ) -> BackwardPlan:
-    """The plan of a backward.
+    """Returns the plan of a backward.
 
     Args:
         num_steps: T, at least 1.
-        kept: the values that the forward kept.
+        kept: ports of the values that the forward kept.
         grads: gradients of the scan's results.
         needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         state_seqs: True if the scan returned the states of all steps.
@@ -87,14 +87,15 @@ def _segments(
     *,
     state_seqs: bool,
 ) -> list[Segment]:
-    """The steps by the gradients that they receive, the last steps first.
+    """Groups the steps by the gradients that they receive, with the last steps first.
 
-    The last step receives no gradient of a state that no loss depends on, nor do earlier steps if no gradient leads to
-    it. Zeros in place of such gradients would be wrong if they meet an infinite derivative. If only the last step lacks
-    gradients and a flag can mark it, all steps share a VJP.
+    If no loss depends on a state, the last step receives no gradient of it. Earlier steps receive none either, unless
+    another gradient flows to the state. Zeros in place of such absent gradients would be wrong, because an infinite
+    derivative would make them NaN. If only the last step lacks gradients, a flag may mark this step; then, all steps
+    share a VJP.
 
     Args:
-        arrives: for each result of the scan, True if it has a gradient.
+        arrives: for each result of the scan, True if its gradient arrives.
     """
     trace = step.trace
     differentiable = trace.differentiable
@@ -118,7 +119,7 @@ def _segments(
         staged = step.vjp((*present, *flows), step.carrying(needed), kept)
         found = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
         after = tuple(i in found or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
-        if len(segments) > trace.num_states:  # the pattern of gradients repeats, as between states that swap places
+        if len(segments) > trace.num_states:  # the pattern of gradients repeats
             after = came = (True,) * trace.num_states
             staged = step.vjp((*present, *differentiable[count:]), step.carrying(needed), kept)
         start = 0 if after == came else end - 1

@@ -1,7 +1,7 @@
 """Calls of a step with products on arguments of one layout.
 
-The first call compiles, the second one is recorded, and later ones repeat the recording. If the loop over time is not
-one launch, nothing is repeated.
+The first call compiles kernels, the second call is recorded, and later calls repeat the recording. If the loop over
+time is not a single launch, calls are not repeated.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Run = Callable[[Given], tuple[Tensor, ...]]
 # The number of calls between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
 _RECORDED = 2  # the call that is recorded
-# Variables that decide how the loop over time runs.
+# Environment variables that select the way in which the loop over time runs.
 _VARIABLES = ("FLEXSN_ONE_LAUNCH", "FLEXSN_CLUSTERS")
 
 
 def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> Run:
-    """A function for calls of `[*inputs, *states, *lifted]` like these.
+    """Returns a function for calls with `[*inputs, *states, *lifted]` like these.
 
     It returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary.
     """
@@ -64,7 +64,7 @@ class InferredStaged:
         self._count = 0
 
     def run(self, tensors: Given) -> tuple[Tensor, ...]:
-        """The results for `[*inputs, *states, *lifted]`."""
+        """Returns the results for `[*inputs, *states, *lifted]`."""
         now = environment()
         native = self._natives.get(now)
         if native is not None and not native.watched():
@@ -150,12 +150,12 @@ def repeated(
     *,
     once: bool,
 ) -> Sequence[Any]:
-    """The results of a call.
+    """Returns the results of a call.
 
     Args:
-        recordings: for each state of the environment, the recording of such calls; `None` after the first call, and the
-            reason if nothing repeats it.
-        now: the present state of the environment.
+        recordings: for each environment, the recording of such calls. It is `None` after the first call; if calls
+            cannot be repeated, it is the reason.
+        now: the current environment.
         once: True if the call must not be recorded.
     """
     with without_autocast(device):
@@ -172,7 +172,7 @@ def repeated(
 
 
 def environment() -> Hashable:
-    """Settings that affect a call and are in no layout."""
+    """Settings that affect a call but are not part of any layout."""
     return *map(os.environ.get, _VARIABLES), float32_precision()
 
 
@@ -182,7 +182,7 @@ def _arguments(step: RecurrentSpecialization, tensors: Given) -> Arguments:
 
 
 def _is_empty(step: RecurrentSpecialization, arguments: Arguments) -> bool:
-    """True if the call launches nothing."""
+    """True if the call launches no kernel."""
     return arguments.num_steps == 0 or 0 in step.trace.step_shape
 
 

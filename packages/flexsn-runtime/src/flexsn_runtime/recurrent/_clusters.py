@@ -1,4 +1,4 @@
-"""The division of a recurrent loop among thread-block clusters, and the decision to use clusters."""
+"""Divides a recurrent loop among thread-block clusters, and decides whether to use clusters."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterNeeds, cluster_needs, wh
 _VARIABLE = "FLEXSN_CLUSTERS"
 _LEAST_CAPABILITY = (9, 0)
 _BLOCKS, _ROW_TILES = (4, 8, 16), (1, 2, 3, 4)
-# In the order of their speed, if all of the matrices are in registers, and if a part of them is
-# (benchmarks/results/cluster_divisions.md).
+# Numbers of splits, from the fastest to the slowest: if all of the matrices are in registers, and if only a part of
+# them is (benchmarks/results/cluster_divisions.md).
 _SPLITS, _SPLITS_OF_PARTS = (2, 4, 1, 8), (4, 2, 8, 1)
 _REGISTERS = 65536  # of one processor
 _MOST_REGISTERS = 255  # of one thread
 _MOST_THREADS = 1024
 _SHARED_BYTES = (227 << 10) - 1024  # of one block, without its barriers
-_RESERVED = 2048  # bytes of shared memory that a block takes besides its dynamic part
-# Blocks of a cluster run on processors of one group, and not every group has the largest number of processors.
+_RESERVED = 2048  # bytes of shared memory that a block takes in addition to its dynamic part
+# The processors that run the blocks of a cluster are in one group, and some groups have fewer processors than others.
 _SPARE = {4: 8, 8: 18, 16: 18}
-# The largest number of registers with matrices in a thread of eight rows. With more, no registers are left for loads in
+# Maximum registers with matrices in a thread of eight rows. With more of them, no registers are left for loads in
 # flight, and spilled values are read in every step.
 _MOST_OF_MATRICES = 192
-# Bytes of matrices that a block reads again in every step. With more than the first number, clusters are slower than
-# launches step by step; up to the second number, the reads are hidden.
+# Bytes of matrices that a block reads again in every step. Above the first number, clusters are slower than launches
+# step by step. Up to the second number, other work hides the reads.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
-# On an H100, of wider steps forwards are faster than others, where all rows run at a time and a block has all of its
-# matrices; in half precision, gates of few columns are (benchmarks/results/clusters.md, cluster_divisions_h200.md).
-# Spikes are sent as bits.
+# Maximum columns of gates in a cluster on an H100. For wider steps, clusters are faster only in forwards in which all
+# rows run at a time and a block holds all of its matrices. In half precision, they are faster only for few columns
+# (benchmarks/results/clusters.md, cluster_divisions_h200.md). The second number is for spikes, which are sent as bits.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
 
@@ -42,7 +42,7 @@ def clusters_wanted() -> bool:
 
 
 def why_no_clusters(device: torch.device) -> str | None:
-    """The reason why a GPU runs no kernels in clusters; `None` if it does."""
+    """The reason why a GPU cannot run kernels with clusters; `None` if it can."""
     if not clusters_wanted():
         return f"{_VARIABLE} is 0"
     if device.type != "cuda" or torch.version.hip:
@@ -53,13 +53,12 @@ def why_no_clusters(device: torch.device) -> str | None:
 
 
 def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: bool = False) -> Iterator[Cluster]:
-    """The divisions of a loop, the best one first.
+    """Yields the possible divisions of a loop, with the best one first.
 
-    The order prefers divisions that run all rows at a time, keep all of the matrices in a block, and have few rows and
-    few blocks.
+    Better divisions run all rows at a time, keep all of the matrices in a block, and have fewer rows and fewer blocks.
 
     Args:
-        processors: number of the GPU's processors.
+        processors: number of multiprocessors of the GPU.
         from_zero: True if the carried values are zero before the first step.
         backwards: True if the loop runs from the last step to the first.
     """
@@ -81,7 +80,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
         few = in_turn, needs.away // _LITTLE, cluster.compact, -cluster.slots, cluster.row_tiles
         if cluster.held is None:
             return *few, 0, cluster.blocks, _SPLITS.index(cluster.splits)
-        # More blocks hold more of the matrices, but each of them receives whole operands.
+        # With more blocks, more of the matrices fit into registers, but each block receives whole operands.
         return *few, 1, -cluster.blocks if of_bits else cluster.blocks, _SPLITS_OF_PARTS.index(cluster.splits)
 
     most = most_turns(loop, from_zero=from_zero, backwards=backwards)
@@ -96,13 +95,13 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
 
 
 def _of_gates(loop: Loop) -> bool:
-    """True for several matrices side by side, or gradients of their products."""
+    """True for several matrices side by side, as for gates, or for gradients of their products."""
     products = [part for part in loop.parts if isinstance(part, Multiply)]
     return any(len(part.pieces) > 1 or part.operand.width > loop.width for part in products)
 
 
 def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
-    """The largest number of turns in which clusters are faster than other ways to run; `None`: any number."""
+    """Returns the maximum number of turns with which clusters are faster than other ways; `None` for any number."""
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
     if loop.width <= (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS):
         return None
@@ -110,9 +109,10 @@ def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
 
 
 def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None:
-    """The division with as much of the matrices in registers as fits there, and then as much as fits in shared memory.
+    """Returns the division with as much of the matrices as possible in registers, and then in shared memory.
 
-    Shared memory has only one slot for sent values if two leave too little room. `None` if the division does not fit.
+    If two slots for sent values leave too little room in shared memory, there is only one. If the division does not
+    fit, the result is `None`.
     """
     threads, tiles = cluster.threads(loop.width), cluster.tiles(loop.width) * cluster.blocks
     if threads > _MOST_THREADS or tiles % cluster.splits:
@@ -136,7 +136,7 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
 
 
 def _held(loop: Loop, cluster: Cluster, *, from_zero: bool) -> tuple[Cluster, ClusterNeeds]:
-    """The division with as much of the matrices in registers as fits there, and its needs."""
+    """Returns the division with as much of the matrices as possible in registers, and its needs."""
     needs = cluster_needs(loop, cluster, from_zero=from_zero)
     room = min(_of_a_thread(cluster.threads(loop.width)) - needs.others, _MOST_OF_MATRICES)
     if needs.matrices > room:
@@ -146,12 +146,12 @@ def _held(loop: Loop, cluster: Cluster, *, from_zero: bool) -> tuple[Cluster, Cl
 
 
 def _of_a_thread(threads: int) -> int:
-    """The number of registers that each thread of a block can have."""
+    """Returns the number of registers that each thread of a block can have."""
     return min(_MOST_REGISTERS, _REGISTERS // threads // 8 * 8)
 
 
 def turns(loop: Loop, cluster: Cluster, processors: int, *, from_zero: bool) -> int:
-    """An estimate of the number of turns in which clusters compute all rows; the driver later returns the number."""
+    """Estimates the number of turns in which clusters compute all rows. The driver later returns the exact number."""
     needs = cluster_needs(loop, cluster, from_zero=from_zero)
     threads = cluster.threads(loop.width)
     registers = min(_of_a_thread(threads), needs.matrices + needs.others)

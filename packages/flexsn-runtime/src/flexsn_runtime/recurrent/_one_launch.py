@@ -1,10 +1,10 @@
-"""The loop over time of a step with products in one launch, if the device has room for it."""
+"""The loop over time of a step with products, as one launch, if the device has room for it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -41,22 +41,21 @@ from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 if TYPE_CHECKING:
     from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 
-# More arrivals at one counter would reach the number that marks programs that gave up.
+# With more arrivals at one counter, it would reach the number that marks programs that gave up.
 _MOST_ARRIVALS = 1 << 29
-# The largest number of divisions among clusters that are compiled until one needs as few turns as estimated.
+# Maximum number of divisions among clusters that are compiled to find one that needs as few turns as estimated.
 _MOST_COMPILED = 3
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
 _Source = Callable[[OverTime], Tensor]
 
 
 class Loops:
-    """The loops of a step and its VJPs, and the kernels made of them so far.
+    """The loops of a step and of its VJPs, and the kernels that exist for them.
 
     Attributes:
         prepared: for each set of layouts of the loaded and stored values, the prepared launch, or the reason why one
             launch is impossible.
-        told: for the last ``"forward"`` and the last ``"backward"`` of more than one step, how it was launched, in
-            words.
+        told: descriptions of the last ``"forward"`` and the last ``"backward"`` launch of more than one step, in words.
     """
 
     def __init__(self) -> None:
@@ -68,7 +67,7 @@ class Loops:
         self.told: dict[str, str] = {}
 
     def loop(self, staged: StagedStep, lasting: frozenset[Port]) -> Loop:
-        """The loop of a step.
+        """Returns the loop of a step.
 
         Raises:
             NotOneLaunchError: one launch cannot compute the loop.
@@ -87,7 +86,7 @@ class Loops:
         return found[1]
 
     def memory(self, staged: StagedStep, lasting: frozenset[Port]) -> tuple[tuple[Load, ...], tuple[View, ...]]:
-        """Loads and stores of a step's loop at each step."""
+        """Loads and stores that a step's loop performs at each step."""
         key = (id(staged), lasting)
         if key not in self._memory:
             self._memory[key] = memory_of(self.loop(staged, lasting))
@@ -96,7 +95,7 @@ class Loops:
     def kernel(
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> tuple[LoopKernel, CooperativeKernel]:
-        """The kernel of a loop: its source, and the compiled kernel."""
+        """Returns the kernel of a loop: its source, and the compiled kernel."""
         ends = _counts(step, over) is not None
         key = (*_kind(over, loop, memory), tiles, ends)
         found = self._kernels.get(key)
@@ -114,17 +113,18 @@ class Loops:
     def cluster_kernel(
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cluster: Cluster
     ) -> tuple[ClusterKernel, ClusterLaunch]:
-        """The kernel of a loop in clusters: its source, and the compiled kernel.
+        """Returns the kernel of a loop with clusters: its source, and the compiled kernel.
 
         Raises:
             NotOneLaunchError: clusters cannot compute the loop.
         """
-        key = (*_kind(over, loop, memory), cluster)
+        counts = _counts(step, over)
+        key = (*_kind(over, loop, memory), cluster, counts)
         found = self._in_clusters.get(key)
         if found is None:
             try:
                 cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
-                spec = _spec(over, loop, memory, cores)
+                spec = replace(_spec(over, loop, memory, cores), counts=counts)
                 kernel = cluster_source(_name(step, over), spec, cluster)
             except UnsupportedOpError as error:
                 raise NotOneLaunchError(f"clusters do not compute it: {error}") from None
@@ -140,7 +140,7 @@ def _name(step: RecurrentSpecialization, over: OverTime) -> str:
 
 
 def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
-    """A key of a kernel, without its division."""
+    """Returns a key of a kernel that does not include its division."""
     strides = tuple((number, matrix.stride()) for number, matrix in memory.matrices.items())
     places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
     return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero, parts_of_float32())
@@ -149,10 +149,10 @@ def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
 def _spec(
     over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None], *, ends: bool = False
 ) -> LoopSpec:
-    """Specification of the kernel of a loop.
+    """Returns the specification of a loop's kernel.
 
     Raises:
-        NotOneLaunchError: a stage takes numbers.
+        NotOneLaunchError: a stage takes numbers as arguments.
     """
     if any(core.numbers for core in cores if core is not None):
         raise NotOneLaunchError("a stage takes numbers")
@@ -166,10 +166,10 @@ class Memory:
     """The places of a kernel's values.
 
     Attributes:
-        loads, stores: the values that are loaded and stored at each step, each with its layout in memory.
-        tensors: the tensors of these values, by the kernel's names for them.
-        numbers: distances that are arguments of the kernel.
-        matrices: the matrices, by number.
+        loads, stores: values that are loaded and stored at each step, each with its layout in memory.
+        tensors: tensors of these values, by their names in the kernel.
+        numbers: distances in memory that are arguments of the kernel.
+        matrices: matrices, by number.
     """
 
     loads: tuple[tuple[Load, ValueLayout], ...]
@@ -183,23 +183,23 @@ def run_in_one_launch(step: RecurrentSpecialization, over: OverTime) -> str:
     """Runs the parts of a step that are in the loop.
 
     Returns:
-        A description of the launch, in words.
+        A description of the launch in words.
 
     Raises:
-        NotOneLaunchError: this loop does not run in one launch; nothing has been launched.
+        NotOneLaunchError: this loop cannot run in one launch. No kernel has been launched.
     """
     return one_launch(step, over).run(over)
 
 
 @dataclass(frozen=True)
 class InClusters:
-    """A loop over values of one layout, in thread-block clusters.
+    """A loop over values of one layout, with thread-block clusters.
 
     Attributes:
         groups: number of groups of rows.
-        numbers: the kernel's integers.
-        sources: for each of the kernel's tensors, the function that returns it.
-        told: a description of a launch, in words.
+        numbers: integer arguments of the kernel.
+        sources: for each tensor of the kernel, the function that returns it.
+        told: a description of a launch in words.
     """
 
     kernel: ClusterLaunch
@@ -209,7 +209,7 @@ class InClusters:
     told: str
 
     def run(self, over: OverTime) -> str:
-        """Launches the loop; returns a description in words."""
+        """Launches the loop, and returns a description in words."""
         tensors = self.tensors(over)
         noted(self.kernel.launch(tensors, self.groups, self.numbers), tensors)
         return self.told
@@ -223,18 +223,18 @@ class InClusters:
         return self.kernel.function(self.tensors(over))
 
     def tensors(self, over: OverTime) -> list[Tensor]:
-        """The kernel's tensors, in its order."""
+        """Tensors of the kernel, in its order."""
         return [give(over) for give in self.sources]
 
 
 @dataclass(frozen=True)
 class InPrograms:
-    """A loop over values of one layout.
+    """A loop over values of one layout, without clusters.
 
     Attributes:
         groups: number of groups of rows.
-        numbers: the kernel's integers.
-        sources: for each of the kernel's tensors, the function that returns it.
+        numbers: integer arguments of the kernel.
+        sources: for each tensor of the kernel, the function that returns it.
     """
 
     loop: Loop
@@ -247,17 +247,17 @@ class InPrograms:
     _said: dict[int, str] = field(default_factory=dict)
 
     def run(self, over: OverTime) -> str:
-        """Launches the loop; returns a description in words.
+        """Launches the loop, and returns a description in words.
 
         Raises:
             NotOneLaunchError: the device has no room for programs that share a row.
         """
         passed = [give(over) for give in self.sources]
-        launch = self.kernel.launch(passed, self.numbers)  # compiled already, if the call is recorded
+        launch = self.kernel.launch(passed, self.numbers)  # already compiled if the call is recorded
         at_once = min(self.groups, launch.room // self.tiles.count)
         if at_once == 0:
             room, count = launch.room, self.tiles.count
-            raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
+            raise NotOneLaunchError(f"the device has room for {room} programs at a time, but {count} share a row")
         if not self.tiles.exchanged:  # no program waits for programs that run later
             at_once = self.groups
         noted_check(partial(MARKS.check, self.device), MARKS.on(self.device))
@@ -265,11 +265,11 @@ class InPrograms:
         return self.in_words(at_once)
 
     def room(self, over: OverTime) -> int:
-        """The number of programs that the device runs at a time. Compiles the kernel."""
+        """Returns the number of programs that the device runs at a time. Compiles the kernel."""
         return self.kernel.launch([give(over) for give in self.sources], self.numbers).room
 
     def in_words(self, at_once: int) -> str:
-        """Describes a launch in which this number of groups run at a time."""
+        """Describes a launch in which this number of groups run at a time, in words."""
         found = self._said.get(at_once)
         if found is None:
             turns = -(-self.groups // at_once)
@@ -291,7 +291,7 @@ def one_launch_wanted() -> bool:
 
 
 def parts_of_float32() -> int:
-    """The number of 16-bit numbers into which products split a float32 number, from PyTorch's setting of precision."""
+    """Returns the number of 16-bit parts of a float32 number in products, from PyTorch's precision setting."""
     return _PARTS[float32_precision()]
 
 
@@ -300,9 +300,9 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
     if not one_launch_wanted():
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
     if over.num_steps < 2:
-        raise NotOneLaunchError("there is one step")
+        raise NotOneLaunchError("there is only one step")
     if over.arriving:
-        raise NotOneLaunchError("gradients come to the states after each step")
+        raise NotOneLaunchError("the states after each step have gradients")
     why = step.backend.why_not_together(step.device)
     if why is not None:
         raise NotOneLaunchError(why)
@@ -320,7 +320,7 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
     if found is None:
         try:
             found = _prepare(step, over, loop)
-        except NotOneLaunchError as error:  # the next attempt would fail, too
+        except NotOneLaunchError as error:  # later attempts would fail, too
             found = str(error)
         loops.prepared[key] = found
     if isinstance(found, str):
@@ -329,9 +329,10 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
 
 
 def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> InPrograms | InClusters:
-    """Prepares the loop in clusters if a step has more columns than one program holds, and a cluster holds them.
+    """Prepares the loop with clusters if a step has too many columns for one program but not for a cluster.
 
-    Otherwise, prepares it with the first tiles whose programs have room on the device, or with the last tiles.
+    Otherwise, prepares it with the first tiles whose programs have room on the device, or with the last tiles if no
+    programs have room.
     """
     memory = _memory(loop, over)
     in_clusters = _in_clusters(step, over, loop, memory)
@@ -345,7 +346,7 @@ def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> InPro
 
 
 def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles) -> InPrograms:
-    """The loop in programs of one division, written but not compiled.
+    """Returns the loop in programs of one division. The kernel is generated but not compiled.
 
     Raises:
         NotOneLaunchError: programs cannot compute the loop.
@@ -365,7 +366,7 @@ def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memor
 
 
 def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> InClusters | None:
-    """The loop in clusters; `None` if one program holds all its columns, or clusters cannot compute it."""
+    """Returns the loop with clusters; `None` if one program holds all columns, or clusters cannot compute the loop."""
     device = step.device
     if why_no_clusters(device) is not None or loop.reduced or loop.ring:
         return None
@@ -395,7 +396,7 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
 def in_cluster(
     step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cluster: Cluster
 ) -> InClusters:
-    """The loop in clusters of one division, written but not compiled.
+    """Returns the loop with clusters of one division. The kernel is generated but not compiled.
 
     Raises:
         NotOneLaunchError: clusters cannot compute the loop.
@@ -415,10 +416,10 @@ def in_cluster(
 
 
 def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device) -> dict[Port, _Source]:
-    """Memory through which programs exchange values, and the counters of their arrivals.
+    """Allocates memory through which programs exchange values, and counters of their arrivals.
 
     Args:
-        groups: number of groups, of `rows` rows each.
+        groups: number of groups, each with `rows` rows.
     """
     found: dict[Port, _Source] = {}
     for i, (dtype, parts, columns) in enumerate(kernel.slots):
@@ -438,7 +439,7 @@ def _sources(
     exchanged: Mapping[Port, _Source],
     device: torch.device,
 ) -> Iterator[_Source]:
-    """Sources of a kernel's tensors, in its order. For a value with steps, only the address of its beginning matters.
+    """Returns the sources of a kernel's tensors, in its order. For a value with steps, only its first address matters.
 
     Args:
         exchanged: sources of the memory through which programs exchange values.
@@ -472,19 +473,19 @@ def _sources(
 
 
 def _beginning(over: OverTime, *, port: Port, written: bool, offset: int) -> Tensor:
-    """The beginning of the part of a value that a kernel sees: `offset` elements after that of the value itself."""
+    """Returns the beginning of the part that a kernel reads, which is `offset` elements after the value's beginning."""
     memory = (over.writes if written else over.reads)[port].memory
     return memory.as_strided((1,), (1,), memory.storage_offset() + offset) if offset else memory
 
 
 def _row(over: OverTime, *, port: Port, written: bool, t: int) -> Tensor:
-    """A value at step `t`."""
+    """Returns a value at step `t`."""
     rows = (over.writes if written else over.reads)[port]
     return rows.memory[(rows.first + t) % rows.memory.shape[0]]
 
 
 def _counts(step: RecurrentSpecialization, over: OverTime) -> Port | None:
-    """The input with each row's remaining steps; `None` if rows do not end, or their columns end separately."""
+    """Returns the input with each row's remaining steps; `None` if rows do not end, or if columns end separately."""
     port = step.ending
     if port is None:
         return None
@@ -493,7 +494,7 @@ def _counts(step: RecurrentSpecialization, over: OverTime) -> Port | None:
 
 
 def _left(over: OverTime, *, port: Port, rows: tuple[int, ...]) -> Tensor:
-    """Each row's number of remaining steps before the first step."""
+    """Returns each row's number of remaining steps before the first step."""
     counts = over.reads[port]
     return counts.memory[counts.first, ..., 0].expand(rows).reshape(-1).contiguous()
 
@@ -503,7 +504,7 @@ def _matrix(over: OverTime, *, number: int) -> Tensor:
 
 
 def _slot(over: OverTime, *, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for a value between two steps."""
+    """Allocates memory for a value between two steps."""
     return torch.empty(shape, dtype=dtype, device=device)
 
 

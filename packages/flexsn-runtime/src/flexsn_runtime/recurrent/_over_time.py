@@ -1,4 +1,4 @@
-"""The values of a step over time, and their places in memory."""
+"""The values of a step at all times, and their places in memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from flexsn_runtime._recent import Recent
 
 @dataclass(frozen=True, slots=True)
 class OverTime:
-    """A step, or its VJP, with its values over time.
+    """A step or its VJP, with its values at all times.
 
     Attributes:
         num_steps: T, at least 1.
-        reads: each value as it is before a step.
-        writes: each value as a step writes it.
-        lifted: the lifted tensors, without gradients.
-        matrices: the matrices of the products, by number.
-        backwards: True if the loop goes from the last step to the first.
-        lasting: values that are read for each step after the loop.
+        reads: each value before a step.
+        writes: each value that a step writes.
+        lifted: lifted tensors, without gradients.
+        matrices: matrices of the products, by number.
+        backwards: True if the loop runs from the last step to the first.
+        lasting: values whose steps are all read after the loop.
         from_zero: True if all carried values are zero before the first step.
-        arriving: for a backward: pairs of gradients after each step, `[T + 1, *step]`, and of the gradients to add to
-            them, `[T, *step]`.
+        arriving: for a backward, pairs of tensors: the gradients after each step, `[T + 1, *step]`, and the gradients
+            that are added to them, `[T, *step]`.
     """
 
     staged: StagedStep
@@ -57,7 +57,7 @@ class OverTime:
         from_zero: bool = False,
         arriving: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> OverTime:
-        """Makes it, and computes the matrices from the lifted tensors."""
+        """Creates an object, and computes the matrices from the lifted tensors."""
         fixed = tuple(tensor.detach() for tensor in lifted)
         matrices = tuple(staged.matrices.forward(*fixed)) if staged.num_matrices else ()
         return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero, tuple(arriving))
@@ -77,12 +77,12 @@ def rows_of(
     device: torch.device,
     zero: bool = False,
 ) -> Tensor:
-    """Memory for values of steps, `[rows, *shape]`, without holes.
+    """Allocates memory for values of steps, `[rows, *shape]`, without holes.
 
     Args:
-        order: order of the dimensions of a step in memory. `None` for the usual one, which is also used if the number
+        order: order of the dimensions of a step in memory. `None` for the usual order, which is also used if the number
             of dimensions differs.
-        zero: True to fill it with zeros.
+        zero: True to fill the memory with zeros.
     """
     if order is None or len(order) != len(shape):
         return (torch.zeros if zero else torch.empty)((rows, *shape), dtype=dtype, device=device)
@@ -92,7 +92,7 @@ def rows_of(
 
 
 class Rows(NamedTuple):
-    """A value at each step: as it is before the step, or as the step writes it.
+    """A value at each step, either before the step or after it.
 
     Attributes:
         memory: `[rows, *shape]`.
@@ -106,14 +106,14 @@ class Rows(NamedTuple):
 
     @property
     def is_sequence(self) -> bool:
-        """True if every step has a row of its own."""
+        """True if every step has a separate row."""
         return self.memory.shape[0] >= self.first + self.num_steps
 
     def seen(self, view: View, known: Recent[Seen] | None = None) -> Rows:
-        """The rows seen through a view.
+        """Returns the rows as seen through a view.
 
         Args:
-            known: the layouts of earlier calls, if the caller keeps them.
+            known: layouts of earlier calls, if the caller stores them.
         """
         if not view.calls:
             return self
@@ -125,7 +125,7 @@ class Rows(NamedTuple):
             found = Seen.of(view, shape, strides)
             if known is not None:
                 known[key] = found
-        if found.strides is None:  # no strides express the view in this memory format
+        if found.strides is None:  # strides cannot express the view in this memory format
             return Rows(memory.contiguous(), self.first, self.num_steps).seen(view, known)
         sizes, distances = (memory.shape[0], *found.shape), (memory.stride(0), *found.strides)
         offset = memory.storage_offset() + found.offset
@@ -133,30 +133,30 @@ class Rows(NamedTuple):
 
     @property
     def sequence(self) -> Tensor:
-        """`[T, *shape]`."""
+        """The value as one tensor, `[T, *shape]`."""
         assert self.is_sequence
         if self.memory.shape[0] == self.num_steps:
             return self.memory
         return self.memory[self.first : self.first + self.num_steps]
 
     def tensors(self) -> list[Tensor]:
-        """The tensor of each step."""
+        """Tensors of the steps."""
         rows = list(self.memory.unbind(0))
         return [rows[(self.first + t) % len(rows)] for t in range(self.num_steps)]
 
     def addresses(self) -> list[int]:
-        """The address of the tensor of each step."""
+        """Addresses of the tensors of the steps."""
         count, start = self.memory.shape[0], self.memory.data_ptr()
         distance = self.memory.stride(0) * self.memory.element_size()
         return [start + (self.first + t) % count * distance for t in range(self.num_steps)]
 
 
 class Seen(NamedTuple):
-    """A view of a value in memory of one layout.
+    """A view of a value whose memory has a given layout.
 
     Attributes:
-        view: the view, kept alive as long as its id is a key.
-        shape, strides, offset: layout of the view. Without strides, the memory has to be made contiguous first.
+        view: the view. It is kept alive, because its id is part of a key.
+        shape, strides, offset: layout of the view. If there are no strides, the memory has to be made contiguous first.
     """
 
     view: View
@@ -166,7 +166,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, view: View, shape: Sequence[int], strides: Sequence[int]) -> Seen:
-        """The view of memory of this layout."""
+        """Returns the view of memory with this layout."""
         try:
             like = view(torch.empty_strided(tuple(shape), tuple(strides), device="meta"))
         except RuntimeError:

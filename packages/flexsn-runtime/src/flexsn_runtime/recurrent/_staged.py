@@ -1,8 +1,8 @@
 """A step with matrix products, over time, without autograd.
 
 Each pointwise stage is a kernel, and each other part is a product of a library. They run step after step, without any
-other op in between. Values of one step have places in memory before the loop begins. So a launch in the loop is a list
-of addresses that were computed once, and a product is a call with three tensors.
+other op in between. The values of a step get their places in memory before the loop begins. A launch in the loop
+therefore takes a list of addresses that were computed once, and a product is a call with three tensors.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Act = Callable[[int], object]
 
 
 class RecurrentSpecialization(CoreSpecialization):
-    """A traced step with matrix products, and the kernels made of it so far.
+    """A traced step with matrix products, and the kernels that exist for it.
 
     Args:
         counts: numbers of the inputs that count down.
@@ -80,7 +80,7 @@ class RecurrentSpecialization(CoreSpecialization):
     ) -> None:
         super().__init__(trace, name, device, numerics, target, kernels)
         self._counts = counts
-        # The trace whose VJPs are taken; another trace replaces it if the core captures other tensors. Prepared
+        # The trace from which VJPs are derived. If the core captures other tensors, another trace replaces it. Prepared
         # launches belong to the stages of the first trace.
         self._differentiated: CoreTrace = trace
         self._cores: dict[int, tuple[Stage, CoreSource]] = {}
@@ -89,10 +89,11 @@ class RecurrentSpecialization(CoreSpecialization):
         self._kept: dict[tuple[bool, ...], frozenset[Port]] = {}
         self._exact: frozenset[Port] | None = None
         self.loops = Loops()
-        # By kind of call: the values that a forward keeps, and the plan of a backward.
+        # For each kind of call, the values that a forward keeps for the backward, and the plan of a backward.
         self.lasting: Recent[frozenset[Port]] = Recent()
         self.backward_plans: Recent[BackwardPlan] = Recent()
-        # By layout: the common parts of calls. Keys contain the ids of stages and views, which live equally long.
+        # For each layout, the common parts of calls. Keys contain the ids of stages and views, which live as long as
+        # the entries.
         self.prepared: Recent[_Prepared] = Recent()
         self.seen: Recent[Seen] = Recent()
         self._formats: Recent[ScanFormat] = Recent()
@@ -101,13 +102,13 @@ class RecurrentSpecialization(CoreSpecialization):
 
     @cached_property
     def ending(self) -> Port | None:
-        """The input that counts down, if outputs are zeros and states stay unchanged where it is 0 or less."""
+        """The input that counts down, if steps in which it is at most 0 change no state and output zeros."""
         if len(self._counts) != 1 or not staged_ends_early(self.trace.forward, self._counts):
             return None
         return Port(Role.INPUT, self._counts[0])
 
     def counted(self, arguments: Arguments) -> Arguments:
-        """The arguments, with inputs that count down as sequences in memory."""
+        """Returns the arguments, with inputs that count down as sequences in memory."""
         inputs = list(arguments.inputs)
         for i in self._counts:
             if is_expanded(inputs[i]):
@@ -123,7 +124,7 @@ class RecurrentSpecialization(CoreSpecialization):
             self._resize(old[0], trace.step_shape[0])
 
     def _resize(self, old: int, new: int) -> None:
-        """Changes the VJPs to another batch size, and drops everything that was prepared for stages of the old size."""
+        """Changes the batch size of the VJPs, and drops everything that was prepared for stages of the old size."""
         shapes = [value.shape for value in self.trace.lifted_values]
         fitting = {k: v for k, v in self._vjps.items() if is_of_any_batch(v, (old, *self.trace.step_shape[1:]), shapes)}
         self._vjps = {key: resized(vjp, old, new) for key, vjp in fitting.items()}
@@ -145,7 +146,7 @@ class RecurrentSpecialization(CoreSpecialization):
 
     @property
     def exact_values(self) -> frozenset[Port]:
-        """The values of the forward that only consist of numbers that bfloat16 can represent."""
+        """Values of the forward that contain only numbers that bfloat16 can represent."""
         if self._exact is None:
             self._exact = exact_values(self.trace.forward)
         return self._exact
@@ -162,9 +163,12 @@ class RecurrentSpecialization(CoreSpecialization):
     def vjp(
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...], kept: frozenset[Port] | None = None
     ) -> StagedStep:
-        """The step's VJP. Of the forward's operands and products, it reads only kept ones."""
+        """Returns the step's VJP. Of the forward's operands and products, it reads only those that are kept."""
         key = (cotangents, wanted, kept)
         with self._lock:
+            whole = self._vjps.get((cotangents, wanted, None))
+            if whole is not None and kept is not None and kept.issuperset(whole.saved):
+                return whole
             if key not in self._vjps:
                 self._differentiated = self._traced_now(self._differentiated, self._computes_the_same)
                 assert isinstance(self._differentiated, RecurrentTrace)
@@ -173,12 +177,12 @@ class RecurrentSpecialization(CoreSpecialization):
             return self._vjps[key]
 
     def _computes_the_same(self, other: CoreTrace) -> bool:
-        """True if another trace has the same forward, so that its VJPs can read values that this one keeps."""
+        """True if another trace has the same forward, so that its VJPs can read the values that this forward keeps."""
         assert isinstance(other, RecurrentTrace)
         return self._described(other.forward) == self._described(self.trace.forward)
 
     def _described(self, staged: StagedStep) -> tuple[object, ...]:
-        """A description that is equal for steps with the same computation."""
+        """Returns a description that is equal for steps with the same computation."""
         parts = [
             part
             if isinstance(part, Product)
@@ -196,12 +200,12 @@ class RecurrentSpecialization(CoreSpecialization):
         absent: frozenset[Port],
         unneeded: frozenset[Port],
     ) -> StagedStep | None:
-        """The VJP for a last step without gradients of some new states; see `absent_at_first`.
+        """Returns a VJP for all steps, of which the last lacks gradients of some new states; see `absent_at_first`.
 
-        `None` also if earlier steps lack gradients of other new states.
+        It is `None` if earlier steps lack gradients of other new states.
 
         Args:
-            unneeded: the absent gradients whose values before the first step are not needed.
+            unneeded: absent gradients whose values before the first step are not needed.
         """
         key = (cotangents, wanted, kept, absent, unneeded)
         with self._lock:
@@ -213,7 +217,7 @@ class RecurrentSpecialization(CoreSpecialization):
             return self._whole_vjps[key]
 
     def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes and dtypes of the values that the forward keeps of each step: states, operands and products.
+        """Returns shapes and dtypes of the values that the forward keeps of each step: states, operands and products.
 
         Args:
             wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient will be needed.
@@ -232,7 +236,7 @@ class RecurrentSpecialization(CoreSpecialization):
         return found
 
     def check(self, *, training: bool) -> None:
-        """Raises the errors of making the step's kernels, without compiling them."""
+        """Raises the errors that generating the step's kernels raises, without compiling them."""
         steps = [self.trace.forward]
         if training:
             trace = self.trace
@@ -243,7 +247,7 @@ class RecurrentSpecialization(CoreSpecialization):
                 self.core_of(stage)
 
     def core_of(self, stage: Stage) -> CoreSource:
-        """The source of a stage on blocks of values."""
+        """Returns the source of a stage, for blocks of values."""
         with self._lock:
             known = self._cores.get(id(stage))
             if known is None:
@@ -251,7 +255,7 @@ class RecurrentSpecialization(CoreSpecialization):
             return known[1]
 
     def core_in_cuda(self, stage: Stage) -> CoreSource:
-        """The source of a stage on one element, in CUDA C++."""
+        """Returns the source of a stage in CUDA C++, for one element."""
         return self._emit_graph(stage.graph, "stage", target=CUDA)
 
     def config(self, stage: Stage) -> LaunchConfig:
@@ -263,7 +267,7 @@ class RecurrentSpecialization(CoreSpecialization):
         return LaunchConfig(chunk=1, block=usual.block, num_warps=usual.num_warps)
 
     def loop_kernel(self, source: KernelSource) -> CompiledKernel:
-        """The kernel of a loop in one launch."""
+        """Returns the kernel of a loop in one launch."""
         return self._kernel(source.name, lambda: source)
 
     def stage_kernel(self, stage: Stage, spec: ForwardSpec) -> CompiledKernel:
@@ -279,11 +283,11 @@ class _Prepared(NamedTuple):
     """The kernel and launches of a stage on tensors of one layout.
 
     Attributes:
-        stage: the stage, kept alive as long as its id is part of a key.
+        stage: the stage. It is kept alive, because its id is part of a key.
         kernel: the kernel.
-        integers: the numbers that it takes.
-        operands: its operands. They contain the lifted tensors that it cannot read as they are.
-        launches: launches, by alignment of the addresses.
+        integers: integer arguments of the kernel.
+        operands: operands of the kernel. They include copies of the lifted tensors that it cannot read directly.
+        launches: launches by alignment of the addresses.
     """
 
     stage: Stage
@@ -294,12 +298,12 @@ class _Prepared(NamedTuple):
 
 
 class StagedScan:
-    """Runs the parts of a step over time."""
+    """Runs the parts of a step for all steps."""
 
     def __init__(self, step: RecurrentSpecialization, over: OverTime) -> None:
         self._step, self._over, self._staged, self._num_steps = step, over, over.staged, over.num_steps
         self._lifted_layouts = (*_layouts(over.lifted), *((t.device, t.is_neg()) for t in over.lifted))
-        self._alive: list[Any] = []  # memory that addresses point to
+        self._alive: list[Any] = []  # memory to which addresses point
 
     def run(self) -> None:
         """Runs all steps."""
@@ -330,7 +334,7 @@ class StagedScan:
                 self._launch(prepared, example).compile(example)
 
     def _in_one_launch(self) -> bool:
-        """Runs the loop in one launch, if possible; returns whether it did."""
+        """Runs the loop in one launch, if possible. Returns True if it did."""
         loops, over = self._step.loops, self._over
         try:
             how = run_in_one_launch(self._step, over)
@@ -358,7 +362,7 @@ class StagedScan:
     # -- values ----------------------------------------------------------------------------------------------
 
     def _read(self, view: View) -> Rows:
-        if view.source.role is Role.CAME_STATE:  # all rows are aligned alike
+        if view.source.role is Role.CAME_STATE:  # all rows have the same alignment
             came = torch.ones((self._num_steps, 16), dtype=torch.bool, device=self._step.device)
             came[-1] = False
             return Rows(came[:, 0], 0, self._num_steps)
@@ -375,7 +379,7 @@ class StagedScan:
         return self._multiplications(part)
 
     def _in_steps(self, stage: Stage) -> tuple[_Prepared, list[Rows | Tensor]]:
-        """Prepares a stage and its arguments for launches step by step."""
+        """Prepares a stage, and its arguments for launches step by step."""
         reads = [self._read(view) for view in stage.reads]
         writes = [self._written(view) for view in stage.writes]
         firsts = [rows.memory[:1] for rows in (*reads, *writes)]
@@ -404,7 +408,7 @@ class StagedScan:
         return act
 
     def _launch(self, prepared: _Prepared, tensors: Sequence[Tensor]) -> Launch:
-        """The launch of a stage on tensors like these. Triton compiles for the alignment of addresses."""
+        """Returns the launch of a stage on tensors like these. Triton compiles for the alignment of addresses."""
         alignment = tuple([t.data_ptr() % 16 == 0 for t in tensors])
         found = prepared.launches.get(alignment)
         if found is None:
@@ -414,7 +418,7 @@ class StagedScan:
         return found
 
     def _prepared(self, stage: Stage, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _Prepared:
-        """Prepares a stage to be launched on tensors `[steps, *shape]` of these layouts."""
+        """Prepares the launch of a stage on tensors `[steps, *shape]` of these layouts."""
         key = (id(stage), _layouts(reads), _layouts(writes), self._lifted_layouts)
         found = self._step.prepared.get(key)
         if found is not None:
@@ -445,7 +449,7 @@ class StagedScan:
         return found
 
     def _moved(self, prepared: _Prepared, reads: Sequence[Tensor]) -> dict[Port, Tensor]:
-        """The lifted tensors in layouts that the kernel can read."""
+        """Returns the lifted tensors in layouts that the kernel can read."""
         tensors: list[Tensor | None] = [*reads, *self._over.lifted]
         prepared.operands.move(tensors)
         return {Port(Role.LIFTED, i): t for i, t in enumerate(tensors[len(reads) :]) if t is not None}
@@ -490,7 +494,7 @@ class StagedScan:
     # -- a part for all steps at once --------------------------------------------------------------------------
 
     def _whole(self, stage: Stage) -> tuple[Launch, list[Tensor]]:
-        """The launch of a stage for all steps at once, and its tensors."""
+        """Returns the launch of a stage for all steps at once, and its tensors."""
         reads = [self._read(view).sequence for view in stage.reads]
         writes = [self._written(view).sequence for view in stage.writes]
         prepared = self._prepared(stage, reads, writes)
@@ -510,7 +514,7 @@ class StagedScan:
                 act(t)
 
     def _multiply_whole(self, product: Product) -> bool:
-        """Computes a product of all steps as one product, if all rows have one matrix; returns whether it did."""
+        """Computes the products of all steps as one product, if all rows share a matrix. Returns True if it did."""
         if product.is_reduction:
             value, *numbers = product.args
             _OUT[product.op](self._read(value).sequence, *numbers, out=self._written(product.result).sequence)
@@ -536,7 +540,7 @@ class StagedScan:
         return True
 
     def _convolve_whole(self, product: Product) -> bool:
-        """Computes one convolution of the frames of all steps; returns whether it did."""
+        """Computes one convolution of the frames of all steps. Returns True if it did."""
         out = self._written(product.result).sequence
         value, *rest = (
             self._read(a).sequence if isinstance(a, View) and a.source.role is not Role.MATRIX else self._constant(a)
@@ -547,7 +551,7 @@ class StagedScan:
         frames = _aten.convolution.default(value.flatten(0, 1), *rest)
         frames = frames.view(out.shape)
         if product.result.source.role is Role.PRODUCT and frames.stride() == out.stride():
-            out.set_(frames)  # takes the memory, because copying many frames is slow
+            out.set_(frames)  # takes over the memory, because copying many frames is slow
         else:
             out.copy_(frames)
         return True
@@ -555,19 +559,19 @@ class StagedScan:
     # -- sums over time ----------------------------------------------------------------------------------------
 
     def _is_exact(self, view: View) -> bool:
-        """True if the forward writes only numbers of bfloat16 to the view's value."""
+        """True if the forward writes only numbers that bfloat16 can represent to the view's value."""
         port = view.source
         return (self._staged.saved[port.index] if port.role is Role.SAVED else port) in self._step.exact_values
 
     def compilations_of(self, term: Term) -> list[Callable[[], object]]:
-        """Functions that compile `summed`."""
+        """Returns functions that compile the launches of `summed`."""
         if term.op is not _aten.mm.default:
             return []
         left, right = (self._read(view).sequence for view in term.values)
         return compilations_of_sum(left, right, (self._is_exact(term.values[0]), self._is_exact(term.values[1])))
 
     def summed(self, term: Term) -> Tensor:
-        """One part of the gradient of a lifted tensor."""
+        """Computes one part of the gradient of a lifted tensor."""
         values = [self._read(view).sequence for view in term.values]
         total = _sum(term, values, [self._is_exact(view) for view in term.values])
         for target, args, kwargs in term.calls:
@@ -581,7 +585,7 @@ def _layouts(tensors: Iterable[Tensor]) -> tuple[object, ...]:
 
 
 def _sum(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) -> Tensor:
-    """The sum over time of a value of each step, or of a product of two."""
+    """Sums a value of each step, or a product of two such values, over time."""
     op = term.op
     if op is None:
         (value,) = values
@@ -597,7 +601,7 @@ def _sum(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) -> Tensor:
         steps, count, rows, inner = left.shape
         one = left.permute(1, 2, 0, 3).reshape(count, rows, steps * inner)
         return one @ right.permute(1, 0, 2, 3).reshape(count, steps * inner, right.shape[3])
-    return torch.einsum("tkb,tb->k", left, right)  # products of matrices with vectors
+    return torch.einsum("tkb,tb->k", left, right)  # product of matrix and vector
 
 
 def _sum_of_rows(value: Tensor, dims: list[int], *, out: Tensor) -> Tensor:

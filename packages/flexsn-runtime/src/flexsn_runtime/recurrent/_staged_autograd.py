@@ -1,4 +1,4 @@
-"""A scan over a step with matrix products, forward and backward, and the memory of its values."""
+"""The forward and the backward of a scan over a step with matrix products, and the memory of its values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRITTEN = frozenset({Role.OPERAND, Role.PRODUCT})
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Disables autocast, because its conversions are in the graph."""
+    """Disables autocast, because the graph already contains its conversions."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
@@ -36,9 +36,9 @@ def _intermediates(
     device: torch.device,
     order: Sequence[int] | None,
 ) -> dict[Port, Rows]:
-    """Memory for operands and products.
+    """Allocates memory for operands and products.
 
-    If values of later steps are read, it has zeros for steps after the last one.
+    If a step reads values of later steps, the memory includes zeros for the steps after the last one.
     """
     behind: dict[Port, int] = {}
     for port, steps in staged.later.values():
@@ -55,9 +55,9 @@ def _intermediates(
 
 
 def _order(step: RecurrentSpecialization, arguments: Arguments) -> tuple[int, ...] | None:
-    """The order of a step's dimensions in memory between stages and convolutions, which is that of the inputs.
+    """Returns the order of a step's dimensions in memory between stages and convolutions: the order of the inputs.
 
-    `None` for the usual order, which products with matrices always have.
+    It is `None` for the usual order. Products with matrices always have this order.
     """
     if not step.trace.forward.has_convolutions:
         return None
@@ -73,10 +73,10 @@ def forward_staged(
     kept: frozenset[Port],
     needed: Sequence[bool] | None = None,
 ) -> tuple[tuple[Tensor, ...], dict[Port, Tensor]]:
-    """The results, and the memory of the kept values.
+    """Returns the results, and the memory of the kept values.
 
     Args:
-        needed: for each of `[*inputs, *states, *lifted]`, True if the following backward computes its gradient; `None`
+        needed: for each of `[*inputs, *states, *lifted]`, True if the backward will compute its gradient; `None`
             if no backward follows.
     """
     trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
@@ -122,9 +122,10 @@ def forward_staged(
 def _states(
     step: RecurrentSpecialization, arguments: Arguments, lasting: frozenset[Port], order: Sequence[int] | None
 ) -> list[Tensor]:
-    """Memory for each state before each step and after the last one, or two alternating rows. The first row is set.
+    """Allocates memory for each state at all times, or two alternating rows. Sets the first row.
 
-    A state that equals another state some steps later shares its memory, and begins earlier by this number of steps.
+    If a state equals another state some steps later, it shares the memory of that state, and begins this number of rows
+    earlier.
     """
     num_steps = arguments.num_steps
     shifts = step.trace.forward.shifts
@@ -158,13 +159,13 @@ def _states(
 
 
 def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """A copy in memory of its own, so that callers cannot change the values kept for the backward."""
+    """Returns a copy in new memory, so that callers cannot change the values that are kept for the backward."""
     copy = torch.empty_strided(tensor.shape, tuple(strides), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
 
 
 def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Copies of tensors, each with strides of its own, in few launches."""
+    """Copies tensors in few launches, each to its own strides."""
     copies = [
         torch.empty_strided(t.shape, tuple(of_one), dtype=t.dtype, device=t.device)
         for t, of_one in zip(tensors, strides, strict=True)
@@ -174,7 +175,7 @@ def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> 
 
 
 def _compiles(step: RecurrentSpecialization) -> bool:
-    """True if something has to be compiled; False in an interpreter."""
+    """True if kernels have to be compiled. It is False in an interpreter."""
     return not step.backend.interpreted
 
 
@@ -188,15 +189,15 @@ def _compiling_backward(
     *,
     state_seqs: bool,
 ) -> AbstractContextManager[None]:
-    """Context of a forward that also compiles the backward that will follow it, if it is the step's first.
+    """Context of a forward, which also compiles its backward if it is the first backward of the step.
 
-    As for a pointwise step, it is the backward that most calls need. Only the layout of its memory matters, not the
+    As in a pointwise step, this is the backward that most calls need. Only the layout of its memory matters, not the
     contents.
     """
     if needed is None or step.backward_plans or not _compiles(step):
         return nullcontext()
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return nullcontext()  # no other thread may allocate memory
+        return nullcontext()  # other threads may not allocate memory
 
     def prepare() -> list[Callable[[], object]]:
         trace = step.trace
@@ -218,7 +219,7 @@ def backward_staged(
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
-    """The gradients of `[*inputs, *states, *lifted]`; `None` if a gradient is not needed, or none flows."""
+    """Computes the gradients of `[*inputs, *states, *lifted]`; `None` if one is not needed, or if no gradient flows."""
     if arguments.num_steps == 0 or 0 in step.trace.step_shape:
         return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
     return _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs).run()
@@ -242,7 +243,7 @@ class _Backward:
         self._step, self._arguments, self._memory = step, arguments, memory
         self._needed, self._state_seqs = needed, state_seqs
         self._order = _order(step, arguments)
-        # An expanded gradient, such as that of a sum over time, would need a separate kernel, so it is copied.
+        # An expanded gradient, such as that of a sum over time, would need another kernel, so it is copied.
         self._of_outputs = [
             _copied(g, step.format(arguments.inputs, arguments.states, v.shape).sequence)
             if g is not None and (g.is_neg() or g._is_zerotensor() or 0 in g.stride())
@@ -275,7 +276,7 @@ class _Backward:
                 self._gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
 
     def scans(self) -> Iterator[StagedScan]:
-        """A scan for each segment of the plan, in order."""
+        """Yields the scan of each segment of the plan, in order."""
         step, arguments = self._step, self._arguments
         trace = step.trace
         for start, count, staged in self._plan.segments:
@@ -317,7 +318,7 @@ class _Backward:
             yield StagedScan(step, over)
 
     def compilations(self) -> list[Callable[[], object]]:
-        """Functions that compile the launches of `run`."""
+        """Returns functions that compile the launches of `run`."""
         first_lifted = self._step.trace.num_inputs + self._step.trace.num_states
         found: list[Callable[[], object]] = []
         for segment, scan in zip(self._plan.segments, self.scans(), strict=True):
@@ -328,7 +329,7 @@ class _Backward:
         return found
 
     def run(self) -> list[Tensor | None]:
-        """Runs the backward; returns the gradients."""
+        """Runs the backward, and returns the gradients."""
         step, arguments, gradients, needed = self._step, self._arguments, self._gradients, self._needed
         first_state = step.trace.num_inputs
         first_lifted = first_state + step.trace.num_states
@@ -364,7 +365,7 @@ def _without_steps(
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
-    """The gradients of a scan without steps, whose final states are the initial ones."""
+    """Returns the gradients of a scan of zero steps, whose final states are the initial ones."""
     trace = step.trace
     gradients: list[Tensor | None] = [None] * len(needed)
     empty = math.prod(trace.step_shape) == 0 and arguments.num_steps > 0

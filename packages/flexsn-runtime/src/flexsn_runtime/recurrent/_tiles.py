@@ -1,4 +1,4 @@
-"""The division of a recurrent loop among the programs of one launch."""
+"""Divides a recurrent loop among the programs of one launch."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from flexsn_runtime._availability import triton_interpreted
 _ROWS = (16, 32, 64)
 _COLUMNS = (16, 32, 64, 128)
 _OPERAND_BYTES = 512  # per thread: half of its registers
-# Maximum bytes of the matrices of a program with all columns: half of the registers of a multiprocessor. This and the
-# other choices of `held_tiles` are measured by benchmarks/recurrence_tiles.py.
+# Maximum bytes of the matrices of a program with all columns. They take half of the registers of a multiprocessor. This
+# limit and the other choices of `held_tiles` are measured by benchmarks/recurrence_tiles.py.
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
-# Maximum bytes of matrices that float32 numbers in three parts are multiplied by, for neurons or for their gates.
-# Measured for a GRU of 512 neurons, whose matrices are 4.5 MiB, and a LIF of 1024 (benchmarks/results/clusters.md).
-# Two populations of 512 and 128 neurons have 2.2 MiB; they take 97 ms step by step, and 10 ms in one launch.
+# Maximum bytes of the matrices by which float32 numbers in three parts are multiplied, for neurons and for their gates.
+# Measured for a GRU of 512 neurons, whose matrices have 4.5 MiB, and for a LIF of 1024 neurons
+# (benchmarks/results/clusters.md). Two populations of 512 and 128 neurons have 2.2 MiB. They take 97 ms step by step,
+# and 10 ms in one launch.
 _MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 4 << 20
-# For a float32 step that reads many values of earlier steps: the compiler for an H100 spills an operand in parts,
-# unless it is multiplied in pieces. If these values are in memory, more warps spill less.
+# For a float32 step that reads at least this number of values of earlier steps. For an H100, the compiler spills an
+# operand in parts, unless the operand is multiplied in pieces. If the values of earlier steps are in memory, more warps
+# spill less.
 _FEW_SHIFTED = 8
 _SHIFTED_CHUNK = 128
 _RING_CHUNK = 64
 _RING_WARPS = 8
-# For a program that has whole rows and no matrices: a thread has eight columns of each value, in up to 16 warps.
+# For a program with whole rows and no matrices. A thread has eight columns of each value. A program has up to 16 warps.
 _COLUMNS_OF_A_WARP = 256
 _MOST_COLUMNS = 4096
 
 
 def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
-    """The tiles of a loop on a device, the best ones first. Later ones need fewer registers.
+    """Yields the tiles of a loop on a device, with the best ones first. Later ones need fewer registers.
 
     Raises:
         NotOneLaunchError: no program has room for its part of the matrices.
@@ -45,7 +47,7 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
         yield _whole_rows(loop)
         return
     if triton_interpreted():
-        # Programs run one after the other, so none may wait for another.
+        # The interpreter runs programs one after the other, so no program may wait for another.
         exchanged = not loop.reduced or held_tiles(loop, 1, from_zero=from_zero) is None
         yield Tiles(16 if exchanged else _HELD_ROWS, 1, 32, 4, ahead=2, exchanged=exchanged)
         return
@@ -63,7 +65,7 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
 
 
 def _whole_rows(loop: Loop) -> Tiles:
-    """Tiles of a loop without matrices: a program has one row, and a thread has a few of its columns.
+    """Returns tiles of a loop without matrices: a program has one row, and a thread has a few of its columns.
 
     Raises:
         NotOneLaunchError: the row is too long.
@@ -75,11 +77,11 @@ def _whole_rows(loop: Loop) -> Tiles:
 
 
 def held_tiles(loop: Loop, processors: int, *, from_zero: bool) -> Tiles | None:
-    """Tiles with all columns, and with the matrices in registers; `None` if the matrices do not fit.
+    """Returns tiles with all columns, and with the matrices in registers; `None` if the matrices do not fit.
 
     Args:
-        processors: number of multiprocessors. More programs than that share them if their registers allow it, which is
-            so for programs of four warps.
+        processors: number of multiprocessors. If there are more programs than multiprocessors, several programs share a
+            multiprocessor, provided that it has enough registers. It has enough for programs of four warps.
     """
     matrices = sum(weight.held_bytes for weight in _weights(loop, from_zero))
     if matrices > _HELD_BYTES:
@@ -90,7 +92,7 @@ def held_tiles(loop: Loop, processors: int, *, from_zero: bool) -> Tiles | None:
 
 
 def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
-    """Tiles that share rows and exchange values, see `tiles_for`."""
+    """Yields tiles whose programs share rows and exchange values; see `tiles_for`."""
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_block_optin
     float32 = any(exchange.dtype == torch.float32 for exchange in loop.exchanges)
@@ -111,7 +113,7 @@ def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A piece of a product: the terms of its sums, its columns, and the bytes of one number of matrix and operand."""
+    """A piece of a product: terms of a sum, columns, and bytes per number of the matrix and of the operand."""
 
     terms: int
     columns: int
@@ -129,7 +131,7 @@ class _Weight:
         return sum(tiles.chunks(self.terms)) * tiles.columns(self.columns) * self.matrix
 
     def operand_bytes(self, tiles: Tiles) -> int:
-        """Bytes of the operand that exist at a time."""
+        """Bytes of the parts of the operand that a program holds at the same time."""
         ahead = tiles.ahead if self.operand == 2 else 1
         return tiles.rows * sum(tiles.chunks(self.terms)[: ahead + 1]) * self.operand
 
@@ -147,7 +149,7 @@ def _weights(loop: Loop, from_zero: bool) -> tuple[_Weight, ...]:
 
 
 def _has_large_parts(loop: Loop, from_zero: bool) -> bool:
-    """True if numbers in parts are multiplied by matrices that are too large for an exchange to pay off."""
+    """True if matrices for numbers in parts are so large that exchanging values does not pay off."""
     weights = [weight for weight in _weights(loop, from_zero) if weight.operand > 2]
     gates = len(weights) > 1 or any(weight.terms > loop.width for weight in weights)
     size = sum(weight.terms * weight.columns * weight.matrix for weight in weights)
@@ -163,24 +165,24 @@ def _best(
     processors: int,
     shared: int,
 ) -> Tiles | None:
-    """The tiles that need the fewest rounds. Among these, small ones, since many small programs beat few large ones.
+    """Returns the tiles with the fewest rounds. Among these, prefers small ones, since they are faster.
 
     Args:
-        gathered: numbers of columns, and bytes of one, of values that programs exchange for reductions.
+        gathered: for values that programs exchange for reductions, the number of columns, and the bytes of a column.
     """
     float32 = any(weight.matrix == 6 for weight in weights)
     largest = max(weight.terms for weight in weights)
-    # As measured on an H200 (benchmarks/results/recurrence.md).
+    # Measured on an H200 (benchmarks/results/recurrence.md).
     chunk = 128 if largest > 512 or (float32 and largest > 256) else 512
     if float32 and len(weights) > 1 and largest > 128:
-        chunk = 64  # each piece has sums of its own, six of them
+        chunk = 64  # each piece has six sums
     in_parts = any(weight.operand > 2 for weight in weights)
     num_warps = 8 if float32 and largest > 256 and (in_parts or largest <= 512) else 4
-    # Whole operands are read earliest. More rows of operands in parts do not fit into registers.
+    # Operands that are read whole can be loaded earliest. For operands in parts, the registers hold no more rows.
     heights = _ROWS if not float32 or largest <= 256 else _ROWS[:1]
     whole = -(-largest // chunk)
     choices = [(whole, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])]
-    if float32 and largest > 512 and not in_parts:  # its matrices leave little room for operands
+    if float32 and largest > 512 and not in_parts:  # the matrices leave little room for operands
         choices.insert(0, (1, _ROWS, _COLUMNS))
     for ahead, some_heights, some_columns in choices:
         found: list[tuple[int, int, int, Tiles]] = []

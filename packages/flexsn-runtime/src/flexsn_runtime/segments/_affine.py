@@ -1,4 +1,4 @@
-"""The forward of an affine step in segments: maps, then the states before segments, then all segments in parallel."""
+"""The forward of an affine step in segments: computes maps, then states before segments, then segments in parallel."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialSc
 
 
 class SegmentedAffine(InSegments[ForwardSpec]):
-    """Runs a forward scan of an affine step in segments instead of its serial kernel. Results are equal up to rounding.
+    """Runs the forward of an affine step in segments, not as its serial kernel. Results are equal up to rounding.
 
     Args:
         scan: the scan.
-        core: the core of its kernel.
+        core: core of the scan's kernel.
         linear: the linear part of the step; `None` if no state depends on states.
         segments: number of segments, at least 2.
     """

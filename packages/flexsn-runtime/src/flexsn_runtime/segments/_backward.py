@@ -1,4 +1,4 @@
-"""The backward of a scan in segments: maps, then the cotangent at each segment's end, then gradients."""
+"""The backward of a scan in segments: computes maps, then the cotangent at each segment's end, then gradients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class SegmentedBackward(InSegments[BackwardSpec]):
 
     Args:
         scan: the scan.
-        vjp: the VJP of its kernel.
-        columns: the VJP of states alone.
+        vjp: VJP in the scan's kernel.
+        columns: VJP with respect to states only.
         segments: number of segments, at least 2.
     """
 
@@ -55,7 +55,7 @@ class SegmentedBackward(InSegments[BackwardSpec]):
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         for port, place in self._lifted:
-            # The order is fixed, so that two runs agree to the last bit.
+            # The order of the sum is fixed, so that two runs agree to the last bit.
             torch.sum(scratch[port], 0, out=tensors[place])
 
     def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:

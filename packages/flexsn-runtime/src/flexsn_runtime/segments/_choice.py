@@ -1,4 +1,4 @@
-"""Selects the scans that walk segments of time in parallel."""
+"""Decides which scans process segments of time in parallel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# For a segment's map, S * S + S numbers are in registers, and each step has S + 1 evaluations.
+# For a segment's map, S * S + S numbers are in registers, and each step takes S + 1 evaluations.
 _MOST_STATES = 4
 
 # A backward in segments computes each step twice, and its VJP S + 2 times.
@@ -25,8 +25,8 @@ class Choice(NamedTuple):
     """Segments of one scan.
 
     Attributes:
-        rule: their rule.
-        number: number of segments; for a forward, that with its first warm-up.
+        rule: rule that led to this choice.
+        number: number of segments. For a forward, it assumes the first warm-up.
     """
 
     rule: SegmentRule
@@ -37,7 +37,7 @@ class AheadChoice(NamedTuple):
     """Segments of one forward scan in a program that is compiled ahead of time.
 
     Attributes:
-        number: number of segments, at least 1; a symbol if the number of steps is one.
+        number: number of segments, at least 1. It is a symbol if the number of steps is a symbol.
         warm_up: warm-up in steps.
     """
 
@@ -46,18 +46,18 @@ class AheadChoice(NamedTuple):
 
 
 def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None:
-    """The segments of a scan over arguments of this layout; `None` if it is serial."""
+    """Chooses the segments of a scan over arguments of this layout; `None` for a serial scan."""
     if step.late:
         return None
     return _choose(step, arguments.num_steps, math.prod(step.trace.step_shape))
 
 
 def may_run_in_segments(step: Specialization, num_steps: int | None, ncl: int | None, *, recorded: bool) -> bool:
-    """True if scans of this size in a compiled graph are worth the operator with segments.
+    """True if the operator with segments pays off for scans of this size in a compiled graph.
 
     Args:
-        num_steps, ncl: number of steps, and of their elements; `None` if unknown.
-        recorded: True if the graph runs as a CUDA graph; otherwise Python launches.
+        num_steps, ncl: number of steps, and number of elements of a step; `None` if unknown.
+        recorded: True if the graph runs as a CUDA graph, False if Python launches the kernels.
     """
     choice = _choose(step, num_steps, ncl)
     return choice is not None and (recorded or (num_steps or 0) >= choice.rule.launched)
@@ -74,7 +74,7 @@ def _choose(step: Specialization, num_steps: int | None, ncl: int | None) -> Cho
 
 
 def speculation(step: Specialization, choice: Choice) -> Speculation:
-    """The warm-up that the step's forwards have learned."""
+    """Returns the warm-up that the step's forwards have learned."""
     found = step.speculations.get(choice.rule)
     if found is None:
         key = None
@@ -86,13 +86,13 @@ def speculation(step: Specialization, choice: Choice) -> Speculation:
 
 
 def choose_ahead(step: Specialization, num_steps: int, ncl: int) -> AheadChoice | None:
-    """The segments of a forward scan in a program that is compiled ahead of time; `None` if it is serial.
+    """Chooses the segments of a forward scan in a program that is compiled ahead of time; `None` for a serial scan.
 
-    The program cannot learn. It uses a warm-up that earlier calls of this step have learned; otherwise half of the
-    longest: most trajectories that ever meet have met by then.
+    The program cannot learn a warm-up. It uses one that earlier calls of this step have learned, or otherwise half of
+    the longest one. Within that time, most of the trajectories that converge at all have converged.
 
     Args:
-        num_steps, ncl: numbers or symbols. The choice is made for their hints, and correct for all values.
+        num_steps, ncl: numbers or symbols. The choice is made for the hints of symbols, and is correct for all values.
     """
     hints = size_hint(num_steps), size_hint(ncl)
     choice = _choose(step, *hints)
@@ -118,7 +118,7 @@ def has_enough(num_states: int, choice: Choice) -> bool:
 
 
 def composes(vjp: StepGraph, num_inputs: int, num_states: int, choice: Choice) -> bool:
-    """True if a backward can combine segments, and has enough of them.
+    """True if a backward can combine segments, and has enough segments.
 
     Args:
         vjp: the VJP of the step. A user's own backward formula may not be linear in its cotangents.

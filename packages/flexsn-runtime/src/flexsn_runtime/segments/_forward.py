@@ -1,4 +1,4 @@
-"""The forward of a scan in segments: guesses in parallel, then repairs."""
+"""The forward of a scan in segments: guesses segments in parallel, then repairs wrong guesses."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class GuessedForward(InSegments[ForwardSpec]):
 
     Args:
         scan: the scan.
-        core: the core of its kernel.
+        core: core of the scan's kernel.
     """
 
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource) -> None:
         super().__init__(scan)
         spec, key, name = scan.spec, (core.name,), f"{scan.step.name}_forward"
         self._dtypes = [kept_dtype(dtype) for dtype in scan.step.state_dtypes]
-        # Each kernel with True if segments run in parallel in it.
+        # Kernels, each with True if it processes segments in parallel.
         self._sources: list[tuple[CompiledKernel, bool]] = [
             (scan.kernel("guess", key, lambda: speculation_source(f"{name}_guess", core, spec)), True),
             (scan.kernel("repair", key, lambda: repair_source(f"{name}_repair", core, spec)), False),
@@ -41,7 +41,7 @@ class GuessedForward(InSegments[ForwardSpec]):
             self._sources.append((ended, True))
 
     def _make(self, segments: int, warm_up: int) -> list[SegmentKernel]:
-        """The kernels; `warm_up` is in steps."""
+        """Returns the kernels for a warm-up of `warm_up` steps."""
         sizes = {"SEGMENTS": segments, "WARM": math.ceil(warm_up / self.scan.config.chunk)}
         return [
             SegmentKernel(source, self.scan, sizes, segments if is_beside else 1) for source, is_beside in self._sources
@@ -57,17 +57,17 @@ class GuessedForward(InSegments[ForwardSpec]):
 
 
 class SegmentedForward(GuessedForward):
-    """Segments whose warm-up is learned from call to call.
+    """Segments with a warm-up that is learned from call to call.
 
     Args:
-        scan, core: as for `GuessedForward`.
-        speculation: the speculation of the step.
+        scan, core: same as for `GuessedForward`.
+        speculation: speculation of the step.
     """
 
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource, speculation: Speculation) -> None:
         super().__init__(scan, core)
         self._speculation = speculation
-        # By number of segments and warm-up. A process has few of these pairs.
+        # Kernels by number of segments and warm-up. A process has few such pairs.
         self._by_warm_up: dict[tuple[int, int], list[SegmentKernel]] = {}
 
     @property
@@ -75,7 +75,7 @@ class SegmentedForward(GuessedForward):
         return self.scan.launch.is_compiled if self._segments() < 2 else super().is_compiled
 
     def entry(self) -> Entry | None:
-        return self.scan.launch.entry() if self._segments() < 2 else super().entry()  # a serial scan stays serial
+        return self.scan.launch.entry() if self._segments() < 2 else super().entry()  # serial scans stay serial
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         if self._segments() < 2:
@@ -108,11 +108,11 @@ class SegmentedForward(GuessedForward):
 
 
 class ForwardAhead(GuessedForward):
-    """Segments in a program that is compiled ahead of time, which cannot learn.
+    """Segments in a program that is compiled ahead of time, and cannot learn a warm-up.
 
     Args:
-        scan, core: as for `GuessedForward`; sizes may be symbols.
-        segments: number of segments, at least 1, possibly a symbol.
+        scan, core: same as for `GuessedForward`. Sizes may be symbols.
+        segments: number of segments, at least 1. It may be a symbol.
         warm_up: warm-up in steps.
     """
 

@@ -1,4 +1,4 @@
-"""Selects the launch of a forward scan in segments that its step allows."""
+"""Selects the launch for a forward scan in segments, depending on the step."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def in_segments(scan: SerialScan[ForwardSpec], core: CoreSource, choice: Choice | AheadChoice) -> Launch:
-    """The launches of a forward scan in segments, or the launch of its serial kernel.
+    """Returns the launch of a forward scan in segments, or the launch of its serial kernel.
 
-    Exact steps speculate. With fast math, different kernels compute the same step with different bits, so guesses
-    cannot be compared; but sums may have any order then, and affine steps combine. If sequences end by a mask, as in
-    compiled graphs, all guesses of segments after their ends would be wrong, so such a scan is serial.
+    Exact steps speculate. With fast math, guesses cannot be compared, because different kernels compute the same step
+    with different bits. However, fast math allows any order of a sum, so affine steps combine their segments. In
+    compiled graphs, a mask marks the ends of sequences. All guesses for segments after these ends would be wrong. Such
+    a scan is therefore serial.
 
     Args:
         scan: the scan.
-        core: the core of its kernel.
+        core: core of the scan's kernel.
     """
     step = scan.step
     if _ends_by_mask(step):
@@ -43,6 +44,6 @@ def in_segments(scan: SerialScan[ForwardSpec], core: CoreSource, choice: Choice 
 
 
 def _ends_by_mask(step: Specialization) -> bool:
-    """True if steps do nothing where an integer input, which is not known to count down, is 0 or less."""
+    """True if steps have no effect where an integer input is 0 or less, and the input is not known to count down."""
     inputs = [i for i, value in enumerate(step.trace.inputs) if value.dtype == torch.int32 and i not in step.counts]
     return any(ends_early(step.trace.forward, [i]) for i in inputs)

@@ -1,4 +1,4 @@
-"""Kernels of segments: launches with scratch memory of their own."""
+"""Kernels of segments: launches with additional scratch memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 _Spec = TypeVar("_Spec", bound=ForwardSpec | BackwardSpec)
 
-# Number of first calls on short sequences that run in segments. Later ones, if Python launches them, are serial.
+# Number of first calls on short sequences that run in segments. If Python launches the kernels, later calls are serial.
 _FIRST = 8
 
-# The wider dtypes in which the device holds these values in registers.
+# The wider dtypes in which registers hold values of these dtypes.
 _KEPT = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -33,17 +33,17 @@ def kept_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class SerialScan(Generic[_Spec]):
-    """A scan as one launch of its serial kernel, which segments replace.
+    """A scan as one launch of its serial kernel. Kernels of segments replace this kernel.
 
     Attributes:
-        launch: launch of this kernel.
+        launch: launch of the serial kernel.
         params: parameters of the kernel.
         step: the step that the kernel computes.
         spec: spec of the kernel.
         sizes: integer arguments of all kernels of the scan.
         config: blocks, chunks and warps.
         device: device of the tensors.
-        launched: minimum steps for segments that Python launches, as in `SegmentRule`.
+        launched: minimum number of steps for segments that Python launches, same as in `SegmentRule`.
     """
 
     launch: Launch
@@ -56,7 +56,7 @@ class SerialScan(Generic[_Spec]):
     launched: int = 1
 
     def kernel(self, what: str, key: tuple[Hashable, ...], write: Callable[[], KernelSource]) -> CompiledKernel:
-        """A kernel of the scan in segments, made once.
+        """Returns a kernel of the scan in segments. Each kernel is generated once.
 
         Args:
             what: the task of the kernel.
@@ -69,8 +69,8 @@ class SegmentKernel:
     """One kernel of a scan in segments.
 
     Args:
-        scan: the scan, whose tensors the kernel is called with.
-        sizes: additional sizes; they include ``"SEGMENTS"``.
+        scan: scan whose tensors the calls of the kernel receive.
+        sizes: additional sizes, which include ``"SEGMENTS"``.
         beside: number of segments that run in parallel.
     """
 
@@ -81,11 +81,11 @@ class SegmentKernel:
         self._takes = [(port, places.get(port)) for port in kernel.params]
 
     def __call__(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
-        """Launches on the scan's tensors. `scratch` holds further tensors, and replacements for some of the scan's."""
+        """Launches the kernel on the scan's tensors. `scratch` adds tensors, and replaces some of the scan's."""
         self._launch(self._arguments(tensors, scratch))
 
     def compile(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
-        """Compiles for tensors like these, without launching."""
+        """Compiles the kernel for tensors like these, without launching it."""
         self._launch.compile(self._arguments(tensors, scratch))
 
     @property
@@ -104,12 +104,12 @@ class SegmentKernel:
 
 
 def rows(role: Role, dtypes: Sequence[torch.dtype], shape: tuple[int, int], device: torch.device) -> dict[Port, Tensor]:
-    """Scratch memory `[segments, elements]` for each port of a role."""
+    """Allocates scratch memory `[segments, elements]` for each port of a role."""
     return {Port(role, i): torch.empty(shape, dtype=dtype, device=device) for i, dtype in enumerate(dtypes)}
 
 
 class InSegments(Generic[_Spec]):
-    """Runs a scan by several kernels instead of the launch of its serial kernel.
+    """Runs a scan as several kernels instead of its serial kernel.
 
     Args:
         scan: the scan.
@@ -130,7 +130,7 @@ class InSegments(Generic[_Spec]):
         return self.scan.launch.allocator(shape, strides, dtype=dtype, device=device)
 
     def entry(self) -> Entry | None:
-        """The entry of the serial kernel, if calls use it. Segments have none, since they are several kernels."""
+        """The entry of the serial kernel if calls use it. Segments have no entry, since they are several kernels."""
         return None if self._is_long or self._first else self.scan.launch.entry()
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
@@ -148,9 +148,9 @@ class InSegments(Generic[_Spec]):
         self._finish(tensors, scratch)
 
     def _pays(self) -> bool:
-        """True if this call is worth several launches: the sequence is long, or a CUDA graph records them.
+        """True if several launches pay off in this call: the sequence is long, or a CUDA graph records them.
 
-        It is also True for the first calls. They compile the kernels that a recording needs, and learn their warm-up.
+        It is also True for the first calls, which compile the kernels that a recording needs, and learn their warm-up.
         """
         if self._is_long:
             return True
@@ -160,16 +160,16 @@ class InSegments(Generic[_Spec]):
         return torch.cuda.is_current_stream_capturing()
 
     def _kernels(self) -> Sequence[SegmentKernel]:
-        """The kernels, in their order."""
+        """Returns the kernels, in their order."""
         raise NotImplementedError
 
     def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        """The memory that kernels use to pass values on; with `empty`, without elements, for compiling."""
+        """Allocates the memory through which kernels pass values. With `empty`, it has no elements."""
         raise NotImplementedError
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         """Completes the results after the last kernel."""
 
     def _shape(self, segments: int, *, empty: bool) -> tuple[int, int]:
-        """`[segments, elements]`."""
+        """Returns the shape of scratch memory, `[segments, elements]`."""
         return (0, 0) if empty else (segments, self.scan.sizes["NCL"])

@@ -1,4 +1,4 @@
-"""The length of the warm-up before a segment, learned from the results of checking guesses."""
+"""Learns the length of the warm-up before a segment from the results of checking guesses."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from flexsn_runtime.plans._segments import SegmentRule
 from flexsn_runtime.plans._warm_ups import NEVER, Key, load_warm_up, save_warm_up
 
-# Counts of the first `_READ_FIRST` calls are read, and then one of every `_READ_EVERY`.
+# The counts of the first `_READ_FIRST` calls are read, and then the counts of every `_READ_EVERY`-th call.
 _READ_FIRST, _READ_EVERY = 8, 64
 
 
 class Repairs(NamedTuple):
-    """The amount of work that one call computed again.
+    """The amount of work that one call had to compute again.
 
     Attributes:
-        segments: number of segments that were walked in parallel.
+        segments: number of segments that were processed in parallel.
         warm_up: warm-up steps before each segment.
         elements: elements times segments that were computed again.
         total: elements times segments.
@@ -31,18 +31,18 @@ class Repairs(NamedTuple):
 
 
 class Speculation:
-    """The warm-up of a step's forward, in steps. It doubles after each call with repairs, up to the longest one.
+    """The warm-up of a step's forward, in steps. It doubles after each call with repairs, up to the longest warm-up.
 
     With the longest warm-up, calls may have a few repairs. If they have many, the forward becomes serial.
 
-    Counts are read without waiting, some calls later, when the device has written them. Results do not depend on this.
+    Counts are read without waiting: some calls later, when the device has written them. Results do not depend on this.
 
     Args:
-        rule: the rule with the first warm-up, and the longest.
-        key: key of the file that stores it; `None` if it is not stored.
+        rule: rule with the first and the longest warm-up.
+        key: key of the file that stores the warm-up; `None` if it is not stored.
 
     Attributes:
-        last: the repairs of the last call whose count was read.
+        last: repairs of the last call whose count was read.
     """
 
     def __init__(self, rule: SegmentRule, key: Key | None) -> None:
@@ -56,7 +56,7 @@ class Speculation:
 
     @property
     def meets(self) -> bool:
-        """False if trajectories from different states are known not to meet in time."""
+        """False if trajectories from different states are known not to converge within the longest warm-up."""
         return self._warm_up != NEVER
 
     @property
@@ -65,19 +65,20 @@ class Speculation:
 
     @property
     def is_known(self) -> bool:
-        """True if calls have shown that the warm-up is long enough, in this process or an earlier one."""
+        """True if calls in this process or an earlier one have shown that the warm-up is long enough."""
         return self._is_kept or (self.last is not None and self.last.elements == 0)
 
     def count(self, ncl: int, num_steps: int) -> int:
-        """The number of segments; 1 if serial."""
+        """Returns the number of segments; 1 for a serial scan."""
         return self._rule.count(ncl, num_steps, self._warm_up) if self.meets else 1
 
     def observe(self, repairs: Tensor, segments: int, ncl: int, block: int) -> None:
         """Notes a call.
 
         Args:
-            repairs: the kernel's counts: elements times segments, for each program.
-            segments: as in `Repairs`.
+            repairs: counts from the kernel: for each program, the number of elements times segments that were computed
+                again.
+            segments: same as in `Repairs`.
             ncl: elements of a step.
             block: elements of a program.
         """
@@ -104,14 +105,14 @@ class Speculation:
             self._learn(told._replace(elements=int(copy.sum())), _most_repaired(copy, *sizes))
 
     def _learn(self, told: Repairs, most: int) -> None:
-        """Learns from a call; `most` is the number of segments that one program has repaired in succession."""
+        """Learns from a call. `most` is the number of segments that one program has repaired in succession."""
         self.last = told
         if told.elements == 0 or told.warm_up != self._warm_up:
             return
         longer = 2 * self._warm_up
         if longer <= self._rule.longest:
             self._warm_up = longer
-        elif 4 * (most + 2) > 3 * told.segments:  # with a warm-up and the first pass, over 3/4 of the serial time
+        elif 4 * (most + 2) > 3 * told.segments:  # with warm-up and first pass, over 3/4 of the serial time
             self._warm_up = NEVER
         else:
             return
@@ -119,10 +120,10 @@ class Speculation:
             save_warm_up(self._key, self._warm_up)
 
     def in_words(self) -> str:
-        """A description for users."""
+        """Returns a description for users."""
         if not self.meets:
             longest = self._rule.longest
-            return f"serial, since trajectories from different states do not meet within {longest} steps"
+            return f"serial, since trajectories from different states do not converge within {longest} steps"
         short, rest = self._rule.launched, ""
         if short > 1:
             rest = f"; outside of CUDA graphs, shorter calls than {short} steps are serial after the first ones"
@@ -131,17 +132,17 @@ class Speculation:
         last = self.last
         return (
             f"{last.segments} segments side by side, each after a warm-up of {last.warm_up} steps; "
-            f"{last.elements} of {last.total} were computed again in the last call that was looked at"
+            f"{last.elements} of {last.total} were computed again in the last call whose count was read"
             + ("" if last.warm_up == self._warm_up else f"; the warm-up is {self._warm_up} steps since")
             + rest
         )
 
 
 def _most_repaired(repairs: Tensor, ncl: int, block: int) -> int:
-    """The largest number of segments that one program has repaired.
+    """Returns the largest number of segments that one program has repaired.
 
     Args:
-        repairs, ncl, block: as for `observe`.
+        repairs, ncl, block: same as for `observe`.
     """
     elements = [min(block, ncl - i * block) for i in range(len(repairs))]
     return max(int(count) // number for count, number in zip(repairs.tolist(), elements, strict=True))

@@ -1,3 +1,3 @@
-"""A traced step with its kernels."""
+"""A traced step, together with its kernels."""
 
 from __future__ import annotations

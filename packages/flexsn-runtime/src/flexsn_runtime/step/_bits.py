@@ -9,10 +9,10 @@ from flexsn_runtime.errors import SpikeBitsError
 
 
 def check_bits(trace: StepTrace, bits: Sequence[bool]) -> None:
-    """Raises `SpikeBitsError` unless outputs are 0 or 1 for all values.
+    """Raises `SpikeBitsError` unless all values of the outputs are 0 or 1.
 
     Args:
-        bits: for each output, True to check it; empty for none.
+        bits: for each output, True to check it. An empty sequence checks no output.
     """
     for i, wanted in enumerate(bits):
         node = not_zero_one(trace.forward, i) if wanted else None
@@ -21,7 +21,7 @@ def check_bits(trace: StepTrace, bits: Sequence[bool]) -> None:
         where = location_of(node)
         made = "is an argument of the step" if node.op == "placeholder" else f"is made by {node.target}"
         raise SpikeBitsError(
-            f"output {i} is not known to be 0 or 1, of which bits could be written: part of it {made}"
+            f"output {i} is not known to be 0 or 1, so its bits cannot be written: part of it {made}"
             f"{f', called at {where}' if where is not None else ''}. Return the result of a comparison, converted to "
             "the output's dtype."
         )

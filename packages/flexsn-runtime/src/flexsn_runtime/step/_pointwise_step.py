@@ -1,4 +1,4 @@
-"""A traced pointwise step and its kernels: one for all steps of the forward, one for all steps of the backward."""
+"""A traced pointwise step and its kernels: one kernel for all steps of the forward, and one for the backward."""
 
 from __future__ import annotations
 
@@ -39,21 +39,23 @@ _EXACT = Numerics()
 
 
 class Specialization(CoreSpecialization):
-    """A traced pointwise step, and the kernels made for it so far.
+    """A traced pointwise step, and the kernels that exist for it.
 
     Args:
-        kernels: kernels for the step with other numbers, and future ones.
-        takes_numbers: True if the kernels take the trace's numbers as arguments; otherwise their source contains them.
-        bits: for each output, True if the forward also writes it as bits; empty for none.
-        zero_one: for each output, True if it must be 0 or 1; empty for none.
+        kernels: dictionary of kernels that is shared with the same step for other numbers. New kernels are added to it.
+        takes_numbers: True if the trace's numbers are arguments of the kernels, False if they are in the kernels'
+            source.
+        bits: for each output, True if the forward also writes it as bits. An empty sequence means that no output has
+            bits.
+        zero_one: for each output, True if it must be 0 or 1. An empty sequence means that no output must be.
         counts: indices of the inputs that count down.
-        late: delays of inputs, by index.
+        late: delays of inputs, by the input's index.
 
     Attributes:
         is_recorded: True if a tracer records the launches.
 
     Raises:
-        SpikeBitsError: one of these outputs is not known to be 0 or 1.
+        SpikeBitsError: an output in `bits` or `zero_one` is not known to be 0 or 1.
     """
 
     trace: StepTrace
@@ -87,7 +89,7 @@ class Specialization(CoreSpecialization):
         once = {*counts, *(delays.by for delays in late.values())}
         loaded = [value for i, value in enumerate(trace.inputs) if i not in once]  # in each step
         self.cost = StepCost.of(trace.forward.graph, loaded or trace.inputs, trace.outputs)
-        if late:  # what is made of delays alone is computed before the steps
+        if late:  # values that depend only on delays are computed before the steps
             self.cost = replace(self.cost, num_ops=self.cost.num_ops - _ops_on_lifted(trace.forward))
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
@@ -104,14 +106,14 @@ class Specialization(CoreSpecialization):
 
     def _begin(self, trace: CoreTrace) -> None:
         if trace.step_shape != self.trace.step_shape:
-            self._residuals = {}  # since the choice depends on the size of a step
+            self._residuals = {}  # the choice depends on the size of a step
             self._vjps = {key: vjp for key, vjp in self._vjps.items() if vjp[0].is_of_any_batch}
         super()._begin(trace)
         self.plans, self.has_backward = Recent(), False
         self._plans = {}  # the plans on disk may have changed
         self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # they depend on numbers
         self._linear = False
-        self._kernel_names = {}  # noted again when scans are prepared
+        self._kernel_names = {}  # filled again when scans are prepared
 
     def _forget_sources(self) -> None:
         self._cores, self._vjps, self._residuals, self._plans = {}, {}, {}, {}
@@ -120,7 +122,7 @@ class Specialization(CoreSpecialization):
         self.plans, self.has_backward = Recent(), False
 
     def check(self, *, training: bool) -> None:
-        """Raises the errors that making the kernels would raise about the step, without compiling."""
+        """Raises the errors that generating the kernels would raise about the step, without compiling them."""
         self.core()
         if training:
             trace = self.trace
@@ -128,7 +130,7 @@ class Specialization(CoreSpecialization):
             self.vjp(trace.differentiable, tuple(value.dtype.is_floating_point for value in values))
 
     def plan(self, ncl: int) -> LaunchPlan:
-        """The launch plan for a step of `ncl` elements."""
+        """Returns the launch plan for a step of `ncl` elements."""
         limit = self.backend.size_class(ncl)
         plan = self._plans.get(limit)
         if plan is None:
@@ -140,29 +142,29 @@ class Specialization(CoreSpecialization):
         return plan
 
     def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool, bool]:
-        """The way in which a kernel walks through `num_steps` steps.
+        """Returns the way in which a kernel processes `num_steps` steps.
 
         Args:
-            config: the configuration of the plan.
+            config: configuration of the plan.
             ops_per_step: number of operations per step of the kernel.
 
         Returns:
-            The configuration; True if the kernel has a part for the remaining steps after whole chunks; and True if all
+            The configuration; True if the kernel has code for the steps that remain after whole chunks; and True if all
             steps are one chunk.
         """
-        if self.late:  # chunks in flight take shared memory, which the cache of scattered loads would lack
+        if self.late:  # chunks in flight would take shared memory from the cache of scattered loads
             return replace(config, stages=1), True, False
         short = one_chunk(config, num_steps, ops_per_step)
         return (config, self.has_rest(num_steps, config.chunk), False) if short is None else (short, False, True)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
-        """The number of steps between two checkpoints."""
+        """Returns the number of steps between two checkpoints."""
         if self.late:
             return plan.backward.chunk
         return checkpoint_distance(plan.backward, num_steps, self.cost.backward_ops)
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
-        """True if kernels with chunks of `chunk` steps have a part for the remaining steps."""
+        """True if kernels with chunks of `chunk` steps have code for the remaining steps."""
         return True  # one binary serves every T
 
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
@@ -178,13 +180,13 @@ class Specialization(CoreSpecialization):
             self.plans.clear()
 
     def plan_key(self, limit: int = 0) -> dict[str, str | int]:
-        """The key of this step's data on disk; `limit` is that of a size class, or 0."""
+        """Returns the key of this step's data on disk. `limit` is the limit of a size class, or 0."""
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
         return {**key, "language": self.backend.target.name}
 
     def core(self, residuals: Residuals | None = None) -> CoreSource:
-        """The source of the step. With residuals, the step returns these, too."""
+        """Returns the source of the step. With residuals, the step also returns these."""
         with self._lock:
             if residuals not in self._cores:
                 forward = (self.trace if residuals is None else residuals).forward
@@ -192,11 +194,11 @@ class Specialization(CoreSpecialization):
             return self._cores[residuals]
 
     def _emit(self, trace: StepTrace) -> CoreSource:
-        """The source of the step with its numbers."""
+        """Returns the source of the step with its numbers."""
         return self._emit_graph(trace.forward, "step")
 
     def vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
-        """The step's VJP and its source; the source is `None` if every gradient is zero."""
+        """Returns the step's VJP and its source. The source is `None` if every gradient is zero."""
         return self._with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
@@ -205,7 +207,7 @@ class Specialization(CoreSpecialization):
             return self.trace.vjp(cotangents, wanted)
 
     def residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
-        """The residuals that the forward saves for the backward besides its arguments; `None` for checkpoints.
+        """Returns the residuals that the forward saves in addition to its arguments; `None` for checkpoints.
 
         Args:
             wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient will be needed.
@@ -224,20 +226,20 @@ class Specialization(CoreSpecialization):
         except Exception:
             if self._policy == "save":
                 raise
-            return None  # a step without a gradient is refused later, if a gradient is needed
+            return None  # the error is raised later, if a gradient is needed
         chunk = self.plan(math.prod(trace.step_shape)).backward.chunk
         rounded = self.numerics.precision == "eager"
         return choose_residuals(trace, vjp, self._policy, rounded=rounded, chunk=chunk)
 
     def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
-        """Values that the forward saves for the backward besides its arguments: residuals, or otherwise checkpoints."""
+        """Returns the values that the forward saves for the backward: residuals if there are any, else checkpoints."""
         if residuals is None:
             kept = (i for i in range(self.trace.num_states) if i not in dict(self.follows))
             return [(Port(Role.CHECKPOINT, i), self.trace.states[i].dtype) for i in kept]
         return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
-        """As `vjp`, from residuals; `present` is True for each output whose gradient is present."""
+        """Returns the same as `vjp`, from residuals. `present` is True for each output whose gradient is present."""
         cotangents = ports(Role.GRAD_OUTPUT, self.trace.num_outputs)
         absent = {
             port
@@ -247,10 +249,10 @@ class Specialization(CoreSpecialization):
         return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
 
     def columns(self, residuals: Residuals | None, present: tuple[bool, ...]) -> Columns:
-        """The VJP of states alone, without gradients of outputs.
+        """Returns the VJP with respect to states only, without gradients of outputs.
 
         Args:
-            residuals: as for `vjp_of`; `None` if the VJP computes from states.
+            residuals: same as for `vjp_of`; `None` if the VJP computes them from states.
             present: for each output, True if its gradient is present in the whole VJP.
         """
         trace = self.trace
@@ -275,7 +277,7 @@ class Specialization(CoreSpecialization):
         return Columns(source, graph.gradients[first:behind])
 
     def linear(self) -> tuple[StepGraph, CoreSource | None] | None:
-        """The linear part of an affine step, and its source if states depend on states; `None` for other steps."""
+        """Returns the linear part of an affine step, and its source if a state depends on states; otherwise `None`."""
         with self._lock:
             if self._linear is False:
                 graph = linear_part(self.trace.forward)
@@ -283,17 +285,17 @@ class Specialization(CoreSpecialization):
             return self._linear or None
 
     def flagged(self, presence: Presence, key: Hashable) -> tuple[StepGraph, CoreSource | None]:
-        """The VJP that takes a presence's flags, and its source.
+        """Returns the VJP that takes the flags of a `Presence`, and its source.
 
         Args:
-            key: a value that is equal for equal VJPs.
+            key: value that is equal for equal VJPs.
         """
         return self._with_source((key, presence.flags), presence.with_flags)
 
     def _with_source(
         self, key: Hashable, make: Callable[[], StepGraph], role: str = "vjp"
     ) -> tuple[StepGraph, CoreSource | None]:
-        """The VJP that `make` returns, made once, and its source, whose name contains the role."""
+        """Returns the VJP that `make` computes once, and its source. The name of the source contains the role."""
         with self._lock:
             if key not in self._vjps:
                 vjp = make()
@@ -328,7 +330,7 @@ class Specialization(CoreSpecialization):
         )
 
     def segments_in_words(self) -> list[str]:
-        """Descriptions, for users, of the segments that its scans have walked side by side, one line for each kind."""
+        """Describes the parallel segments of the step's scans for users, with one line for each kind of scan."""
         with self._lock:
             forward = [f"forward: {speculation.in_words()}" for speculation in self.speculations.values()]
             affine = [
@@ -342,14 +344,14 @@ class Specialization(CoreSpecialization):
             ]
 
     def close(self) -> None:
-        """Drops the compiled kernels, and everything that was prepared with them."""
+        """Drops the compiled kernels, and everything that was prepared for them."""
         with self._lock:
             super().close()
             self.plans.clear()
 
 
 def _ops_on_lifted(step: StepGraph) -> int:
-    """The number of operations on lifted tensors alone."""
+    """Returns the number of operations that depend only on lifted tensors."""
     alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     count = 0
     for node in step.graph.nodes:
@@ -360,7 +362,7 @@ def _ops_on_lifted(step: StepGraph) -> int:
 
 
 def _followers(step: StepGraph, late: Mapping[int, Late]) -> tuple[tuple[int, int], ...]:
-    """The states whose new value is that of a late input, each with the input's index."""
+    """Returns the states whose new value is the value of a late input, each with the input's index."""
     inputs = {step.placeholders.get(Port(Role.INPUT, i)): i for i in late}
     results = zip(step.results, step.entries, strict=True)
     return tuple((port.index, inputs[entry]) for port, entry in results if port.role is Role.STATE and entry in inputs)

@@ -1,4 +1,4 @@
-"""The choice between residuals, which the forward stores for the backward, and recomputation in the backward."""
+"""Chooses between residuals, which the forward stores for the backward, and recomputation in the backward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_policy(policy: str) -> Policy:
 def choose_residuals(
     trace: StepTrace, vjp: StepGraph, policy: Policy, *, rounded: bool, chunk: int
 ) -> Residuals | None:
-    """The residuals to save; `None` if the backward computes the states again, from checkpoints and the inputs.
+    """Chooses the residuals to save; `None` if the backward recomputes the states from checkpoints and inputs.
 
     Args:
         vjp: the VJP of the step, with all cotangents.
@@ -35,19 +35,19 @@ def choose_residuals(
     return residuals if policy == "save" or _saving(residuals) < _recomputing(trace, vjp, chunk) else None
 
 
-# A launch for wider values moves a residual of this number of bytes as fast as one of a single byte. In
+# A launch for wider values moves a residual of this number of bytes as fast as a residual of one byte. In
 # benchmarks/results/residuals.md, bool residuals take longer than recomputation at every size.
 _NARROWEST = 4
 
 
 def _saving(residuals: Residuals) -> float:
-    """Bytes per element and step that residuals cost, where a residual of one byte counts as `_NARROWEST`."""
+    """Returns the bytes per element and step that residuals cost. One byte counts as `_NARROWEST` bytes."""
     narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
     return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
 
 
 def _recomputing(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
-    """Bytes per element and step that recomputation moves: it reads inputs again, and writes and reads checkpoints."""
+    """Returns the bytes per element and step that recomputation reads and writes: inputs and checkpoints."""
     used = vjp.used
     from_states = any(port.role is Role.STATE for port in used)
     if from_states:

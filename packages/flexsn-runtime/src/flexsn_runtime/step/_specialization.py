@@ -1,4 +1,4 @@
-"""The base class of all traced steps with kernels."""
+"""Base class of traced steps with kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flexsn_runtime.step._tracing import trace_values
 
 
 class CoreSpecialization:
-    """A traced step, and the properties that all users of its kernels share."""
+    """A traced step, with the properties that all users of its kernels share."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class CoreSpecialization:
     ) -> None:
         self.device = device
         self.numerics = numerics
-        # Even if the source itself approximates nothing, the compiler's options may.
+        # The compiler's options may allow approximations even if the source contains none.
         self.name = f"{name}_fast" if numerics.fast_math else name
         self.trace = trace
         self.backend = BACKENDS[target]
@@ -46,17 +46,17 @@ class CoreSpecialization:
         self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self.backend.target)
         self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
         self._kernel_names: dict[str, None] = {}
-        # A predicate: tensors are like captured ones that the step takes.
+        # Predicate that is True for tensors that the step accepts in place of the captured ones.
         self._like_these: Callable[..., bool] = never
         self._lock = threading.RLock()
 
     def of_twin(
         self, core: Callable[..., Any], inputs: Sequence[StepValue], states: Sequence[StepValue]
     ) -> Self | None:
-        """This step for another core that is like its own, with the same kernels, and possibly for another batch size.
+        """Returns this step for another core with the same code. Kernels are shared; the batch size may differ.
 
-        It holds nothing of this step's core. `None` if the other core has to be traced; see `CoreTrace.of_twin` and
-        `of_batch`.
+        The result refers to nothing of this step's core. It is `None` if the other core has to be traced; see
+        `CoreTrace.of_twin` and `of_batch`.
         """
         trace: CoreTrace | None = self.trace.of_twin(core)
         if trace is not None and (trace.inputs, trace.states) != (tuple(inputs), tuple(states)):
@@ -68,7 +68,7 @@ class CoreSpecialization:
         return twin
 
     def written_in(self, target: TargetName) -> Self:
-        """This step with kernels in another language, none of which is written yet.
+        """Returns this step with kernels in another language. None of them is generated yet.
 
         Raises:
             DtypeError: the language lacks a dtype of the step.
@@ -82,7 +82,7 @@ class CoreSpecialization:
         return other
 
     def _forget_sources(self) -> None:
-        """Drops the sources of kernels, so that they are written again."""
+        """Drops the sources of kernels, so that they are generated again."""
 
     def _begin(self, trace: CoreTrace) -> None:
         """Resets everything that belongs to one core. Twins share the rest."""
@@ -95,15 +95,15 @@ class CoreSpecialization:
 
     @property
     def walks_segments(self) -> bool:
-        """True if kernels can walk segments of time in parallel."""
+        """True if kernels can process segments of time in parallel."""
         return self.backend.target.segments
 
     def segment_kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
-        """A kernel of a scan in segments. Equal keys mean equal results of `write`."""
+        """Returns a kernel of a scan in segments. Equal keys mean equal results of `write`."""
         return self._kernel(("segments", key), write)
 
     def check(self, *, training: bool) -> None:
-        """Raises the errors that making the kernels would raise, without compiling.
+        """Raises the errors that generating the kernels would raise, without compiling them.
 
         Args:
             training: True if gradients will be needed.
@@ -111,24 +111,25 @@ class CoreSpecialization:
         raise NotImplementedError
 
     def captured_now(self) -> tuple[Tensor, ...] | None:
-        """The captured tensors as they are now; `None` if the step has to be traced again."""
+        """Returns the captured tensors as they are now; `None` if the step has to be traced again."""
         return self.trace.reads.fetch()
 
     def format(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor | None], shape: tuple[int, ...] | None = None
     ) -> ScanFormat:
-        """The memory format of the results of a scan over these sequences and initial states.
+        """Returns the memory format of the results of a scan over these sequences and initial states.
 
         Args:
-            shape: shape of one step's result; None for the step's shape.
+            shape: shape of one step's result; `None` for the step's shape.
         """
         return ScanFormat.of(self.trace.step_shape if shape is None else shape, inputs, states)
 
     def captured(self, instead: Mapping[int, Tensor] | None = None) -> tuple[Tensor, ...] | None:
-        """The captured tensors as the kernels read them now; `None` if the step has to be traced again.
+        """Returns the captured tensors as the kernels read them now; `None` if the step has to be traced again.
 
         Args:
-            instead: for the `id` of each captured tensor, a tensor of its shape, strides and dtype that replaces it.
+            instead: replacements of captured tensors, by the `id` of the captured tensor. A replacement has the same
+            shape, strides and dtype.
         """
         fetched = self.trace.reads.fetch()
         if fetched is None or not (fetched or self.trace.lifted_values):
@@ -149,7 +150,7 @@ class CoreSpecialization:
         return trace.lift(fetched)
 
     def _takes(self, fetched: Sequence[Tensor]) -> bool:
-        """True if the step can read these instead of the tensors that its core captured when it was traced."""
+        """True if the step can read these tensors instead of those that its core captured when it was traced."""
         for tensor, trained in zip(fetched, self.trained, strict=True):
             if tensor.requires_grad != trained:
                 return False
@@ -182,16 +183,16 @@ class CoreSpecialization:
         )
 
     def _traced_now(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:
-        """`last`, or a new trace of the core if it captures other tensors now.
+        """Returns `last`, or a new trace of the core if it captures other tensors now.
 
-        VJPs are traced through the core itself.
+        A VJP is derived by tracing the core itself.
 
         Args:
             last: a trace of this step.
-            computes_the_same: returns True if a new trace computes this step, too.
+            computes_the_same: predicate that is True if a new trace computes this step, too.
 
         Raises:
-            CapturedTensorError: the core computes something else now.
+            CapturedTensorError: the core now computes something else.
         """
         changed = ", ".join(place.name for place in last.reads.changed()) or "of its tensors"
         now = last.reads.fetch()
@@ -211,19 +212,19 @@ class CoreSpecialization:
         same = type(new) is type(last) and new.lifted_values == last.lifted_values
         if now is None or not same or not computes_the_same(new):
             raise CapturedTensorError(
-                "the core has changed since the forward whose gradient is computed: captured values were assigned "
-                f"anew ({changed}). Call backward() before that."
+                "the core has changed since the forward whose gradient is computed: captured values were "
+                f"replaced ({changed}). Call backward() before that."
             )
         return new
 
     def check_backward(self) -> None:
-        """Raises unless the backward formulas would read the values that they read when they were traced."""
+        """Raises an error unless the backward formulas would read the values that they read when they were traced."""
         changed = self.trace.reads.changed_for_backward()
         if changed:
             raise changed_between(", ".join(changed))
 
     def check_unchanged(self) -> None:
-        """Raises unless the core reads the values that it read when the step was traced.
+        """Raises an error unless the core reads the values that it read when the step was traced.
 
         Captured tensors may change.
         """
@@ -233,14 +234,14 @@ class CoreSpecialization:
             raise changed_between(", ".join(others))
 
     def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
-        """`wanted`, with the gradients of all floating-point states, which are always carried from step to step."""
+        """Returns `wanted` with the gradients of all floating-point states, which always pass from step to step."""
         first, behind = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
         carried = (value.dtype.is_floating_point for value in self.trace.states)
         return (*wanted[:first], *carried, *wanted[behind:])
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
-        """The names of all kernels used so far."""
+        """Names of all kernels used so far."""
         with self._lock:
             return tuple(self._kernel_names)
 
@@ -264,23 +265,23 @@ class CoreSpecialization:
 
     @property
     def _launch(self) -> Callable[..., Launch]:
-        """The function that makes launches of its kernels."""
+        """The function that makes launches of the kernels."""
         return self.backend.launch
 
 
 def changed_between(what: str) -> CapturedTensorError:
     """The error for a value that was assigned between forward and backward."""
     return CapturedTensorError(
-        f"{what}: assigned anew between the forward and the backward, which reads it. Call backward() before that."
+        f"{what} was replaced between the forward and the backward that reads it. Call backward() before that."
     )
 
 
 def _dtypes(what: str, values: Sequence[StepValue], target: Target) -> tuple[torch.dtype, ...]:
-    """The dtypes of values. Raises if kernels do not support one of them."""
+    """Returns the dtypes of values. Raises an error if kernels do not support one of them."""
     for i, value in enumerate(values):
         if not target.supports(value.dtype):
             raise DtypeError(
-                f"{what} {i} is {value.dtype}, which kernels do not have. Convert it outside of the step, or use "
+                f"{what} {i} is {value.dtype}, which kernels do not support. Convert it outside of the step, or use "
                 "backend='torch'."
             )
     return tuple(value.dtype for value in values)

@@ -22,15 +22,15 @@ def trace_values(
     products: bool = False,
     on_pieces: bool = False,
 ) -> StepTrace | RecurrentTrace | CutTrace:
-    """The traced step for values like these.
+    """Returns the traced step for values like these.
 
     Args:
         counts: numbers of inputs, states and outputs.
         values: descriptions of the inputs, then of the states.
-        products: True if the step may combine its values, by products with captured matrices or otherwise.
-        on_pieces: as for `trace_step`.
+        products: True if the step may combine different elements, by products with captured matrices or in other ways.
+        on_pieces: same as for `trace_step`.
     """
-    # One element each, whatever the size: the tracer uses only shape, dtype and device.
+    # One element is enough for any size, since the tracer uses only shape, dtype and device.
     examples = [torch.empty((), dtype=v.dtype, device=device).expand(v.shape) for v in values]
     with as_outside():
         if products:

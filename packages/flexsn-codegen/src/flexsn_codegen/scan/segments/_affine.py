@@ -1,6 +1,6 @@
 """The forward scan of affine steps by composition: each segment of time is an affine map of the state before it.
 
-The order of sums differs from the serial kernel's, so results are equal to the serial kernel's up to rounding.
+The order of summation differs from that of the serial kernel, so both kernels give equal results up to rounding.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from flexsn_graph import Port, Role
 
 
 def state_maps_source(name: str, core: CoreSource, linear: CoreSource | None, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel of the maps of all segments but the last.
+    """Writes the kernel of the maps of all segments except for the last one.
 
-    The maps are as in `SegmentMaps`; the first segment begins with the initial state instead of zeros.
+    The maps are those of `SegmentMaps`. The first segment starts with the initial state instead of zeros.
 
     Args:
         name: start of the kernel's name.
-        core, spec: as for `forward_source`.
-        linear: the linear part of the step, `[inputs, states, lifted] -> [*new_states]`, without new states that depend
-            on no state; `None` if no new state depends on a state.
+        core, spec: see `forward_source`.
+        linear: the linear part of the step, `[inputs, states, lifted] -> [*new_states]`. New states that do not depend
+            on a state are omitted. `None` if no new state depends on a state.
     """
     return _StateMaps(core, linear, spec).write(name)
 
 
 def starts_source(name: str, core: CoreSource, num_states: int) -> KernelSource:
-    """Writes the kernel that combines the maps into the states before all segments but the first.
+    """Writes the kernel that combines the maps into the states before all segments except for the first one.
 
     Args:
         name: start of the kernel's name.
@@ -59,7 +59,7 @@ def from_starts_source(name: str, core: CoreSource, spec: ForwardSpec) -> Kernel
 
     Args:
         name: start of the kernel's name.
-        core, spec: as for `forward_source`.
+        core, spec: see `forward_source`.
     """
     return _FromStarts(core, spec).write(name)
 

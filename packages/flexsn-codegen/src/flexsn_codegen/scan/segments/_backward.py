@@ -19,8 +19,8 @@ class Columns:
     """The VJP of a step without gradients of outputs.
 
     Attributes:
-        vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`; `None` if all are zero.
-        gradients: for each state, the position of its gradient among the results, or `None`: it is zero.
+        vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`. `None` if all are zero.
+        gradients: for each state, the position of its gradient among the results, or `None` if it is zero.
     """
 
     vjp: CoreSource | None
@@ -30,28 +30,28 @@ class Columns:
 def maps_source(
     name: str, core: CoreSource | None, vjp: CoreSource, columns: Columns, spec: BackwardSpec
 ) -> KernelSource:
-    """Writes the kernel of the maps of all segments but the first.
+    """Writes the kernel of the maps of all segments except for the first one.
 
-    The maps are as in `SegmentMaps`. They are maps of the cotangents of states whose gradients are carried, from the
-    segment's end to its beginning; the last segment begins with the gradients of final states instead of zeros.
+    The maps are those of `SegmentMaps`. They map the cotangents of states with carried gradients from the segment's end
+    to its start. The last segment starts with the gradients of final states instead of zeros.
 
     Args:
         name: start of the kernel's name.
-        core, vjp, spec: as for `backward_source`; all of `spec.flags` are `always`.
+        core, vjp, spec: see `backward_source`. All of `spec.flags` are `always`.
         columns: the part of the VJP that is linear in the cotangents of states.
     """
     return _Maps(core, vjp, spec, columns).write(name)
 
 
 def carried_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
-    """Writes the kernel that combines the maps into the cotangents at the end of each segment but the last.
+    """Writes the kernel that combines the maps into the cotangents at the end of each segment except for the last one.
 
     If the result is infinite or NaN, such as the product of an overflowing derivative and zero, the segment is walked
     as in the serial kernel.
 
     Args:
         name: start of the kernel's name.
-        core, vjp, spec: as for `maps_source`.
+        core, vjp, spec: see `maps_source`.
     """
     return _Carried(core, vjp, spec).write(name)
 
@@ -59,11 +59,11 @@ def carried_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: Ba
 def gradient_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
     """Writes the kernel of the gradients, which walks all segments in parallel.
 
-    Gradients of lifted tensors are `[segments, ...]`, to be summed.
+    Gradients of lifted tensors have the shape `[segments, ...]` and are summed afterwards.
 
     Args:
         name: start of the kernel's name.
-        core, vjp, spec: as for `maps_source`.
+        core, vjp, spec: see `maps_source`.
     """
     return _Gradient(core, vjp, spec).write(name)
 
@@ -111,7 +111,7 @@ class _Segments(BackwardTemplate):
         self._counted_chunks("alive", "count")
 
     def _declare_flags(self) -> None:
-        """Sets the flags: all gradients that have a flag come, except at the last step."""
+        """Sets the flags. All gradients that have a flag are present, except at the last step."""
         w = self._writer
         for flag in self._spec.flags:
             came = f"came_state_{flag.state}"
@@ -191,7 +191,7 @@ class _Carried(_Segments):
         w.assign("beyond", w.zeros(torch.int32))
         for i in self._carrying:
             w.assign(f"next_{i}", w.zeros(spec.state_dtypes[i]))
-        self._maps.load_rest("SEGMENTS", -1)  # the cotangents at the end of the last segment but one
+        self._maps.load_rest("SEGMENTS", -1)  # the cotangents at the end of the last but one segment
         self._store("SEGMENTS", 2)
         with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 3}) // {TOGETHER}"):
             self._combine_together()
@@ -222,7 +222,7 @@ class _Carried(_Segments):
 
     @staticmethod
     def _is_inner(u: int) -> str:
-        """True if map `u` of a round belongs to a segment between the first and the last."""
+        """True if map `u` of a round belongs to a segment between the first one and the last one."""
         return f"n * {TOGETHER} + {u + 2} < SEGMENTS"
 
     def _one_by_one(self) -> None:

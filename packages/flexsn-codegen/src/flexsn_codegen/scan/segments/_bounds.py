@@ -1,4 +1,4 @@
-"""Beginnings and ends of segments of time: multiples of a chunk. Lengths of segments differ by at most one chunk."""
+"""Starts and ends of segments of time. They are multiples of a chunk. Lengths differ by at most one chunk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TOGETHER = 8
 
 
 def bounds(writer: KernelWriter, segment: str) -> None:
-    """Defines `first`, a segment's first chunk, and `behind`, the chunk after its last; `chunks` is defined already."""
+    """Defines `first`, a segment's first chunk, and `behind`, the chunk after its last one, from `chunks`."""
     writer.integer("first", f"{segment} * chunks // SEGMENTS")
     writer.integer("behind", f"({segment} + 1) * chunks // SEGMENTS")
 
@@ -18,10 +18,10 @@ def reached(writer: KernelWriter, chunk: int, *, ends: bool) -> None:
     """Defines the parts of a segment if inputs count down, from the `least` and `largest` count of its elements.
 
     No element ends before chunk `whole`, and all have ended at chunk `alive`. Chunk `stop` is the one after the
-    segment's last, which may be the rest of `T`.
+    segment's last chunk, which may be the rest of `T`.
 
     Args:
-        ends: True if nothing happens after all elements have ended; otherwise `alive` is `stop`.
+        ends: True if nothing happens after all elements have ended. If False, `alive` is `stop`.
     """
     writer.integer("full", at_least(f"least // {chunk}", "first"))
     writer.integer("whole", at_most("full", "behind"))

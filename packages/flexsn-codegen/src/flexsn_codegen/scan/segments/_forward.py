@@ -1,4 +1,4 @@
-"""The forward scan by speculation: each segment of time begins with a guess, which is checked and repaired."""
+"""The forward scan by speculation: each segment of time starts with a guess, which is checked and repaired."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from flexsn_graph import Port, Role
 def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
     """Writes the kernel that walks all segments in parallel, each from a guess.
 
-    A segment's guess is the state after a warm-up, which computes the ``"WARM"`` chunks before the segment from the
-    initial state. The kernel writes the results that `spec` names, except final states, and the states at the beginning
-    and end of each segment. If elements end with an input that counts down, guesses of segments after their end are not
-    compared.
+    A segment's guess is the state after a warm-up. The warm-up starts from the initial state and computes the
+    ``"WARM"`` chunks before the segment. The kernel writes the results that `spec` specifies, except for final states,
+    and the states at the start and end of each segment. If elements end with an input that counts down, guesses of
+    segments after their end are not compared.
 
     Args:
         name: start of the kernel's name.
-        core, spec: as for `forward_source`.
+        core, spec: see `forward_source`.
     """
     return _Speculation(core, replace(spec, final_states=(False,) * len(spec.states))).write(name)
 
 
 def repair_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that compares guesses with the true states, and computes again the segments with a wrong guess.
+    """Writes the kernel that compares guesses with the true states, and recomputes the segments with a wrong guess.
 
-    Afterwards, all results that `spec` names are equal to those of `forward_source`, to the last bit, except states
+    Afterwards, all results that `spec` specifies are bitwise equal to those of `forward_source`, except for states
     after the end of an element, which `ended_source` writes.
 
     Args:
         name: start of the kernel's name.
-        core, spec: as for `forward_source`.
+        core, spec: see `forward_source`.
     """
     return _Repair(core, spec).write(name)
 
 
 def ended_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that repeats each element's last states in all steps after its end.
+    """Writes the kernel that copies each element's last states to all steps after its end.
 
     Args:
         name: start of the kernel's name.
-        core, spec: as for `forward_source`; the step ends and has state sequences.
+        core, spec: see `forward_source`. The step has ends and state sequences.
     """
     return _Ended(core, spec).write(name)
 
@@ -68,7 +68,7 @@ class SegmentsTemplate(ForwardTemplate):
             self._writer.bounds("least", "largest", list(self._counting.values()))
 
     def _walk(self) -> None:
-        """Writes the walk of one segment from the states before it; the operands point to its first step."""
+        """Writes the walk of one segment from the states before it. The operands point to its first step."""
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
         if self._counting:
             reached(w, chunk, ends=ends)
@@ -84,7 +84,7 @@ class SegmentsTemplate(ForwardTemplate):
                 self._rest(chunk)
 
     def _warm_up(self, first: str, behind: str) -> None:
-        """Computes chunks `first` to `behind` without writing results; all moving inputs point to `first`."""
+        """Computes chunks `first` to `behind` without writing results. All moving inputs point to `first`."""
         w, chunk = self._writer, self._spec.chunk
         with w.loop("c", first, behind, self._spec.stages):
             if self._counting:
@@ -97,10 +97,10 @@ class SegmentsTemplate(ForwardTemplate):
                 w.move(param, chunk)
 
     def _columns(self, k: int) -> None:
-        """Computes, before step `k`, the other values that a warm-up needs."""
+        """Computes the other values that a warm-up needs, before step `k`."""
 
     def _left(self, name: str, number: str) -> None:
-        """Names a value of int32 that is above 0 for elements that have not ended before step `number`."""
+        """Defines an int32 value that is above 0 for elements that have not ended before step `number`."""
         for n, count in enumerate(self._counting.values()):
             self._writer.less(f"{name}_{n}", count, number)
             self._writer.assign(name, f"{name}_{n}") if n == 0 else self._writer.choose(name, name, name, f"{name}_{n}")
@@ -120,7 +120,7 @@ class _Speculation(SegmentsTemplate):
         for param in self._moving_inputs():
             w.point(param, "from_chunk", chunk)
         warm = "first"
-        if self._spec.ends:  # no warm-up after the end of all elements
+        if self._spec.ends:  # there is no warm-up after the end of all elements
             warm = "warm"
             w.integer(warm, f"from_chunk + (largest > first * {chunk}) * (first - from_chunk)")
         self._warm_up("from_chunk", warm)
@@ -170,7 +170,7 @@ class _Repair(SegmentsTemplate):
         return w.finish(name, [self._core], doc)
 
     def _compare_all(self) -> None:
-        """Counts in `wrong` the segments that did not begin with the end of the previous segment."""
+        """Counts in `wrong` the segments that did not start with the end of the previous segment."""
         w, ends = self._writer, self._spec.ends
         w.assign("wrong", w.zeros(torch.int32))
         for i, param in enumerate(self._ends_of if ends else ()):
@@ -182,7 +182,7 @@ class _Repair(SegmentsTemplate):
                     w.load(f"guess_{i}_{u}", start, w.row(start, f"n * {TOGETHER} + {u + 1}"), exists)
                     w.load(f"before_{i}_{u}", end, w.row(end, f"n * {TOGETHER} + {u}"), exists)
             for u in range(TOGETHER):
-                if ends:  # the states of elements that go on in the previous segment, which may be their last
+                if ends:  # the states of elements that continue in the previous segment, which may be their last one
                     self._left("left", self._begin_of(f"(n * {TOGETHER} + {u})"))
                     for i in range(len(self._ends_of)):
                         w.choose(f"gone_on_{i}", "left", f"before_{i}_{u}", f"state_{i}")
@@ -195,7 +195,7 @@ class _Repair(SegmentsTemplate):
                     w.assign("wrong", "wrong + differs")
 
     def _begin_of(self, segment: str) -> str:
-        """The first step of a segment, which may be the one after the last segment."""
+        """The first step of a segment. The segment may be the one after the last segment."""
         return f"({segment} * chunks // SEGMENTS * {self._spec.chunk})"
 
     def _repair(self) -> None:

@@ -1,4 +1,4 @@
-"""Compiles sources in C++ to shared libraries, kept in the cache folder, and loads them."""
+"""Compiles C++ sources to shared libraries, stores them in the cache folder, and loads them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from flexsn_codegen.source._cache import keep, kept
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
 
-# No fast math: the kernels' results have the bits of eager mode. Without traps and errno, which are never read, the
-# compiler makes vector instructions of conditions and functions. Integers wrap, as torch's do.
+# Fast math is off, so that the kernels' results have the bits of eager mode. Traps and errno are never read. Without
+# them, the compiler can vectorize conditions and functions. Integers wrap around, as in torch.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
@@ -35,9 +35,9 @@ FLAGS = (
 _HEADERS = Path(__file__).parent
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# Libraries with a function in use. Others are closed, so that a process that compiles ever new steps does not grow.
+# Libraries with a function in use. Other libraries are unloaded, so that memory does not grow with each compiled step.
 _loaded: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
-_locks: dict[str, threading.Lock] = {}  # one for each source, so that different sources compile at the same time
+_locks: dict[str, threading.Lock] = {}  # one per source, so that different sources compile at the same time
 
 
 # A forked child lacks the threads that hold these locks.
@@ -46,12 +46,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def why_no_compiler() -> str | None:
-    """The reason why nothing can be compiled here and its remedy; `None` if there is a compiler."""
+    """The reason why nothing can be compiled here, with its remedy. `None` if there is a compiler."""
     if _compiler() is not None:
         return None
     named = os.environ.get(_VARIABLE)
     if named:
-        return f"{_VARIABLE} names {named!r}, which is not there. Unset it, or name a C++ compiler."
+        return f"{_VARIABLE} names {named!r}, which does not exist. Unset it, or name a C++ compiler."
     remedy = {
         "darwin": "`xcode-select --install`",
         "win32": "the Build Tools for Visual Studio are not supported; use WSL",
@@ -60,13 +60,14 @@ def why_no_compiler() -> str | None:
 
 
 def load(source: str) -> ctypes.CDLL:
-    """The library of a source, compiled unless the cache folder has it.
+    """The library of a source. It is compiled, unless the cache folder has it.
 
-    It is loaded once per process, and closed when it and the functions taken from it by `library["name"]` are deleted.
+    It is loaded once per process. It is closed when it and the functions that were obtained by `library["name"]` are
+    deleted.
 
     Raises:
         CompilerMissingError: there is no compiler.
-        CompilationError: the compiler refuses the source.
+        CompilationError: the compiler rejects the source.
         CacheFolderError: see `cache_folder`.
     """
     compiler()
@@ -79,21 +80,21 @@ def load(source: str) -> ctypes.CDLL:
 
 
 def library_of(source: str) -> bytes:
-    """The content of the library's file for a source, compiled at each call. Raises the errors of `load`."""
+    """The content of the library's file for a source. It is compiled at each call. Raises the errors of `load`."""
     return _compiled(source)
 
 
 def _found(name: str, source: str) -> ctypes.CDLL:
     path = kept(name)
     if path is not None:
-        with contextlib.suppress(OSError):  # the file is not a valid library, or was deleted meanwhile
+        with contextlib.suppress(OSError):  # the file is not a valid library, or has been deleted in the meantime
             return _opened(path)
     path, _ = keep(name, _compiled(source))
     try:
         return _opened(path)
     except OSError as error:
         raise CacheFolderError(
-            f"a kernel was compiled, and cannot be loaded: {error}. Where programs may not be run from that folder "
+            f"a kernel was compiled, but cannot be loaded: {error}. If programs may not be run from that folder "
             "(noexec), name another one in FLEXSN_CACHE_DIR."
         ) from error
 
@@ -122,10 +123,10 @@ def _compiled(source: str) -> bytes:
 
 @contextlib.contextmanager
 def in_a_folder() -> Iterator[Path]:
-    """Makes a temporary folder to compile in, and deletes it at the end.
+    """Creates a temporary folder for a compilation, and deletes it at the end.
 
     Raises:
-        CacheFolderError: the temporary folder has no room.
+        CacheFolderError: there is no space left in the temporary folder.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
@@ -145,10 +146,10 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
     """Runs a command of the compiler.
 
     Args:
-        what: the thing that the command compiles, for the error.
+        what: name of the object that the command compiles, for the error message.
 
     Raises:
-        CompilationError: the compiler refuses the source, writes no file, or cannot be run.
+        CompilationError: the compiler rejects the source, writes no file, or cannot be run.
         CacheFolderError: the disk is full.
     """
     try:
@@ -163,11 +164,11 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
         if "-lomp" in done.stderr:
             remedy = f"It lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
         raise CompilationError(
-            f"the C++ compiler refuses {what}. {remedy}\n{shlex.join(command)}\n{done.stderr[:4000]}"
+            f"the C++ compiler rejects {what}. {remedy}\n{shlex.join(command)}\n{done.stderr[:4000]}"
         )
     if "-o" in command and not Path(command[command.index("-o") + 1]).exists():
         raise CompilationError(
-            f"the C++ compiler reports success and wrote no file. Name another one in {_VARIABLE}.\n"
+            f"the C++ compiler reports success, but wrote no file. Name another one in {_VARIABLE}.\n"
             f"{shlex.join(command)}"
         )
 
@@ -186,7 +187,7 @@ def compiler() -> list[str]:
 
 def _compiler() -> list[str] | None:
     key = os.environ.get(_VARIABLE, ""), os.environ.get("PATH")
-    command = _compilers.get(key)  # a search of the path takes as long as some kernels
+    command = _compilers.get(key)  # cached, because a search of the path takes as long as some kernels
     if command is None:
         named = shlex.split(key[0])
         candidates = named[:1] or _CANDIDATES
@@ -205,9 +206,9 @@ def _openmp() -> tuple[str, ...]:
 
 
 def _link() -> tuple[str, ...]:
-    """Linker options for OpenMP: none if the process has loaded torch's OpenMP, so that loops run in the same threads.
+    """Linker options for OpenMP. Empty if the process has loaded torch's OpenMP, so that loops run in the same threads.
 
-    Code from Clang calls another OpenMP library than code from GCC, and torch may not have loaded it.
+    Code from Clang calls another OpenMP library than code from GCC, and torch may not have loaded that library.
     """
     if sys.platform == "darwin":
         return ("-undefined", "dynamic_lookup")
@@ -224,7 +225,7 @@ def _include(source: str) -> list[str]:
 
 
 def _environment() -> str:
-    """Dependencies of compiled code besides its source: the compiler, the machine's instructions, and our headers."""
+    """Dependencies of compiled code except for its source: the compiler, the machine's instructions, our headers."""
     return _environment_of(tuple(compiler()))
 
 
@@ -236,7 +237,7 @@ def _environment_of(command: tuple[str, ...]) -> str:
 
 @functools.cache
 def _macros(command: tuple[str, ...]) -> str:
-    """Macros in which the compiler reports its version and the meaning of "native" on this machine."""
+    """Macros with which the compiler reports its version and the meaning of "native" on this machine."""
     asked = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
 

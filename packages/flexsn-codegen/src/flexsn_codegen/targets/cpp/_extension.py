@@ -1,4 +1,4 @@
-"""Modules for Python in C++ that use torch. They are compiled at first use and kept in the cache folder."""
+"""Python modules in C++ that use torch. They are compiled at first use and stored in the cache folder."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _TORCH = Path(torch.__file__).parent
 
 
 class Extension:
-    """A module, which may be compiled already.
+    """A module, which may already be compiled.
 
     Args:
         name: name of the module, as its source defines it.
-        source: its source in C++, which includes torch's headers.
+        source: source of the module in C++, which includes torch's headers.
     """
 
     def __init__(self, name: str, source: str) -> None:
         self._name, self._source = name, source
 
     def kept(self) -> Path | None:
-        """The module's file, if it was compiled before for this Python, this torch and a system like this one.
+        """The module's file if it was compiled before for the same Python, the same torch and a system like this one.
 
         Raises:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
@@ -44,11 +44,11 @@ class Extension:
         return path if path is not None and _is_whole(path) else None
 
     def build(self) -> Path:
-        """The module's file, compiled unless it exists, which takes half a minute. Of several processes, one compiles.
+        """The module's file. If it does not exist, one process compiles it. This takes half a minute.
 
         Raises:
             CompilerMissingError: there is no compiler.
-            CompilationError: the compiler refuses the source; Python's headers may be missing.
+            CompilationError: the compiler rejects the source. Python's headers may be missing.
             CacheFolderError: see `flexsn_codegen.cache_folder`.
         """
         with (cache_folder() / f"{self._name}.lock").open("w") as lock:
@@ -57,7 +57,7 @@ class Extension:
             try:
                 return self.kept() or keep(self._file(), _sealed(self._compiled()))[0]
             finally:
-                # Closing the file is not enough: a forked child may keep it open for longer.
+                # Closing the file is not enough, because a forked child may hold it open for longer.
                 with contextlib.suppress(OSError):
                     fcntl.flock(lock, fcntl.LOCK_UN)
 
@@ -91,7 +91,7 @@ class Extension:
             command += [f"-L{_TORCH / 'lib'}", *(f"-l{name}" for name in libraries), f"-Wl,-rpath,{_TORCH / 'lib'}"]
             run_compiler(command, f"the module {self._name}")
             if not library.is_file() or not library.stat().st_size:
-                raise CompilationError(f"{compiler()[0]} reports success for {self._name}, and wrote no file.")
+                raise CompilationError(f"{compiler()[0]} reports success for {self._name}, but wrote no file.")
             return library.read_bytes()
 
 
@@ -99,7 +99,7 @@ _SEAL = hashlib.sha256().digest_size
 
 
 def _sealed(content: bytes) -> bytes:
-    """The content, followed by its hash, which loaders ignore; loading a part of a library would crash the process."""
+    """The content and its hash. Loaders ignore the hash. It detects partial files, which would crash the process."""
     return content + hashlib.sha256(content).digest()
 
 

@@ -1,4 +1,4 @@
-"""A program in C++ as part of another source, such as that of a model that is compiled ahead of time."""
+"""A C++ program as part of another source, such as that of a model that is compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Inlined:
-    """A program's source that needs none of our headers. One file may contain several such sources, also equal ones.
+    """A program's source that does not need our headers. One file may contain several such sources, even equal ones.
 
     Attributes:
         name: name of the program's function, which takes the arguments of `CppKernel.compiled` as an array. Equal
             programs have equal names.
         declaration: declaration of this function.
-        source: definition of this function. It includes headers of the system, and torch's if it uses special
+        source: definition of this function. It includes system headers, and torch's headers if it uses special
             functions.
     """
 
@@ -32,17 +32,17 @@ def inlined(text: str) -> Inlined:
     """A program as part of another source.
 
     Args:
-        text: from `CppKernel.text`.
+        text: result of `CppKernel.text`.
     """
     name = f"flexsn_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     declaration = f'extern "C" void {name}(const int64_t* arguments)'
     headers: dict[str, str] = {}
     for header in _INCLUDE.findall(text):
         _add(headers, header, _HEADERS)
-    # The other source's compiler has flags of its own, but the kernels need ours (see `_compiler.py`). Inductor writes
-    # vector code itself and switches GCC's vectorization off; without it, the kernels take twenty times as long. Clang
-    # has no such pragma. Its own defaults are our flags, except for errno, which keeps a square root from becoming
-    # vector code.
+    # The other source has its own compiler flags, but the kernels need our flags (see `_compiler.py`). Inductor writes
+    # vector code itself and turns GCC's vectorization off. Without vectorization, the kernels take twenty times as
+    # long. Clang has no such pragma. Its defaults are equal to our flags, except for errno, which prevents a square
+    # root from becoming vector code.
     source = f"""
 #ifndef {name.upper()}
 #define {name.upper()}
@@ -66,7 +66,7 @@ namespace {name}_ {{
 
 
 def _add(headers: dict[str, str], name: str, folder: Path) -> None:
-    """Adds a header, after the headers that it includes.
+    """Adds a header after the headers that it includes.
 
     Each has a guard, because other sources may include it, too.
     """

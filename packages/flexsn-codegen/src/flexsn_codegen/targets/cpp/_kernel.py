@@ -1,8 +1,9 @@
-"""A kernel in C++, compiled for the dtypes of its tensors at its first launch."""
+"""A C++ kernel, compiled for the dtypes of its tensors at its first launch."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 import weakref
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.cpp._compiler import load
 from flexsn_codegen.targets.cpp._literals import cpp_name
 
-# Products and sums in one instruction, and one reciprocal for several divisions. NaN and infinity are kept, and sums
-# keep their order: the functions in `device/` depend on these two properties.
+# Fuses products and sums into one instruction, and uses one reciprocal for several divisions. NaN and infinity are
+# preserved, and sums keep their order. The functions in `device/` depend on these two properties.
 _FAST = """#if defined(__clang__)
 #pragma clang fp contract(fast)
 #else
@@ -25,11 +26,11 @@ _FAST = """#if defined(__clang__)
 
 
 class CppKernel:
-    """A kernel; one program is compiled for each combination of dtypes and block.
+    """A kernel. One program is compiled for each combination of dtypes and block.
 
     Attributes:
-        __name__: name of its function.
-        first_written: number of the first tensor that the kernel writes; it writes all later tensors, too.
+        __name__: name of the kernel's function.
+        first_written: number of the first tensor to which the kernel writes. It also writes to all later tensors.
     """
 
     def __init__(self, source: KernelSource) -> None:
@@ -38,20 +39,20 @@ class CppKernel:
         pointers = [f"const {port.name}_t* " in source.source for port in source.params]
         self.first_written = sum(pointers)
         assert all(pointers[: self.first_written]), "what is written comes last"
-        # The programs stay open as long as this kernel exists.
+        # The programs stay loaded as long as this kernel exists.
         self._runs: dict[tuple[tuple[torch.dtype, ...], int, bool], Program] = {}
         self._texts: dict[tuple[tuple[torch.dtype, ...], int, bool], str] = {}
 
     def compiled(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> Program:
         """The program for these dtypes.
 
-        It is called with the tensors' addresses, the sizes, and the largest number of threads (0: OpenMP's). It uses as
-        many of the threads as pay.
+        Its arguments are the tensors' addresses, the sizes, and the largest number of threads (0 for OpenMP's number).
+        It uses fewer threads if more of them would not be faster.
 
         Args:
             dtypes: dtypes of the kernel's tensors, in order.
             block: elements per program.
-            fast_math: allows fused multiply-add, and products with reciprocals instead of divisions.
+            fast_math: True to allow fused multiply-add, and products with reciprocals instead of divisions.
 
         Raises:
             CompilerMissingError, CompilationError, CacheFolderError: see `program`.
@@ -76,22 +77,34 @@ class CppKernel:
         tensors = [f"reinterpret_cast<{name}*>(arguments[{i}])" for i, name in enumerate(names)]
         numbers = [f"arguments[{len(names) + i}]" for i in range(len(source.sizes) + 1)]
         call = f"{source.name}<{', '.join([str(block), *names])}>(\n        {', '.join([*tensors, *numbers])});"
-        # A header of its own, because it takes seconds to compile.
-        special = '#include "special.h"\n' if "dev::special::" in source.source else ""
-        return f"{special}{source.source}\nDEV_ENTRY({len(tensors) + len(numbers)}) {{\n    {call}\n}}\n"
+        text = f"{source.source}\nDEV_ENTRY({len(tensors) + len(numbers)}) {{\n    {call}\n}}\n"
+        return more_headers(text) + text
+
+
+# Headers that take long to compile, so that only sources with such calls include them.
+_MORE_HEADERS = {
+    "special.h": re.compile(r"\bdev::special::"),
+    "device/tiles.h": re.compile(r"\bdev::transpose\("),
+    "device/trigonometric.h": re.compile(r"\bdev::(?:sin|cos|tan)\("),
+}
+
+
+def more_headers(source: str) -> str:
+    """The lines that include the headers that a source needs in addition to those that every source includes."""
+    return "".join(f'#include "{name}"\n' for name, calls in _MORE_HEADERS.items() if calls.search(source))
 
 
 def program(text: str) -> Program:
-    """Compiles a text, unless it is compiled already, to a program.
+    """Compiles a text to a program, unless it has already been compiled.
 
-    Its library is closed with the last reference to the program.
+    The program's library is closed with the last reference to the program.
 
     Args:
-        text: from `CppKernel.text`.
+        text: result of `CppKernel.text`.
 
     Raises:
         CompilerMissingError: there is no compiler.
-        CompilationError: the compiler refuses the source.
+        CompilationError: the compiler rejects the source.
         CacheFolderError: see `flexsn_codegen.cache_folder`.
     """
     run = _programs.get(text)
@@ -103,17 +116,17 @@ def program(text: str) -> Program:
 
 
 class Program:
-    """A compiled program. A call launches it with the arguments of its entry: addresses and integers.
+    """A compiled program. A call launches it with the arguments of its entry, which are addresses and integers.
 
     Attributes:
-        function, pack: the two parts of a call: `function(pack(*arguments))`.
+        function, pack: the two parts of a call, which is `function(pack(*arguments))`.
     """
 
-    __slots__ = ("__weakref__", "function", "pack")  # the function keeps its library open
+    __slots__ = ("__weakref__", "function", "pack")  # the function keeps its library loaded
 
     def __init__(self, function: Any, count: int) -> None:
         function.argtypes, function.restype = [ctypes.c_char_p], None
-        # This takes a quarter of the time of an array of ctypes.
+        # This takes a quarter of the time that a ctypes array takes.
         self.function, self.pack = function, struct.Struct(f"{count}q").pack
 
     def __call__(self, arguments: Sequence[int]) -> None:
@@ -121,7 +134,7 @@ class Program:
 
     @property
     def address(self) -> int:
-        """Address of a function that takes a pointer to the arguments; valid while this object exists."""
+        """Address of a function that takes a pointer to the arguments. It is valid while this object exists."""
         return ctypes.cast(self.function, ctypes.c_void_p).value or 0
 
 

@@ -1,4 +1,4 @@
-"""Torch's dtypes, and literals of these dtypes, in C++."""
+"""C++ names of torch's dtypes, and C++ literals of these dtypes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMES = {
 
 
 def cpp_name(dtype: torch.dtype) -> str:
-    """`dtype` in memory, in C++, e.g. ``"float"``. `KeyError` for dtypes that generated sources do not support."""
+    """The C++ type of `dtype` in memory, e.g. ``"float"``. `KeyError` if generated sources do not support it."""
     return _NAMES[dtype]
 
 
@@ -36,7 +36,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A typed literal, because C++ would promote others.
+    """A typed literal, because C++ would promote an untyped one.
 
     A float32 literal is rounded once from float64, as in torch.
     """
@@ -47,7 +47,7 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
         whole = int(value)
         if dtype == torch.uint64:
             return f"{name}({whole}u)"
-        # The smallest int64 has no literal of its own: C++ reads a minus and a number that is too large.
+        # The smallest int64 cannot be a literal: C++ parses it as a minus sign and a number that is too large.
         return f"{name}({whole + 1} - 1)" if whole == -(2**63) else f"{name}({whole})"
     number = float(value)
     if number != number:

@@ -1,10 +1,10 @@
 """Pointwise kernels in C++: nested loops over dimensions, with adjacent elements in the innermost one.
 
-Dimensions that are one run in the memory of every operand are merged. In the innermost dimension, an operand has
-adjacent elements, one element for all, or elements a stride apart. Each of these is a loop of its own form, which
+Dimensions are merged if they are evenly spaced in the memory of every operand. In the innermost dimension, an operand
+has adjacent elements, one element for all, or elements with a stride. Each of these is a separate form of loop, which
 compilers turn into vector code. If the innermost dimension is short, such as that of pixels with three colours, blocks
-of elements are first gathered row by row, so that the computation is still vector code. For a transposed operand, tiles
-are first transposed.
+of elements are first gathered row by row, so that the computation is still vector code. If an operand has its adjacent
+elements in another dimension, programs compute tiles of these two dimensions, and transpose the operand's tile.
 """
 
 from __future__ import annotations
@@ -13,56 +13,66 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flexsn_codegen.source._source import CoreSource, KernelSource, identifier
 from flexsn_codegen.targets._base import Target
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_graph import Port
 
-# Below this number of elements in the innermost dimension, blocks are gathered.
+# Blocks are gathered if the innermost dimension has fewer elements than this.
 _SHORT = 16
-# The number of elements that are gathered at a time, small enough that all operands' elements stay in the L1 cache.
+# The number of elements that are gathered at a time. It is small enough for all operands to stay in the L1 cache.
 _GATHERED = 512
 
-# Rows and columns of a tile that is transposed: a row of the tile is a cache line.
-_TILE_ROWS, _TILE_COLUMNS = 16, 64
+# Rows and columns of a tile: several cache lines in either direction, and an operand's tile stays in the L1 cache.
+_TILE = 64
+# The least size of the two dimensions of tiles.
+_LEAST_TILE = 16
 
 Layout = str
 """Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``; the first layout is
-``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"2 turned"``."""
+``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"DIMENSIONS turned"``."""
 
 
 def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:
-    """As `Target.walk`, with other layouts and numbers.
+    """Implements `Target.walk` with its own layouts and numbers.
 
-    The numbers are the sizes of all dimensions but the outermost, and the strides of each operand that is not dense.
+    The numbers are the sizes of all dimensions except for the outermost one, and the strides of each operand that is
+    not dense.
     """
     sizes, strides = _joined(sizes, strides)
     # A symbolic size is not compared, because the comparison would become a guard of the compiled graph.
     short = len(sizes) > 1 and type(sizes[-1]) is int and sizes[-1] < _SHORT
-    turned = len(sizes) == 2 and not short and any(_is_turned(sizes, own) for own in strides)
-    layouts = [f"{len(sizes)}{' short' if short else ' turned' if turned else ''}"]
+    turned = None if short else _turned_dimension(sizes, strides)
+    if turned is not None:
+        for each in (sizes, *strides):
+            each.insert(len(sizes) - 2, each.pop(turned))
+    layouts = [f"{len(sizes)}{' short' if short else '' if turned is None else ' turned'}"]
     numbers = list(sizes[1:])
     for own in strides:
         if all(stride == math.prod(sizes[d + 1 :]) for d, stride in enumerate(own)):
             layouts.append("dense")
             continue
         place = "one" if own[-1] == 0 else "following" if own[-1] == 1 else "apart"
-        layouts.append("turned" if turned and _is_turned(sizes, own) else place)
+        layouts.append("turned" if place == "apart" and turned is not None and own[-2] == 1 else place)
         numbers += own
     return tuple(layouts), numbers
 
 
-def _is_turned(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if the elements of a column are adjacent, and those of a row are not."""
-    if any(type(number) is not int for number in (*sizes, *strides)):
-        return False
-    return strides[0] == 1 and strides[1] >= _TILE_ROWS and min(sizes) >= _TILE_ROWS
+def _turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
+    """The first dimension in which an operand has its adjacent elements, if those of its rows are far apart."""
+    for d, size in enumerate(sizes[:-1]):
+        if type(size) is not int or type(sizes[-1]) is not int or min(size, sizes[-1]) < _LEAST_TILE:
+            continue
+        for own in strides:
+            if type(own[d]) is int and own[d] == 1 and type(own[-1]) is int and own[-1] >= _LEAST_TILE:
+                return d
+    return None
 
 
 def _joined(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """The dimensions; two dimensions are merged if they are one run for every operand."""
+    """The sizes and strides after merging dimensions. Two dimensions are merged if they form one for every operand."""
     if not sizes:
         return [1], [[1] for _ in strides]
     found, places = [sizes[-1]], [[own[-1]] for own in strides]
@@ -93,27 +103,68 @@ class _Operand:
 
     @property
     def has_rows(self) -> bool:
-        """True if its rows have computed offsets."""
+        """True if the offsets of its rows are computed."""
         return self.layout != "dense" and self.dimensions > 1
 
     @property
     def inner(self) -> str:
-        """The distance of two elements of a row, as a factor."""
+        """The distance between two elements of a row, as a factor."""
         return f" * {self.strides[-1]}" if self.layout in ("apart", "one") else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """The elements of one program, in words, and lines that compute the number of programs and a program's elements."""
+
+    name: str
+    total: str
+    own: str
+
+
+_BLOCKS = _Shares(
+    "BLOCK elements",
+    "    const int64_t programs = (N + BLOCK - 1) / BLOCK;\n",
+    """        const int64_t begin = program * BLOCK;
+        const int64_t end = begin + BLOCK < N ? begin + BLOCK : N;
+""",
+)
+
+
+def _tiles(dimensions: int) -> _Shares:
+    rows, columns = f"size{dimensions - 2}" if dimensions > 2 else "N / size1", f"size{dimensions - 1}"
+    outer = "".join(
+        f"        const int64_t index{d} = rest % size{d};\n        rest /= size{d};\n"
+        for d in range(dimensions - 3, 0, -1)
+    )
+    return _Shares(
+        f"a tile of {_TILE} rows and columns",
+        f"""    const int64_t rows = {rows};
+    const int64_t row_tiles = (rows + {_TILE - 1}) / {_TILE}, column_tiles = ({columns} + {_TILE - 1}) / {_TILE};
+    const int64_t programs = N / (rows * {columns}) * row_tiles * column_tiles;
+""",
+        f"""        const int64_t column = program % column_tiles * {_TILE};
+        const int64_t first_row = program / column_tiles % row_tiles * {_TILE};
+        const int64_t outer = program / column_tiles / row_tiles;
+        const int64_t tile_rows = rows - first_row < {_TILE} ? rows - first_row : {_TILE};
+        const int64_t lanes = {columns} - column < {_TILE} ? {columns} - column : {_TILE};
+"""
+        + ("        int64_t rest = outer;\n" + outer if outer else ""),
+    )
 
 
 def pointwise(
     target: Target, name: str, core: CoreSource, layouts: Sequence[Layout], *, may_overlap: bool
 ) -> KernelSource:
-    """As `Target.pointwise`."""
+    """Implements `Target.pointwise`."""
     first, *of_operands = layouts
     dimensions = int(first.split()[0])
     pairs = zip((*core.arguments, *core.results), of_operands, strict=True)
     operands = [_Operand(port, layout, dimensions) for port, layout in pairs]
     count = len(core.arguments)
-    is_turned = first.endswith("turned")
-    if is_turned:
-        body = _in_tiles(core, operands[:count], operands[count:])
+    shares = _BLOCKS
+    if first.endswith("turned"):
+        shares = _tiles(dimensions)
+        body = _in_tiles(core, operands[:count], operands[count:], dimensions)
     elif first.endswith("short"):
         body = _gathered(core, operands[:count], operands[count:], dimensions)
     elif dimensions > 1:
@@ -132,22 +183,34 @@ def pointwise(
     restrict = "" if may_overlap else "__restrict "
     tensors = [f"{'const ' if i < count else ''}{o.name}_t* {restrict}{o.name}_ptr" for i, o in enumerate(operands)]
     signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in sizes), "int64_t threads"])
-    elements = f"{_TILE_ROWS} * size1" if is_turned else "BLOCK"
-    text = f"""    const int64_t elements = {elements};
-    const int64_t programs = (N + elements - 1) / elements;
-    const int64_t team = dev::team(threads, programs, N);
+    text = f"""{shares.total}    const int64_t team = dev::team(threads, programs, N);
 {"".join(numbers)}    #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
     for (int64_t program = 0; program < programs; ++program) {{
-        const int64_t begin = program * elements;
-        const int64_t end = begin + elements < N ? begin + elements : N;
-{body}    }}
+{shares.own}{body}    }}
 """
     digest = hashlib.sha256(f"{signature}\n{text}\n{core.name}".encode()).hexdigest()[:12]
     full_name = f"{identifier(name, reserved=target.reserved)}_{digest}"
-    head = f"// One program: BLOCK elements.\ntemplate <int64_t BLOCK, {types}>\nstatic void {full_name}("
+    head = f"// One program: {shares.name}.\ntemplate <int64_t BLOCK, {types}>\nstatic void {full_name}("
     kernel = f"{head}\n    {signature}) {{\n{text}}}\n"
-    source = f"{target.header}\n\n{core.source}\n\n{kernel}"
+    source = f"{target.header}\n\n{_rounded_by_stores(core.source)}\n\n{kernel}"
     return KernelSource(full_name, source, tuple(o.port for o in operands), tuple(sizes), target)
+
+
+_RESULTS = re.compile(r"return dev::make_tuple\((.*)\);")
+
+
+def _rounded_by_stores(source: str) -> str:
+    """A function without the rounding of its results, since stores round them."""
+    found = _RESULTS.search(source)
+    assert found is not None
+    for name in set(found[1].split(", ")):
+        if len(re.findall(rf"\b{name}\b", _without_comments(source))) == 2:  # its definition, and the result
+            source = re.sub(rf"(const auto {name} = )dev::round_b?float16\((\w+)\);", r"\1\2;", source)
+    return source
+
+
+def _without_comments(source: str) -> str:
+    return re.sub("//.*", "", source)
 
 
 # -- loops over lanes ------------------------------------------------------------------------------------------
@@ -189,49 +252,38 @@ def _gathered(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_O
     return _indented([*lines, *("    " + line for line in body), "}"], 2)
 
 
-def _in_tiles(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand]) -> str:
-    turned = [o for o in (*inputs, *results) if o.layout == "turned"]
-    lines = ["const int64_t first = begin / size1, rows = end / size1 - first;"]
-    lines += [f"{o.name}_t {o.name}_tile[{_TILE_ROWS * _TILE_COLUMNS}];" for o in turned]
-    lines += [f"for (int64_t column = 0; column < size1; column += {_TILE_COLUMNS}) {{"]
-    body = [f"const int64_t lanes = size1 - column < {_TILE_COLUMNS} ? size1 - column : {_TILE_COLUMNS};"]
+def _in_tiles(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand], dimensions: int) -> str:
+    operands = [*inputs, *results]
+    lines = []
+    for o in operands:
+        place = f"(outer * rows + first_row) * size{dimensions - 1} + column"
+        if o.layout != "dense":
+            outer = ["rest" if dimensions > 3 else "outer", *(f"index{d}" for d in range(1, dimensions - 2))]
+            indices = [*outer[: dimensions - 2], "first_row", "column"]
+            place = " + ".join(f"{index} * {stride}" for index, stride in zip(indices, o.strides, strict=True))
+        lines.append(f"const auto {o.name}_corner = {o.name}_ptr + {place};")
+        if o.layout == "turned":
+            lines.append(f"{o.name}_t {o.name}_tile[{_TILE * _TILE}];")
     for o in inputs:
         if o.layout == "turned":
-            body += _turned(o, "{tile} = {memory};")
-    body += ["for (int64_t row = 0; row < rows; ++row) {"]
-    for o in (*inputs, *results):
-        place = f"{o.name}_ptr + (first + row) * size1 + column"
+            moved = f"{o.name}_corner, {o.strides[-1]}, {o.name}_tile, {_TILE}, tile_rows, lanes"
+            lines.append(f"dev::transpose({moved});")
+    lines.append("for (int64_t row = 0; row < tile_rows; ++row) {")
+    for o in operands:
+        place = f"{o.name}_corner + row * " + (f"size{dimensions - 1}" if o.layout == "dense" else o.strides[-2])
         if o.layout == "turned":
-            place = f"{o.name}_tile + row * {_TILE_COLUMNS}"
-        elif o.layout != "dense":
-            place = f"{o.name}_ptr + (first + row) * {o.strides[0]} + column * {o.strides[1]}"
-        body.append(f"    const auto {o.name}_at = {place};")
+            place = f"{o.name}_tile + row * {_TILE}"
+        lines.append(f"    const auto {o.name}_at = {place};")
     alike = [
-        [_Operand(o.port, "following", 2) if o.layout == "turned" else o for o in some] for some in (inputs, results)
+        [replace(o, layout="following") if o.layout == "turned" else o for o in some] for some in (inputs, results)
     ]
-    body += ["    " + line for line in _lanes(core, *alike)]
-    body += ["}"]
+    lines += ["    " + line for line in _lanes(core, *alike)]
+    lines.append("}")
     for o in results:
         if o.layout == "turned":
-            body += _turned(o, "{memory} = {tile};")
-    return _indented([*lines, *("    " + line for line in body), "}"], 2)
-
-
-def _turned(operand: _Operand, move: str) -> list[str]:
-    """Moves a tile along the columns of memory."""
-    memory = f"{operand.name}_from[row]"
-    line = move.format(tile=f"{operand.name}_tile[row * {_TILE_COLUMNS} + lane]", memory=memory)
-    return [
-        "for (int64_t lane = 0; lane < lanes; ++lane) {",
-        f"    const auto {operand.name}_from = {operand.name}_ptr + first + (column + lane) * {operand.strides[1]};",
-        # The number of rows of a whole tile is a constant for the compiler.
-        f"    if (rows == {_TILE_ROWS}) {{",
-        f"        for (int64_t row = 0; row < {_TILE_ROWS}; ++row) {line}",
-        "    } else {",
-        f"        for (int64_t row = 0; row < rows; ++row) {line}",
-        "    }",
-        "}",
-    ]
+            moved = f"{o.name}_tile, {_TILE}, {o.name}_corner, {o.strides[-1]}, lanes, tile_rows"
+            lines.append(f"dev::transpose({moved});")
+    return _indented(lines, 2)
 
 
 def _list(operand: _Operand, dimensions: int) -> str:
@@ -240,7 +292,7 @@ def _list(operand: _Operand, dimensions: int) -> str:
 
 
 def _first_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
-    """The place of a program's first element: its row, and its column in the row."""
+    """The position of a program's first element: its row, and its column in the row."""
     last = dimensions - 1
     lines = [f"int64_t column = begin % size{last};", f"int64_t rest = begin / size{last};"]
     for d in range(last - 1, 0, -1):
@@ -266,12 +318,12 @@ def _next_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
 
 
 def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand]) -> list[str]:
-    """The loop over the elements of a row, beginning at `<operand>_at`."""
+    """The loop over the elements of a row, starting at `<operand>_at`."""
     before = [f"const auto {o.name} = dev::load({o.name}_at[0]);" for o in inputs if o.layout == "one"]
     loop = [f"const auto {o.name} = dev::load({o.name}_at[{_lane(o)}]);" for o in inputs if o.layout != "one"]
     arguments = ", ".join([*(o.name for o in inputs), *(number.name for number in core.numbers)])
     loop.append(f"const auto results = {core.name}({arguments});")
-    loop += [f"dev::store_rounded({o.name}_at[{_lane(o)}], dev::get<{i}>(results));" for i, o in enumerate(results)]
+    loop += [f"dev::store({o.name}_at[{_lane(o)}], dev::get<{i}>(results));" for i, o in enumerate(results)]
     if _is_in_floats(core, [*inputs, *results]):
         return [*before, *_in_floats(core, inputs, results, arguments), *_rest(loop)]
     return [
@@ -283,14 +335,14 @@ def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Oper
     ]
 
 
-# Operations that are the same on vectors of float as on a float.
+# Operations that are written in the same way for vectors of float as for a float.
 _OF_FLOATS = re.compile(
     r"\s*const auto \w+ = (?:dev::round_float16\(|float\([-+.\de]+\)|[a-z]\w*+(?![(:])|[-+*/()<>=?: ])+;(?:  //.*)?"
 )
 
 
 def _is_in_floats(core: CoreSource, operands: Sequence[_Operand]) -> bool:
-    """True if vectors of float compute a function of float16, for operands without gaps."""
+    """True if vectors of float can compute a function of float16, for operands without gaps."""
     if "dev::round_float16(" not in core.source or any(o.layout == "apart" for o in operands):
         return False
     statements = [line for line in core.source.splitlines() if line.lstrip().startswith("const ")]
@@ -300,7 +352,7 @@ def _is_in_floats(core: CoreSource, operands: Sequence[_Operand]) -> bool:
 def _in_floats(
     core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand], arguments: str
 ) -> Iterator[str]:
-    """The loop over vectors of float, up to the last whole one."""
+    """The loop over vectors of float, up to the last whole vector."""
     yield "int64_t lane = 0;"
     types = ", ".join(f"{o.name}_t" for o in (*inputs, *results))
     yield f"if constexpr (dev::in_floats<{types}>) {{"

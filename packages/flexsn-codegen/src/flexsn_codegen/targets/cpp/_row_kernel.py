@@ -1,6 +1,6 @@
-"""Kernels in C++ on rows and columns: for each row, each stage is one loop over its elements.
+"""C++ kernels on rows and columns. For each row, each stage is one loop over its elements.
 
-If results are summed over rows, a program has `STEPS` rows, and writes its own sums.
+If results are summed over rows, a program has `STEPS` rows and writes its own sums.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
 
-# The least number of rows of a program that sums over them, and the largest number of programs, so that their sums are
-# few compared to the elements that they read.
+# The smallest number of rows of a program that sums over them, and the largest number of programs. They are chosen so
+# that there are few sums compared to the elements that are read.
 _LEAST_ROWS, _MOST_PROGRAMS = 64, 64
 
 Layout = str
 """Positions of an operand's elements in a row: ``"following"``, ``"one"`` or ``"apart"``; ``"sum"`` for a result summed
-over rows, ``"sum of columns"`` for one summed over a row. The first layout is the number of dimensions."""
+over rows, ``"sum of columns"`` for a result summed over a row. The first layout is the number of dimensions."""
 
 
 def row_launch(count: int, width: int, *, sums: bool) -> RowLaunch:
-    """As `Target.row_launch`."""
+    """Implements `Target.row_launch`."""
     if not sums:
-        return RowLaunch(max(1, width), count)  # an empty row has a sum
+        return RowLaunch(max(1, width), count)  # an empty row also has a sum
     steps = max(_LEAST_ROWS, -(-count // _MOST_PROGRAMS))
     return RowLaunch(max(1, width), -(-count // steps), steps=steps)
 
@@ -36,9 +36,9 @@ def row_launch(count: int, width: int, *, sums: bool) -> RowLaunch:
 def walk_rows(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], launch: RowLaunch, sums: Sequence[Summed]
 ) -> tuple[tuple[Layout, ...], list[int]]:
-    """As `Target.walk_rows`.
+    """Implements `Target.walk_rows`.
 
-    The numbers are the width, the sizes of all other dimensions but the outermost, and strides.
+    The numbers are the width, the sizes of all other dimensions except for the outermost one, and the strides.
     """
     layouts: list[Layout] = [str(len(sizes))]
     numbers = [sizes[-1], *sizes[1:-1]]
@@ -57,7 +57,7 @@ def walk_rows(
 def row_kernel(
     target: Target, name: str, core: CoreSource, layouts: Sequence[Layout], *, may_overlap: bool
 ) -> KernelSource:
-    """As `Target.row_kernel`."""
+    """Implements `Target.row_kernel`."""
     dimensions, ports = int(layouts[0]), (*core.arguments, *core.results)
     layout_of = dict(zip(ports, layouts[1:], strict=True))
     summed = [port for port in core.results if layout_of[port] == "sum"]
@@ -106,7 +106,7 @@ def row_kernel(
 
 
 def _rows(lines: Sequence[str], summed: Sequence[Port], kept: Sequence[tuple[Port, Any]]) -> str:
-    """The loop over all rows, or over programs and their rows. `kept`: values of a row, memory of each thread."""
+    """The loop over all rows, or over programs and their rows. Each thread has memory for `kept`, values of a row."""
     rows = "".join(f"    dev::Row<{cpp_name(register_dtype(dtype))}> {port.name}_row(width);\n" for port, dtype in kept)
     if not summed:
         body = "\n".join("        " + line for line in lines)
@@ -142,7 +142,7 @@ def _rows(lines: Sequence[str], summed: Sequence[Port], kept: Sequence[tuple[Por
 
 
 def _places(ports: Sequence[Port], dimensions: int) -> list[str]:
-    """The beginning of a row of each operand."""
+    """The start of a row of each operand."""
     lines = []
     last = dimensions - 1
     if last > 1:
@@ -196,7 +196,7 @@ def _whole(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: i
 
 
 def _in_parts(i: int, body: Sequence[str]) -> list[str]:
-    """A loop over a row; in its body, `part` is the number of a lane."""
+    """A loop over a row. In its body, `part` is the number of a lane."""
     return [
         f"const auto stage_{i} = [&](int64_t lane, int64_t part) __attribute__((always_inline)) {{",
         *(f"    {line}" for line in body),

@@ -1,10 +1,10 @@
-"""The C++ code of each op, for single elements: one op, one row.
+"""The C++ code of each op, for single elements. Each op has one row.
 
 All operands of an op have one dtype, because the tracer has inserted every conversion. Half values are float in
-registers; the result of an op on them is rounded afterwards, unless the op can only return one of its arguments'
-values.
+registers. The result of an op on them is rounded afterwards, unless the op can only return a value of one of its
+arguments.
 
-An expression's type is the result's type: C++ computes with narrow integers and bools as int, so such expressions are
+An expression has the type of the result. C++ computes with narrow integers and bools as int, so such expressions are
 converted back.
 """
 
@@ -29,7 +29,7 @@ _rule, _row, _type = RULES.rule, RULES.row, RULES.type_of
 
 
 def _as_result(call: OpCall, index: int) -> str:
-    """An operand converted to the result's dtype."""
+    """An operand, converted to the result's dtype."""
     number = call.constants[index]
     if number is not None:
         return literal(number, call.result)
@@ -66,7 +66,7 @@ for _name, _bool in {"maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&"}.i
     _text = f"dev::{_name}({{0}}, {{1}})"
     _row(_name, _text, _text, f"bool({{0}} {_bool} {{1}})")
 
-# These change nothing on integers.
+# These ops do not change integers.
 for _name in ("ceil", "floor", "round", "trunc"):
     _row(_name, f"dev::{_name}({{0}})", "{0}")
 
@@ -84,7 +84,7 @@ _functions("atan2 hypot", "{0}", "{1}")
 
 
 def _special_row(op: Op, function: str) -> None:
-    """A function of the header that is included only for its functions; the result is floating-point."""
+    """A function of a header that is only included if it is used. The result is floating-point."""
     count = len(op._schema.arguments)
 
     def rule(call: OpCall) -> str:
@@ -98,7 +98,7 @@ for _name in ("bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "bessel_j0",
 for _name in ("digamma", "erf_inv", "erfcx", "igamma", "igammac", "ndtri", "zeta"):
     _special_row(getattr(_prims, _name).default, _name)
 
-# ATen ops that torch does not decompose: integer operands are not converted, and the result has another dtype.
+# ATen ops that torch does not decompose. Integer operands are not converted, and the result has another dtype.
 for _name in ("bessel_y0", "bessel_y1"):
     _special_row(getattr(_aten, f"special_{_name}").default, _name)
 for _name in ("modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1"):
@@ -127,7 +127,7 @@ def _pow(call: OpCall) -> str:
         raise call.refuse("convert to a number first.")
     if not call.is_float:
         return f"dev::int_pow({x}, {y})"
-    # Eager mode writes these out, which rounds differently from pow.
+    # Eager mode writes these powers out, which rounds differently from pow.
     written_out = {
         0.5: f"dev::sqrt({x})",
         2.0: f"{x} * {x}",
@@ -152,7 +152,7 @@ def _convert(call: OpCall) -> str:
         return x if call.is_bool else f"{x} != {call.number(0)}"
     if call.is_float and not call.result.is_floating_point:
         return f"dev::to_integer<{target}>({x})"
-    if call.is_bool:  # g++ 12 has no vector code for a conversion of a bool
+    if call.is_bool:  # g++ 12 cannot vectorize the conversion of a bool
         return f"{x} ? {target}(1) : {target}(0)"
     return x if target == _type(call.dtype) else f"{target}({x})"
 
@@ -165,7 +165,7 @@ def _view_as(call: OpCall) -> str:
     if call.result == call.dtype:
         return x
     if FLOAT8_DTYPES & {call.dtype, call.result}:
-        raise call.refuse("a kernel does not view float8 as another dtype: give a view of the tensor to it")
+        raise call.refuse("a kernel does not view float8 as another dtype: pass a view of the tensor to it")
     if call.dtype in half:
         x = f"uint16_t(dev::{'exact_float16' if call.dtype == torch.float16 else 'bfloat16'}_bits({x}))"
     if call.result in half:

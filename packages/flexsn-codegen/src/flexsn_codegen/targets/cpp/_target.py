@@ -29,7 +29,7 @@ _KEYWORDS = """
 
 
 class Cpp(Target):
-    """Sources are C++17.
+    """The target whose sources are C++17.
 
     They consist of functions of one element, which call `dev::<name>`, and of templates of kernels for the dtypes in
     memory.
@@ -41,7 +41,7 @@ class Cpp(Target):
     reduces_rows = True
     columns_in_runs = True
     keeps_rows = True
-    once = True  # a loop over time is around those over lanes
+    once = True  # the loop over time contains the loops over lanes
     header = '#include "device.h"\n#include "device/lanes.h"\n'
 
     def __init__(self) -> None:

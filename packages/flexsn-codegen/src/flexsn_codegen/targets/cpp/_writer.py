@@ -1,4 +1,4 @@
-"""Kernels in C++: a program walks `BLOCK` elements through time, in loops over lanes that the compiler vectorises."""
+"""C++ kernels: a program walks `BLOCK` elements through time, in loops over lanes that the compiler vectorizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KNOWN = ("true", "false")  # values of flags that are constants of the source
 
 @dataclass(frozen=True, slots=True)
 class _Assignment:
-    """Assigns `text` to `name`; without a name, `text` is a statement with an effect."""
+    """Assigns `text` to `name`. Without a name, `text` is a statement with a side effect."""
 
     name: str | None
     text: str
@@ -38,9 +38,9 @@ class _Lanes:
 
     indent: int
     statements: list[_Assignment] = field(default_factory=list)
-    before: list[str] = field(default_factory=list)  # lines that are equal for all lanes
+    before: list[str] = field(default_factory=list)  # lines that are the same for all lanes
     after: list[str] = field(default_factory=list)
-    flags: dict[str, str] = field(default_factory=dict)  # by name, the last value of each flag in the loop
+    flags: dict[str, str] = field(default_factory=dict)  # the last value of each flag in the loop, by name
 
     def assigned(self) -> frozenset[str]:
         return frozenset(s.name for s in self.statements if s.name is not None)
@@ -59,12 +59,12 @@ class _Lanes:
 class CppWriter(KernelWriter):
     """Writes kernels in C++.
 
-    In the source, `begin` is the number of the block's first element in the step, `lanes` is the number of its
-    elements, and `lane` counts them. `<operand>_block` points to the operand's first step (to the block's first element
-    in it, if the operand is dense), and `<operand>_at` points to its current step.
+    In the source, `begin` is the position of the block's first element in the step, `lanes` is the number of elements
+    in the block, and `lane` counts them. `<operand>_block` points to the operand's first step (if the operand is dense,
+    to the block's first element in that step), and `<operand>_at` points to the operand's current step.
 
-    A value is a variable of one lane. The lines between two lines of control become one loop over the lanes. A value
-    that is computed in one loop and read in another is kept in an array of the block.
+    A value is a variable of one lane. The lines between two control statements become one loop over the lanes. A value
+    that is computed in one loop and read in another one is stored in an array for the block.
     """
 
     branches = True
@@ -73,7 +73,7 @@ class CppWriter(KernelWriter):
         super().__init__(target, strided, sizes)
         self._body: list[str | _Lanes] = []
         self._lanes: _Lanes | None = None
-        self._offsets: dict[Port, str] = {}  # within a step, as in `KernelWriter`
+        self._offsets: dict[Port, str] = {}  # offsets within a step, as in `KernelWriter`
         self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # terms of the offsets
         self._times: dict[Port, str] = {}
         self._written: set[Port] = set()
@@ -81,7 +81,7 @@ class CppWriter(KernelWriter):
         self._stored: list[Port] = []  # operands that are stored under a condition
         self._summed: list[str] = []  # values whose sum each run writes
         self._flagged: list[str] = []  # values whose bits are written
-        self._flags: dict[str, int] = {}  # number of assignments of each flag
+        self._flags: dict[str, int] = {}  # number of assignments to each flag
         self._calls = 0
         self._first_segment: int | None = None  # set if programs walk one of several segments
 
@@ -106,9 +106,9 @@ class CppWriter(KernelWriter):
             self._first.setdefault(name, text)
 
     def _with_flags(self, text: str, form: str = "{}") -> str:
-        """The text with the flags' values at this place.
+        """The text with the current values of the flags.
 
-        Flags change within a loop over lanes, which computes nothing that is equal for all lanes.
+        Flags change within a loop over lanes, which computes nothing that is the same for all lanes.
         """
         flags = {**dict.fromkeys(self._flags), **self._current().flags}
         values = {name: value if value in _KNOWN else form.format(value or name) for name, value in flags.items()}
@@ -126,7 +126,7 @@ class CppWriter(KernelWriter):
         self._flags[name] = count + 1
 
     def _where(self, condition: str) -> str:
-        """A condition that is equal for all lanes, in a form that a loop over lanes can contain."""
+        """A condition that is the same for all lanes, in a form that a loop over lanes can contain."""
         return f"dev::conditions<condition_t, BLOCK>.all({_scalar(condition)})[lane] != 0"
 
     # -- operands ------------------------------------------------------------------------------------------
@@ -136,8 +136,8 @@ class CppWriter(KernelWriter):
 
     def add_once(self, core: CoreSource, numbers: Sequence[str]) -> list[str]:
         if any(self._terms.values()):
-            # A separate loop, because not every processor has fast vectors of elements that are apart, and the compiler
-            # may not vectorise a loop with such loads.
+            # A separate loop, because not every processor can load a vector of scattered elements quickly, and the
+            # compiler may not vectorize a loop with such loads.
             self._lanes = None
         return super().add_once(core, numbers)
 
@@ -180,7 +180,7 @@ class CppWriter(KernelWriter):
         if exists is None:
             self._lane(name, _loaded(pointer, self._offsets.get(port, "lane")))
         elif self._is_dense(port):
-            # Not a condition in the loop over lanes, because the compiler would not vectorise the loop then.
+            # This is not a condition inside the loop over lanes, because the compiler would not vectorize such a loop.
             there = f"const auto {name}_from = {_scalar(exists)} ? {pointer} : dev::zeros<{port.name}_t, BLOCK>;"
             self._lane(name, f"dev::load({name}_from[lane])", there)
         else:
@@ -315,7 +315,7 @@ class CppWriter(KernelWriter):
         dense |= dict.fromkeys(self._bits, " + begin / 8")
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
         first: dict[tuple[tuple[str, str, str], ...], Port] = {}
-        for port, terms in self._terms.items():  # each different list of terms costs divisions
+        for port, terms in self._terms.items():  # each distinct list of terms costs divisions
             if not terms:
                 continue
             like = first.setdefault(tuple(terms), port)
@@ -325,7 +325,7 @@ class CppWriter(KernelWriter):
             lines.append(f"int64_t {port.name}_offset_of[BLOCK] = {{}};")
             for inner, size, stride in terms:
                 lines.append(f"dev::add_offsets({port.name}_offset_of, begin, lanes, {inner}, {size}, {stride});")
-        # In the order of their first computation, because the type of a value may be that of an earlier one.
+        # The order is that of their first computation, because the type of a value may be that of an earlier one.
         arrays = [name for name in self._first if name in kept]
         lines += [f"decltype(dev::value({self._typed(name)})) {_array(name)}[BLOCK];" for name in arrays]
         lines += [f"bool {name} = false;" for name in self._flags]
@@ -396,7 +396,7 @@ template <int64_t BLOCK, {types}>
 
 
 def _scalar(expression: str) -> str:
-    """Converts a scalar expression of whole numbers from Python's syntax."""
+    """Converts a scalar integer expression from Python's syntax."""
     return expression.replace("//", "/")
 
 

@@ -12,5 +12,4 @@
 #include "device/logarithm.h"
 #include "device/power.h"
 #include "device/random.h"
-#include "device/trigonometric.h"
 #include "device/types.h"

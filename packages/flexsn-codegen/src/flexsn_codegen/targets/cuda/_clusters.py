@@ -1,13 +1,14 @@
 """One launch for all steps of a recurrent loop, by thread-block clusters.
 
-A cluster owns some rows for all steps; a block of it, some columns of every value; a warp, 16 of these columns. A warp
-keeps its columns of the matrices as fragments of `mma.m16n8k16`, in registers, and those that have no room there in
-shared memory; what has no room there either is read from the matrix in every step. What a product reads is sent to the
-shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones as bits, other
-values as one to three numbers of 16 bits. Where room is short, float32 is sent and kept in shared memory as it is, and
-taken apart where it is multiplied, which takes longer. There are two slots, and a barrier for each: a warp that writes
-a slot again has what others sent after they had read it. Where there is room for one slot only, a warp that has read it
-arrives at a barrier of each block, which senders wait for.
+A cluster owns some rows for all steps. A block of the cluster owns some columns of every value, and a warp owns 16 of
+these columns. A warp stores its columns of the matrices as fragments of `mma.m16n8k16` in registers. Fragments that do
+not fit into registers are in shared memory. Fragments that do not fit there either are read from the matrix in every
+step. The operand of a product is sent to the shared memory of each block of the cluster, by stores that the receiver's
+barrier counts. Zeros and ones are sent as bits, other values as one to three 16-bit numbers. If memory is short,
+float32 values are sent and stored in shared memory unsplit, and split when they are multiplied, which takes longer.
+There are two slots with a barrier each: when a warp writes to a slot again, it has received values that the other warps
+sent after they had read the slot. If there is memory for one slot only, a warp that has read the slot arrives at a
+barrier of each block, and senders wait for this barrier.
 
 `splits` warps share the sums over an operand's terms, for all rows. In parts that are not products, each of these warps
 computes every `splits`-th tile of 8 rows.
@@ -30,30 +31,30 @@ from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
-_COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns and rows of a fragment; threads of a warp
-_FRAGMENT_BYTES = 16  # of a matrix's fragment, in one thread
+_COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns and rows of a fragment, and threads of a warp
+_FRAGMENT_BYTES = 16  # bytes of a matrix's fragment in one thread
 _STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
-_AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, whose loads are in flight
-# Registers of a thread for addresses and loops, and values of an element besides its states and loads, as ptxas assigns
-# them for an H100.
+_AHEAD = 4  # fragments whose loads are in flight, of a matrix that is in neither kind of memory
+# Registers of a thread for addresses and loops, and values of an element in addition to its states and loads, as ptxas
+# assigns them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
-_READ = "barriers + 8"  # with one slot, the barrier of warps that have read it
-_FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
+_READ = "barriers + 8"  # with one slot, the barrier of warps that have read the slot
+_FEW_REGISTERS = 128  # registers of a matrix in a thread. With fewer, more sums fit into registers
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Division of a step among the blocks and warps of clusters.
+    """The division of a step among the blocks and warps of clusters.
 
     Attributes:
-        blocks: blocks of a cluster, a power of two, at most 16.
+        blocks: number of blocks in a cluster, a power of two, at most 16.
         splits: number of warps that share the sums of a product.
         row_tiles: tiles of 8 rows of a cluster.
-        held: number of tiles of 16 terms of a product that a warp has in registers. `None`: all.
-        stored: number of the other tiles that it has in shared memory. `None`: all.
-        slots: number of slots for values that blocks send each other: two or one.
+        held: number of tiles of 16 terms of a product that a warp has in registers. `None` means all.
+        stored: number of the other tiles that the warp has in shared memory. `None` means all.
+        slots: number of slots for values that blocks send to each other: two or one.
         compact: True if float32 values that are sent or in shared memory are split only when they are multiplied.
     """
 
@@ -93,9 +94,9 @@ class ClusterKernel:
     """A kernel of a loop in clusters, and its launch parameters.
 
     Attributes:
-        source: its tensors have the roles of a `LoopKernel`'s tensors, without slots and counters.
-        threads: threads of a block.
-        shared: bytes of shared memory of a block.
+        source: the kernel's source. Its tensors have the roles of a `LoopKernel`'s tensors, without slots and counters.
+        threads: number of threads in a block.
+        shared: bytes of shared memory for a block.
         registers: 32-bit numbers of the matrices in a thread.
     """
 
@@ -107,13 +108,13 @@ class ClusterKernel:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNeeds:
-    """Needs of a block of a cluster.
+    """The resources that a block of a cluster needs.
 
     Attributes:
         matrices: 32-bit numbers of the matrices in registers of a thread.
         others: an estimate of the other registers of a thread.
-        of_a_term: registers of a thread for one more tile of 16 terms.
-        terms: tiles of terms of the longest product, of one warp.
+        of_a_term: number of registers that a thread needs for one more tile of 16 terms.
+        terms: number of tiles of terms that one warp has of the longest product.
         shared: bytes of shared memory.
         shared_of_a_term: bytes of shared memory for one more tile of 16 terms.
         away: bytes of matrices that the block reads in every step.
@@ -129,7 +130,7 @@ class ClusterNeeds:
 
 
 def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNeeds:
-    """Estimates the needs of a loop's kernel in such clusters, before it is written.
+    """Estimates the resources that a loop's kernel would need in such clusters.
 
     Raises:
         NotOneLaunchError: clusters cannot compute the loop.
@@ -148,13 +149,13 @@ def cluster_source(name: str, spec: LoopSpec, cluster: Cluster) -> ClusterKernel
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A value that blocks send each other.
+    """A value that blocks send to each other.
 
     Attributes:
         number: number of the exchange.
-        pieces: pieces of the value, in the order of its columns, each as wide as the loop.
+        pieces: pieces of the value, in the order of its columns. Each is as wide as the loop.
         parts: number of 16-bit numbers that represent one value.
-        whole: True if these are sent as one float32, which is their sum.
+        whole: True if these numbers are sent as one float32, which is their sum.
         bits: True if zeros and ones are sent, as one bit each.
         format: format of the numbers, in the source.
     """
@@ -177,9 +178,9 @@ class _ClusterWriter:
         self._spec, self._loop, self._cluster = spec, spec.loop, cluster
         self._parts = [part for part in spec.loop.parts if not isinstance(part, Reduce)]
         if len(self._parts) < len(spec.loop.parts):
-            raise NotOneLaunchError("clusters reduce no rows")
+            raise NotOneLaunchError("clusters cannot reduce rows")
         self._width = spec.loop.width
-        self._tiles = cluster.tiles(self._width) * cluster.blocks  # of 16 columns, of a whole value
+        self._tiles = cluster.tiles(self._width) * cluster.blocks  # tiles of 16 columns of a whole value
         self._lines: list[str] = []
         self._depth = 1
         self._params: dict[Port, bool] = {}  # True if the kernel writes to the tensor
@@ -197,8 +198,8 @@ class _ClusterWriter:
         loop = self._loop
         if max(self._widths) > self._width:
             raise NotOneLaunchError(
-                f"clusters compute values of at most {self._width} columns, as the states have; this step has some of "
-                f"{max(self._widths)}"
+                f"clusters compute values of at most {self._width} columns, the width of the states; this step has a "
+                f"value of {max(self._widths)} columns"
             )
         for e in loop.exchanges:
             if e.carried:
@@ -211,7 +212,7 @@ class _ClusterWriter:
         reads = [i for i, part in self._multiplies() if part.operand.port == exchange.port]
         writes = [i for i, part in enumerate(self._parts) if exchange.port in _written_by(part)]
         if reads and writes and max(reads) > min(writes):
-            raise NotOneLaunchError(f"{exchange.port.name} is multiplied behind the part that writes its next value")
+            raise NotOneLaunchError(f"{exchange.port.name} is multiplied after the part that writes its next value")
 
     def _sending(self, number: int, exchange: Exchange) -> _Sent:
         pieces = self._pieces(exchange.port)
@@ -237,7 +238,11 @@ class _ClusterWriter:
             for i, columns in enumerate(part.writes):
                 if columns is not None and columns.port == exchange.port:
                     found = True
-                    if not_zero_one(part.stage.graph, i) is not None:
+                    graph = part.stage.graph
+                    reads = zip(graph.arguments, part.reads, strict=True)
+                    # Of the step before: zeros at first, and then by this rule.
+                    own = [port for port, read in reads if isinstance(read, Columns) and read.port == exchange.port]
+                    if not_zero_one(graph, i, own if exchange.carried else ()) is not None:
                         return False
         return found
 
@@ -273,7 +278,7 @@ class _ClusterWriter:
             yield
 
     def _exists(self, width: int) -> str:
-        """The name of the flags of a thread's elements that exist in a value of this width."""
+        """The name of the flags of the elements of a thread that exist in a value of this width."""
         return "exists" if width == self._width else f"exists_{width}"
 
     def _column_exists(self, width: int) -> str:
@@ -318,7 +323,7 @@ class _ClusterWriter:
         for i in range(len(self._spec.loads)):
             self._place(Role.INPUT, i, self._spec.loads[i][1].row)
             self._param(Role.INPUT, i)
-        for i in self._loaded_ahead():
+        for i in (*self._counts(), *self._loaded_ahead()):
             self._line(f"{Port(Role.INPUT, i).name}_t load_{i}[own_tiles][4];")
         for i, (_, place) in enumerate(self._spec.stores):
             self._place(Role.OUTPUT, i, place.row)
@@ -328,6 +333,7 @@ class _ClusterWriter:
                 self._line(f"{cpp_name(register_dtype(write.dtype))} {write.source.name}[own_tiles][4];")
         first, step = ("T - 1", "-1") if self._spec.backwards else ("0", "1")
         with self._block("if (split < row_tiles)"):
+            self._loads("0", self._counts())
             self._loads(first, self._loaded_ahead())
             for part in self._early():
                 if part.early != 0:
@@ -350,7 +356,7 @@ class _ClusterWriter:
 
     def _finish(self, name: str, registers: int) -> ClusterKernel:
         cluster, threads = self._cluster, self._cluster.threads(self._width)
-        # A thread loads, under another name, what it stored some steps earlier.
+        # A thread may load a value that it stored some steps earlier under another name.
         alone = "" if self._loop.shifted else "__restrict__ "
         arguments = [
             f"{'' if w or not alone else 'const '}{port.name}_t* {alone}{port.name}_ptr"
@@ -376,7 +382,7 @@ class _ClusterWriter:
     # -- memory of a block -------------------------------------------------------------------------------------------
 
     def _slot_bytes(self, sent: _Sent) -> int:
-        """The number of bytes of one slot of an exchange, for which its barrier waits."""
+        """The number of bytes of one slot of an exchange. The slot's barrier waits for this number."""
         tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
         return tiles * (16 if sent.bits else 512 if sent.whole else 256 * sent.parts)
 
@@ -385,7 +391,7 @@ class _ClusterWriter:
 
     @property
     def _sum_buffers(self) -> int:
-        """Two, since a warp may be a step ahead of others; of one, all warps wait for each other once more."""
+        """Two, because a warp may be one step ahead of others. With one, all warps would have to wait once more."""
         return self._cluster.slots
 
     def _sum_floats(self, part: Multiply) -> int:
@@ -478,7 +484,7 @@ class _ClusterWriter:
         return min(2, self._matrix_parts(sent)) if self._cluster.compact else self._matrix_parts(sent)
 
     def _operand_pieces(self, part: Multiply) -> tuple[int, int]:
-        """The first one and the number of the pieces of a product's operand."""
+        """The number of the first piece of a product's operand, and the number of pieces."""
         pieces = self._sent[part.operand.port].pieces
         inside = [
             i
@@ -486,7 +492,7 @@ class _ClusterWriter:
             if part.operand.first <= piece.first < part.operand.first + part.operand.width
         ]
         if not inside or sum(pieces[i].width for i in inside) != part.operand.width:
-            raise NotOneLaunchError(f"{part.product.name} multiplies a part of what a stage writes")
+            raise NotOneLaunchError(f"{part.product.name} multiplies only a part of the value that a stage writes")
         if len({pieces[i].width for i in inside}) > 1:
             raise NotOneLaunchError(f"{part.product.name} multiplies pieces of several widths")
         return inside[0], len(inside)
@@ -496,7 +502,7 @@ class _ClusterWriter:
         pieces = self._operand_pieces(part)[1]
         if pieces * self._tiles % self._cluster.splits:
             raise NotOneLaunchError(
-                f"{pieces * self._tiles} tiles of terms are not shared by {self._cluster.splits} warps"
+                f"{pieces * self._tiles} tiles of terms cannot be shared by {self._cluster.splits} warps"
             )
         count = -(-part.operand.width // _COLUMNS) if pieces == 1 else pieces * self._tiles
         return -(-count // self._cluster.splits)
@@ -506,13 +512,13 @@ class _ClusterWriter:
         return min(2, self._matrix_parts(sent))
 
     def _ranges(self, terms: int) -> list[tuple[str, int, int]]:
-        """The ranges of the terms in registers, of those in shared memory, and of those in neither."""
+        """The ranges of the terms in registers, of the terms in shared memory, and of all other terms."""
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         ranges = [("held", 0, held), ("stored", held, held + stored), ("away", held + stored, terms)]
         return [(where, begin, end) for where, begin, end in ranges if begin < end]
 
     def _stored_place(self, i: int, part: Multiply, number: int, word: int) -> str:
-        """The place in shared memory of words of the fragment of term `k`."""
+        """The address in shared memory of the words of the fragment of term `k`."""
         terms, words = self._terms(part), self._words(self._sent[part.operand.port])
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         return f"stored_{i}[32 * (({number} * {stored} + k - {held}) * {words} + {word})]"
@@ -533,7 +539,7 @@ class _ClusterWriter:
         )
 
     def _read_ahead(self, i: int, part: Multiply) -> None:
-        """Begins to read the first terms that are in none of the block's own memories."""
+        """Starts to read the first terms that are not in the block's own memory."""
         terms, ahead, sent = self._terms(part), self._ahead(part), self._sent[part.operand.port]
         for where, begin, end in self._ranges(terms):
             if where == "away":
@@ -544,10 +550,10 @@ class _ClusterWriter:
                         self._take(part, number, f"split * {terms} + {begin} + j", f"read_{i}[j][{number}]")
 
     def _take_matrices(self) -> int:
-        """Loads the matrices into registers, and into shared memory those parts that only one thread reads again.
+        """Loads the matrices into registers and shared memory. A thread only reads the shared parts that it has stored.
 
         Returns:
-            The number of a thread's registers that they take.
+            The number of a thread's registers that the matrices occupy.
         """
         registers = 0
         for i, part in self._multiplies():
@@ -646,7 +652,7 @@ class _ClusterWriter:
     def _step(self, following: str) -> None:
         self._values: dict[Columns, str] = {}
         self._new: dict[Port, str] = {}
-        self._later: list[tuple[int, str, Columns]] = []  # stores for which no warp waits
+        self._later: list[tuple[int, str, Columns]] = []  # stores that no warp waits for
         self._next_store = 0
         self._waited: set[Port] = set()
         self._unread = self._cluster.slots == 1
@@ -655,7 +661,7 @@ class _ClusterWriter:
             if isinstance(part, Multiply):
                 self._multiply(i, part)
                 if i + 1 < len(self._parts):
-                    continue  # others wait for values that a stage computes from the product
+                    continue  # other warps wait for values that a stage computes from the product
             elif part.early == -1:
                 continue
             elif part.early is not None:
@@ -670,7 +676,7 @@ class _ClusterWriter:
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
 
     def _wait_for_readers(self, *, carried: bool) -> None:
-        """Before the only slot is written again, waits until all warps of the cluster have read it."""
+        """Waits until all warps of the cluster have read the only slot, before it is written again."""
         if self._unread:
             before = "t" if carried else "(t - 1)"
             self._line(f"{'' if carried else 'if (t > 0) '}dev::barrier_wait({_READ}, int({before} & 1));")
@@ -692,7 +698,7 @@ class _ClusterWriter:
         return found
 
     def _memory(self, loads: Sequence[int], following: str) -> None:
-        """Loads for the next step, which waits for them, as soon as a part allows; behind them stores."""
+        """Issues the loads for the next step as soon as a part allows it, and stores after them."""
         if not self._later and not loads:
             return
         with self._block("if (split < row_tiles)"):
@@ -726,8 +732,13 @@ class _ClusterWriter:
                 self._next_store += 1
 
     def _loaded_ahead(self) -> list[int]:
-        """The loads that are issued a step earlier: all but those of values that were written some steps ago."""
-        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
+        """The loads that are issued a step earlier: all but counts and values that were written some steps ago."""
+        others = {*self._loop.shifted, self._spec.counts}
+        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in others]
+
+    def _counts(self) -> list[int]:
+        """The loads that are issued once, of steps that are left."""
+        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source == self._spec.counts]
 
     def _compute_early(self, part: StageCall, step: str) -> None:
         """Computes a stage that reads values of earlier steps, at `step`."""
@@ -759,7 +770,8 @@ class _ClusterWriter:
             if read.source in self._loop.shifted:
                 exists, kind = self._exists(part.width), f"{Port(Role.INPUT, number).name}_t"
                 return f"dev::load({exists}[n][j] ? {self._address(Role.INPUT, number, step)} : {kind}{{}})"
-            return f"dev::load(load_{number}[n][j])"
+            left = f" - int({step})" if read.source == self._spec.counts else ""
+            return f"dev::load(load_{number}[n][j]){left}"
         if read.port.role is Role.AHEAD:
             return f"{read.port.name}[n][j]"
         return (self._carried.get(read.port) or self._values[read]) + "[n][j]"
@@ -796,12 +808,12 @@ class _ClusterWriter:
             self._next_store += 1
 
     def _read(self, i: int) -> None:
-        """Tells each block that a warp has read its operand, behind the last product."""
+        """Signals to each block that a warp has read its operand, after the last product."""
         if self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies()):
             self._line(f"if (lane < blocks) dev::barrier_arrive(dev::remote({_READ}, lane));")
 
     def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
-        """Computes the sums of a warp: the products of first parts, and separately the small products."""
+        """Computes the sums of a warp: the products of first parts and, separately, the small products."""
         pieces = len(part.pieces)
         small = self._matrix_parts(sent) > 1
         large = self._large_chains(part)
@@ -811,7 +823,7 @@ class _ClusterWriter:
         pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < self._spec.parts]
         pairs.sort(key=lambda pair: -sum(pair))
         for where, begin, end in self._ranges(terms):
-            # Loading all fragments at once would take the registers of the fragments that stay.
+            # Loading all fragments at once would occupy the registers of the fragments that remain.
             few = where == "stored" and max(chains.values()) == 1
             at_a_time = f" {_STORED_AT_A_TIME}" if few else ""
             if where != "away":
@@ -848,8 +860,8 @@ class _ClusterWriter:
         """Multiplies the terms of tile `k`.
 
         Args:
-            where: the kind of memory that has the matrix.
-            chains: for small products and for large ones, the number of sums that do not depend on each other.
+            where: the kind of memory in which the matrix is.
+            chains: the number of independent sums for small products and for large ones.
             pairs: parts of the operand and of the matrix that are multiplied.
         """
         sent, terms = self._sent[part.operand.port], self._terms(part)
@@ -861,7 +873,7 @@ class _ClusterWriter:
         self._line("#pragma unroll")
         with self._block("for (int n = 0; n < row_tiles; n++)"):
             self._operand(sent, f"term + {first_piece} * all_tiles" if first_piece else "term")
-        # Products that are added to one sum depend on each other, so products with other sums are between them.
+        # Products that are added to one sum depend on each other, so products of other sums are placed between them.
         for place, (a, b) in enumerate(pairs):
             is_small = "small" in chains and a + b > 0
             chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {chains['large']}"
@@ -909,21 +921,21 @@ class _ClusterWriter:
                 self._line(f"dev::other_parts<{sent.parts}>({numbers});")
 
     def _small_chains(self, part: Multiply) -> int:
-        """The number of sums of small products that do not depend on each other: one product takes some 30 cycles."""
+        """The number of independent sums of small products. A product has a latency of some 30 cycles."""
         held = self._cluster.held_of(self._terms(part))
         registers = len(part.pieces) * held * self._matrix_parts(self._sent[part.operand.port]) * 4
         return max(1, (4 if registers <= _FEW_REGISTERS else 2) // self._apart(part))
 
     def _large_chains(self, part: Multiply) -> int:
-        """The number of sums of products of first parts that do not depend on each other."""
+        """The number of independent sums of products of first parts."""
         return max(1, 2 // self._apart(part))
 
     def _apart(self, part: Multiply) -> int:
-        """The number of sums that have nothing in common."""
+        """The number of sums that have no terms in common."""
         return len(part.pieces) * self._cluster.row_tiles
 
     def _share(self, i: int, pieces: int) -> None:
-        """Adds up the sums `total` of all warps, in the warp of each tile of rows, as `own`."""
+        """Adds up the sums `total` of all warps. The warp that owns a tile of rows gets the result as `own`."""
         others = self._cluster.splits - 1
         row = f"(TILE * {others} + OTHER) * {pieces} + p"
         if self._sum_buffers == 2:
@@ -1032,7 +1044,7 @@ class _ClusterWriter:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _place(self, role: Role, i: int, row: int | None) -> None:
-        """Declares the place of a thread's first element of a value in a step, and the distances from there."""
+        """Declares the address of a thread's first element of a value in a step, and the distances from there."""
         name = Port(role, i).name
         if row is None:
             sizes = [f"{name}_{what}" for what in ("time", "row", "column")]
@@ -1050,7 +1062,7 @@ class _ClusterWriter:
         return f"{name}_ptr[({step}) * {name}_steps + {offset}]"
 
     def _loads(self, step: str, numbers: Iterable[int]) -> None:
-        """Loads numbers without converting them: a conversion here would wait for each load in turn."""
+        """Loads numbers without converting them, because a conversion here would wait for each load in turn."""
         for i in numbers:
             with self._each():
                 shape, nothing = self._spec.loads[i][0].shape, f"{Port(Role.INPUT, i).name}_t{{}}"

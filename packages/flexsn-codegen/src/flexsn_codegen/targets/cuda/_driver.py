@@ -1,4 +1,4 @@
-"""CUDA's driver: loads compiled kernels and launches them."""
+"""CUDA's driver, which loads compiled kernels and launches them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 from flexsn_codegen.errors import CompilationError
 
-_CLUSTER_DIMENSION = 4  # of CUlaunchAttributeID
-# Of CUfunction_attribute.
+_CLUSTER_DIMENSION = 4  # a value of CUlaunchAttributeID
+# Values of CUfunction_attribute.
 _REGISTERS, _LOCAL_BYTES, _MOST_SHARED, _ANY_CLUSTER = 4, 3, 8, 14
-_USUAL_SHARED = 46 << 10  # leaves room for a kernel's own barriers
+_USUAL_SHARED = 46 << 10  # leaves memory for a kernel's own barriers
 _USUAL_CLUSTER = 8
 
 
@@ -31,7 +31,7 @@ def _check(code: int, what: str) -> None:
 
 
 def _enter(device: torch.device) -> None:
-    """Makes PyTorch's context current in a thread that has none yet, such as a new thread of autograd."""
+    """Makes PyTorch's context current in a thread that does not have a context yet, such as a new autograd thread."""
     driver, context = _driver(), ctypes.c_void_p()
     _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "has no context")
     if not context.value:
@@ -65,20 +65,20 @@ class CudaFunction:
         cubin: a cubin that contains the kernel.
         name: the kernel's name.
         device: the GPU.
-        cluster: blocks of a cluster.
-        threads: threads of a block.
-        shared: bytes of shared memory of a block, besides its own variables.
+        cluster: number of blocks in a cluster.
+        threads: number of threads in a block.
+        shared: bytes of shared memory for a block, in addition to the kernel's own variables.
 
     Attributes:
         address: address of the kernel for the driver.
-        threads: threads of a block.
-        shared: bytes of shared memory of a block, besides its own variables.
-        registers: registers of a thread.
-        spilled: bytes of a thread in local memory.
-        at_once: number of clusters that the GPU runs at a time; `None` if the driver does not report it.
+        threads: number of threads in a block.
+        shared: bytes of shared memory for a block, in addition to the kernel's own variables.
+        registers: number of registers that each thread uses.
+        spilled: bytes of local memory that each thread uses.
+        at_once: number of clusters that the GPU runs at a time. `None` if the driver does not report it.
 
     Raises:
-        CompilationError: the GPU has too little room for a block.
+        CompilationError: the GPU has too few resources for a block.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CudaFunction:
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
             _enter(device)
-            _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "does not load a kernel")
+            _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cannot load a kernel")
             _check(
                 driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()),
                 f"finds no {name}",
@@ -113,11 +113,14 @@ class CudaFunction:
         return None if code else count.value
 
     def _set(self, attribute: int, value: int) -> None:
-        _check(_driver().cuFuncSetAttribute(self._function, attribute, value), "has no room for a kernel")
+        _check(_driver().cuFuncSetAttribute(self._function, attribute, value), "has too few resources for a kernel")
 
     def _get(self, attribute: int) -> int:
         value = ctypes.c_int()
-        _check(_driver().cuFuncGetAttribute(ctypes.byref(value), attribute, self._function), "says nothing of a kernel")
+        _check(
+            _driver().cuFuncGetAttribute(ctypes.byref(value), attribute, self._function),
+            "does not report a property of a kernel",
+        )
         return value.value
 
     def __call__(self, blocks: int, pointers: Sequence[int], numbers: Sequence[int]) -> None:
@@ -125,7 +128,7 @@ class CudaFunction:
 
         Args:
             pointers: addresses of the kernel's tensors.
-            numbers: its integers, of 64 bits each.
+            numbers: the kernel's integer arguments, 64 bits each.
         """
         values = (*pointers, *numbers)
         memory = ctypes.create_string_buffer(struct.pack(f"{len(values)}q", *values))
@@ -137,4 +140,4 @@ class CudaFunction:
             code = _driver().cuLaunchKernel(
                 self._function, blocks, 1, 1, self.threads, 1, 1, self.shared, stream, arguments, None
             )
-        _check(code, "launches no kernel")
+        _check(code, "cannot launch a kernel")

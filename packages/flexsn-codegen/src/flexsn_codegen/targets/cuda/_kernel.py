@@ -1,4 +1,4 @@
-"""A kernel in CUDA C++, compiled for the dtypes of its tensors and for a GPU at its first launch."""
+"""A CUDA C++ kernel, compiled for the dtypes of its tensors and for a GPU at its first launch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from flexsn_codegen.targets.cuda._nvrtc import cubin
 
 
 class CudaKernel:
-    """A kernel; one function is compiled for each combination of dtypes and GPU.
+    """A kernel. One function is compiled for each combination of dtypes and GPU.
 
     Attributes:
-        __name__: name of its function.
+        __name__: name of the kernel's function.
     """
 
     def __init__(self, source: KernelSource) -> None:
@@ -33,7 +33,7 @@ class CudaKernel:
         return f"{header}\n{types}\n{self._source.source.removeprefix(header)}"
 
     def cubin(self, dtypes: Sequence[torch.dtype], capability: tuple[int, int], *, fast_math: bool = False) -> bytes:
-        """The compiled kernel, made without a GPU. Raises the errors of `_nvrtc.cubin`."""
+        """The compiled kernel. No GPU is needed. Raises the errors of `_nvrtc.cubin`."""
         return cubin(self.text(dtypes), capability, fast_math=fast_math)
 
     def compiled(
@@ -46,10 +46,10 @@ class CudaKernel:
         shared: int,
         fast_math: bool = False,
     ) -> CudaFunction:
-        """The function on a GPU; see `CudaFunction`.
+        """The function on a GPU. See `CudaFunction`.
 
         Raises:
-            CompilationError: the kernel cannot be compiled, or the GPU has too little room for it.
+            CompilationError: the kernel cannot be compiled, or the GPU has too few resources for it.
         """
         key = (tuple(dtypes), device, cluster, threads, shared, fast_math)
         function = self._functions.get(key)

@@ -1,4 +1,4 @@
-"""NVIDIA's runtime compiler, which compiles CUDA C++ to a cubin without a toolkit. PyTorch's wheels contain it."""
+"""NVIDIA's runtime compiler. It compiles CUDA C++ to a cubin without a toolkit, and is part of PyTorch's wheels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.source._cache import keep, kept
 
 _HEADERS = Path(__file__).parent
-# The last header is also one of the kernels in C++.
+# The last header is also used by the C++ kernels.
 _PLACES = (_HEADERS / "device.cuh", _HEADERS / "cluster.cuh", _HEADERS.parent / "cpp" / "device" / "numbers.h")
 _NAMES = tuple(place.name for place in _PLACES)
 _MOST_OF_A_LOG = 4000
@@ -21,7 +21,7 @@ _MOST_OF_A_LOG = 4000
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The compiler's library, from the CUDA wheels that PyTorch depends on, or from the system."""
+    """The compiler's library, from the CUDA wheels on which PyTorch depends, or from the system."""
     for name in (*map(str, _in_wheels()), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
         try:
             return ctypes.CDLL(name)
@@ -37,20 +37,20 @@ def _in_wheels() -> Iterator[Path]:
 
 
 def why_no_nvrtc() -> str | None:
-    """The reason why nothing can be compiled; `None` if there is a compiler."""
-    return None if _library() is not None else "there is no libnvrtc, which the CUDA builds of PyTorch bring"
+    """The reason why nothing can be compiled, or `None` if there is a compiler."""
+    return None if _library() is not None else "there is no libnvrtc, which is part of the CUDA builds of PyTorch"
 
 
 def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) -> bytes:
-    """Compiles a source for a GPU; reads the result from the disk if it was compiled before.
+    """Compiles a source for a GPU, or reads the result from the disk if it was compiled before.
 
     Args:
-        source: source of kernels declared `extern "C"`; it may include the headers of this folder.
+        source: source of kernels declared `extern "C"`. It may include the headers of this folder.
         capability: compute capability of the GPU, for example `(9, 0)`.
-        fast_math: whether a product and a sum may be one instruction, which rounds once.
+        fast_math: True if a product and a sum may be fused into one instruction, which rounds once.
 
     Raises:
-        CompilationError: there is no compiler, or it refuses the source.
+        CompilationError: there is no compiler, or it rejects the source.
         CacheFolderError: see `flexsn_codegen.cache_folder`.
     """
     library = _library()
@@ -92,12 +92,12 @@ def _compiled(library: ctypes.CDLL, source: str, headers: Sequence[str], options
         ctypes.byref(program), source.encode(), b"generated.cu", len(headers), texts, names
     )
     if code:
-        raise CompilationError(f"NVRTC makes no program: error {code}.")
+        raise CompilationError(f"NVRTC cannot create a program: error {code}.")
     try:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if library.nvrtcCompileProgram(program, len(options), given):
             log = _text(library, program, "ProgramLog").decode(errors="replace")
-            raise CompilationError(f"NVRTC refuses a generated kernel:\n{log[:_MOST_OF_A_LOG]}")
+            raise CompilationError(f"NVRTC rejects a generated kernel:\n{log[:_MOST_OF_A_LOG]}")
         return _text(library, program, "CUBIN")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -16,9 +16,9 @@ _RANDOM = frozenset({ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER})
 
 
 class Cuda(Cpp):
-    """Sources are the C++ of `Cpp` for one element, without its library.
+    """The target whose sources are the C++ of `Cpp` for one element, without the library of `Cpp`.
 
-    So they have no special functions and no random numbers.
+    Therefore, they have no special functions and no random numbers.
     """
 
     name = "CUDA C++"
@@ -30,14 +30,14 @@ class Cuda(Cpp):
         self.rules = {op: rule for op, rule in self.rules.items() if op not in _RANDOM and not _is_special(rule)}
 
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
-        raise UnsupportedOpError("kernels in CUDA C++ are loops of recurrent steps alone.", "writer")
+        raise UnsupportedOpError("CUDA C++ kernels can only be loops of recurrent steps.", "writer")
 
     def compile(self, source: KernelSource) -> Any:
         return CudaKernel(source)
 
 
 def _is_special(rule: object) -> bool:
-    """True for the rule of a function of the C++ target's `special.h`."""
+    """True for the rule of a function from the C++ target's `special.h`."""
     return "_special_row" in getattr(rule, "__qualname__", "") or getattr(rule, "__name__", "") == "_polygamma"
 
 

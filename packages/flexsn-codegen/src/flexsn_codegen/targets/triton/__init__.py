@@ -1,9 +1,9 @@
-"""Kernels in Triton, for GPUs and for its interpreter, which is slow."""
+"""Kernels in Triton, for GPUs and for Triton's interpreter, which is slow."""
 
 from __future__ import annotations
 
 from flexsn_codegen.targets.triton._interpreting import interpreting
-from flexsn_codegen.targets.triton._launcher import entry, launcher, on_device
+from flexsn_codegen.targets.triton._launcher import entry, launcher, on_device, prepare_compiler, prepare_driver
 from flexsn_codegen.targets.triton._literals import accumulator
 from flexsn_codegen.targets.triton._offline import OfflineJob, ResourceUse, compile_offline
 from flexsn_codegen.targets.triton._target import TRITON, Triton
@@ -19,4 +19,6 @@ __all__ = [
     "interpreting",
     "launcher",
     "on_device",
+    "prepare_compiler",
+    "prepare_driver",
 ]

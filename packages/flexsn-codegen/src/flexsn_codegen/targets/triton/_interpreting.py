@@ -1,4 +1,4 @@
-"""Launches in Triton's interpreter, one at a time: the number of the running program is in a global variable."""
+"""Launches in Triton's interpreter, one at a time, because the number of the running program is a global variable."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _one_launch = threading.RLock()
 def interpreting() -> Iterator[None]:
     """The context of a launch.
 
-    It hides warnings of numpy, with which the interpreter computes: overflow is usual, and lanes outside of the data
-    compute with zeros and are not stored.
+    It hides warnings of numpy, which the interpreter uses to compute. Overflow is common, and lanes outside of the data
+    compute with zeros whose results are not stored.
     """
     with _one_launch, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +13,37 @@ import torch
 from flexsn_codegen.targets._entry import Entry
 
 _HERE: AbstractContextManager[object] = nullcontext()
+_PREPARING = threading.Lock()
+
+
+def prepare_driver() -> None:
+    """Loads what each launch needs. If Triton's cache is empty, another program compiles it, in half a second."""
+    with _PREPARING:
+        _load_driver()
+
+
+def prepare_compiler() -> None:
+    """Does what the first compilation of a process does besides compiling the kernel.
+
+    Threads that call it at the same time wait for the first one. Otherwise, each of them would do all of the work.
+    """
+    with _PREPARING:
+        _load_driver()
+        _read_compiler()
+
+
+@functools.cache
+def _load_driver() -> None:
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which may not be installed
+
+    _triton_private.load_driver()
+
+
+@functools.cache
+def _read_compiler() -> None:
+    from flexsn_codegen.targets.triton import _triton_private
+
+    _triton_private.read_compiler()
 
 
 def launcher(
@@ -19,16 +51,16 @@ def launcher(
 ) -> Callable[[Sequence[torch.Tensor]], None]:
     """Makes a function of the tensors that launches a compiled kernel on the current stream of `device`.
 
-    `numbers` follow the tensors. The function does the work of `compiled[grid]`, without its preparations for
-    profilers' hooks, which take half of its time. If hooks are installed, or this version of Triton launches
-    differently, `compiled[grid]` launches.
+    The function does the same as `compiled[grid]`, but without its preparations for profilers' hooks, which take half
+    of the time. If hooks are installed, or if this version of Triton launches kernels in another way, it calls
+    `compiled[grid]`.
 
     Args:
         compiled: the result of `kernel[grid](...)`. It is compiled for dtypes, alignments to 16 bytes and some
-            properties of the numbers. These have to be equal in each launch; launches do not check them.
+            properties of the numbers. These have to be the same in each launch, and launches do not check them.
         grid: the grid of each launch.
-        numbers: the numbers of each launch, including constants.
-        device: a GPU; it need not be the current one.
+        numbers: the numbers of each launch, including constants. They follow the tensors.
+        device: a GPU, which need not be the current one.
     """
     from flexsn_codegen.targets.triton import _triton_private  # imports triton, which may not be installed
 
@@ -44,14 +76,14 @@ def launcher(
 
 
 def load(compiled: Any) -> None:
-    """Loads what `kernel.warmup(...)` returned on the current device, and compiles what launches it."""
+    """Loads the result of `kernel.warmup(...)` on the current device, and compiles its launcher."""
     from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be installed
 
     _triton_private.load(compiled)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """A context for a launch: Triton launches on the current device, which may not be the tensors' device."""
+    """A context for a launch. Triton launches on the current device, which may not be the tensors' device."""
     if _single_device() or device.index == torch.cuda.current_device():
         return _HERE
     return torch.cuda.device(device)
@@ -66,11 +98,11 @@ def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...])
     """The data for launching a compiled kernel without Python, on an NVIDIA GPU.
 
     Args:
-        compiled, grid, numbers: as for `launcher`.
+        compiled, grid, numbers: see `launcher`.
 
     Returns:
-        `None` for a kernel that takes more than tensors and numbers of 8 bytes, or is launched in a special way, and if
-        this version of Triton does not report the arguments.
+        `None` if the kernel has arguments other than tensors and 8-byte numbers, if it is launched in a special way, or
+        if this version of Triton does not report the arguments.
     """
     from flexsn_codegen.targets.triton import _triton_private
 

@@ -1,4 +1,4 @@
-"""Torch's dtypes, and literals of these dtypes, in Triton's source."""
+"""Triton's names of torch's dtypes, and Triton literals of these dtypes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TL_NAMES = {
 
 
 def accumulator(dtype: torch.dtype) -> Any:
-    """Triton's type of sums of values of `dtype`: float64 for float64, else float32."""
-    import triton.language as tl  # imported at a launch, so that this module can be imported without triton
+    """Triton's dtype for sums of values of `dtype`: float64 for float64, otherwise float32."""
+    import triton.language as tl  # imported at a launch, so that this module can be imported without Triton
 
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def tl_name(dtype: torch.dtype) -> str:
-    """`dtype` in Triton's source, e.g. ``"tl.float32"``. `KeyError` for dtypes that Triton does not support."""
+    """The name of `dtype` in Triton, e.g. ``"tl.float32"``. `KeyError` for dtypes that Triton does not support."""
     return _TL_NAMES[dtype]
 
 
@@ -44,7 +44,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A typed scalar in Triton's source, because untyped scalars would promote, or be float32 by default."""
+    """A typed scalar in Triton's source, because an untyped scalar would promote, or be float32 by default."""
     name = tl_name(register_dtype(dtype))
     if dtype == torch.bool:
         return f"tl.full([], {bool(value)!r}, {name})"

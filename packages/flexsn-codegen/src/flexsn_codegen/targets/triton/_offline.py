@@ -1,7 +1,7 @@
-"""Compiles for a GPU that is absent, and reports the resources that the kernel uses.
+"""Compiles for a GPU that is not present, and reports the resources that the kernel uses.
 
 Triton's interpreter replaces the compiler in its process. If the interpreter is on, as in most tests, the compilation
-runs in a process of its own, which runs this module: it reads jobs from its input and writes results.
+runs in a separate process, which runs this module. It reads jobs from its standard input and writes results.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class OfflineJob:
     """A kernel to compile.
 
     Attributes:
-        kernel: from `forward_source`, `backward_source` or `Pointwise.source`.
+        kernel: result of `forward_source`, `backward_source` or `Pointwise.source`.
         target: ``"sm_80"``, ``"sm_90"``, ``"gfx942"`` and so on.
-        dtypes: dtypes of the kernel's tensors, in the order of `kernel.params`; one dtype stands for all.
+        dtypes: dtypes of the kernel's tensors, in the order of `kernel.params`, or one dtype for all tensors.
         block: elements per program.
         num_warps: warps per program.
-        fast_math: compiles with the options of a core with fast math, see `compile_options`.
+        fast_math: True to compile with the options of a core with fast math. See `compile_options`.
     """
 
     kernel: KernelSource
@@ -73,10 +73,10 @@ class ResourceUse:
     """Resources that a compiled kernel uses.
 
     Attributes:
-        target: the target that it was compiled for.
+        target: the target for which it was compiled.
         registers: registers per thread (on an AMD GPU, vector registers).
         spilled_bytes: bytes per thread of values that did not fit into registers.
-        local_bytes: local memory per thread: spilled values, and the tables of slow paths, such as that of
+        local_bytes: local memory per thread: spilled values, and the tables of slow paths, such as the path of
             `sin` for huge arguments.
         shared_bytes: shared memory per program.
         seconds: compilation time.
@@ -115,7 +115,7 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
         _target(job.target)
         if len(job.dtypes) not in (1, len(job.kernel.params)):
             raise OfflineCompileError(
-                f"{job.kernel.name} has {len(job.kernel.params)} tensors, and {len(job.dtypes)} dtypes were given."
+                f"{job.kernel.name} has {len(job.kernel.params)} tensors, but {len(job.dtypes)} dtypes were given."
             )
     tasks = [_task(job) for job in jobs]
     interpreted = os.environ.get("TRITON_INTERPRET", "0") != "0"
@@ -131,7 +131,7 @@ def _target(name: str) -> tuple[str, int | str, int]:
         return "hip", name, 64
     if re.fullmatch(r"gfx\w+", name):
         return "hip", name, 32
-    raise OfflineCompileError(f"{name!r} is no target: sm_80, sm_90, gfx942 are.")
+    raise OfflineCompileError(f"{name!r} is not a target; sm_80, sm_90 and gfx942 are examples.")
 
 
 def _task(job: OfflineJob) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     begun = time.perf_counter()
     try:
         with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
-            # Compile even if Triton's cache has the kernel: only then the assembler reports the resources that it uses.
+            # Compile even if Triton's cache has the kernel, because the assembler only then reports the resources.
             triton.knobs.compilation.always_compile = True
             triton.knobs.nvidia.dump_ptxas_log = True
             compiled = triton.compile(source, target=GPUTarget(backend, arch, warp_size), options=options)
@@ -211,7 +211,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nvidia_usage(log: str) -> dict[str, int]:
-    """Resources from ptxas's log, which lists the kernel and the functions that were not inlined."""
+    """Resources from ptxas's log. It lists the kernel and the functions that were not inlined."""
     return {
         "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", log)),
         "spilled_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log)),
@@ -220,7 +220,7 @@ def _nvidia_usage(log: str) -> dict[str, int]:
 
 
 def _amd_usage(assembly: str) -> dict[str, int]:
-    """Resources from the metadata at the assembly's end."""
+    """Resources from the metadata at the end of the assembly."""
     numbers = dict(re.findall(r"\.(\w+):\s+(\d+)", assembly))
     return {
         "registers": int(numbers["vgpr_count"]),

@@ -3,23 +3,24 @@
 A program owns `BLOCK` rows and some columns of every value of the step, for all steps. It loads its columns of the
 matrices once, and its columns of the states stay in registers. Programs of one group of rows exchange the operands of
 products: each program publishes its columns in one of two slots, arrives at a counter, and waits for the others before
-it loads all columns. Two slots are enough: a program that writes a slot again has waited for the programs that read it.
+it loads all columns. Two slots are enough, because a program that writes to a slot again has already waited for the
+programs that read the slot.
 
 If many values pass from step to step, such as gradients of delayed values, most of them pass in memory. A program reads
 and writes its own elements there, with separate rows for even and odd steps, so that no program has to wait for
-another.
+another one.
 
-While it waits, the program has the loads of the next step and the stores of this step under way, and computes the parts
-of stages that depend on values of earlier steps only.
+While a program waits, the loads of the next step and the stores of this step are in flight, and it computes the parts
+of stages that only depend on values of earlier steps.
 
-A reduction of a row needs all of its columns. So programs that share rows also exchange its operand, and each of them
-reduces the whole row, in the same order. Products of one operand are computed together, chunk by chunk, because all
-chunks of an operand in three parts do not fit into registers.
+A reduction of a row needs all of its columns. Therefore, programs that share rows also exchange the operand of the
+reduction, and each of them reduces the whole row, in the same order. Products of one operand are computed together,
+chunk by chunk, because all chunks of an operand in three parts do not fit into registers.
 
-A program that has all columns of its rows exchanges nothing: it multiplies and reduces the values in its registers.
+A program that has all columns of its rows exchanges nothing. It multiplies and reduces the values in its registers.
 
 If rows end, a group of rows computes the steps of its longest row. In the forward, it computes one more step and stores
-its results for all later steps. Gradients of later steps are zeros.
+the results of that step for all later steps. Gradients of later steps are zeros.
 """
 
 from __future__ import annotations
@@ -48,25 +49,26 @@ _REDUCTIONS: dict[Any, str] = {
     _prims.amin.default: "row_min",
     _prims.var.default: "row_var",
 }
-_LEAST = 16  # columns of the smallest product, and terms of a sum, that the GPU's matrix units accept
+_LEAST = 16  # the fewest columns of a product, and terms of a sum, that the GPU's matrix units accept
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Division of a step among programs.
+    """The division of a step among programs.
 
     Attributes:
-        rows: rows of one program: a power of two; at least 16, or 8 if nothing is exchanged, or 1 if nothing is
+        rows: rows of one program, a power of two. At least 16, or 8 if nothing is exchanged, or 1 if nothing is
             multiplied.
         count: number of programs that have common rows and share the columns.
         chunk: number of terms of a sum that are multiplied at a time.
         num_warps: warps of one program.
-        ahead: number of chunks of an operand that are loaded before the first one is multiplied, if it is not in parts.
+        ahead: number of chunks of an operand that are loaded before the first chunk is multiplied, if the operand is
+            not in parts.
         exchanged: True if programs exchange the operands of products. If False, one program has all columns, `chunk`
             and `ahead` are unused, and programs need not run at the same time.
         least: columns of the narrowest value, with padding. Triton divides all products of a loop among the warps in
-            one way. It divides a product that has no more columns than rows by rows alone, and then each warp would
-            compute all of the others.
+            the same way. If a product has no more columns than rows, Triton divides it only by rows. Each warp would
+            then compute all of the other products.
     """
 
     rows: int
@@ -95,14 +97,17 @@ class LoopKernel:
     """A kernel, and its operands.
 
     Attributes:
-        source: its tensors are, by role: `INPUT`, the entry of `loads` at every step; `OUTPUT`, that of `stores`;
-            `STATE` and `FINAL_STATE`, the carried values before the first step and after the last; `MATRIX`; `LIFTED`;
-            `RING`, by the number of a carried value, memory for it, `[2, rows, columns]`;
-            `OPERAND`, the slots of an exchange, `[2, parts, rows, columns]` with padding; `COUNTER` 0, an int32 zero
-            for each group of rows, `COUNTER_DISTANCE` apart; `COUNTER` 1, a number that is set if programs gave up; and
-            `COUNTER` 2, the int32 number of steps of each row, if rows end.
+        source: the kernel's source. Its tensors have these roles:
+            `INPUT` is an entry of `loads` at every step, and `OUTPUT` is an entry of `stores`.
+            `STATE` and `FINAL_STATE` are the carried values before the first step and after the last one.
+            `MATRIX` and `LIFTED` are matrices and lifted tensors.
+            `RING` is memory for a carried value, `[2, rows, columns]`, by the number of the value.
+            `OPERAND` contains the slots of an exchange, `[2, parts, rows, columns]` with padding.
+            `COUNTER` 0 contains an int32 zero for each group of rows, `COUNTER_DISTANCE` apart.
+            `COUNTER` 1 is a number that is set if programs gave up.
+            `COUNTER` 2 is the int32 number of steps of each row, if rows end.
         loads, stores: views of values at each step.
-        slots: for each exchange, dtype, parts and padded columns.
+        slots: for each exchange, its dtype, parts and padded columns.
     """
 
     source: KernelSource
@@ -111,7 +116,7 @@ class LoopKernel:
     slots: tuple[tuple[torch.dtype, int, int], ...]
 
 
-COUNTER_DISTANCE = 32  # in numbers: each counter has a memory line of its own
+COUNTER_DISTANCE = 32  # a distance in numbers, so that each counter is in a separate cache line
 
 
 def loop_source(name: str, spec: LoopSpec, tiles: Tiles) -> LoopKernel:
@@ -125,14 +130,14 @@ def _power(n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Some terms of a product's sums, which are multiplied at a time.
+    """A block of the terms of a product's sums. Its terms are multiplied at a time.
 
     Attributes:
-        range: the kernel's name for `size` numbers, from 0 on.
+        range: the name that the kernel gives to the `size` numbers from 0 on.
         size: number of terms, with padding.
-        offset: number of the first term; numbers below 0 are not terms.
+        offset: number of the first term. Numbers below 0 are not terms.
         end: number after the last term.
-        value: the operand's columns that the program has in registers; `None` if the operand is exchanged.
+        value: the operand's columns that the program has in registers, or `None` if the operand is exchanged.
     """
 
     range: str
@@ -146,7 +151,7 @@ class _Block:
         return f"({self.offset} + {self.range}[{axis}])"
 
     def inside(self, axis: str) -> str:
-        """The condition under which a number is that of a term; `""` if it always is."""
+        """The condition under which a term of this number exists, or `""` if all terms exist."""
         terms, found = self.terms(axis), []
         if self.offset < 0:
             found.append(f"({terms} >= 0)")
@@ -167,7 +172,7 @@ class _LoopWriter:
         self._gathered = {port: len(loop.exchanges) + i for i, port in enumerate(loop.reduced)}
         self._carried = {port: f"state_{i}" for i, port in enumerate(loop.carried)}
         self._of_rows = {part.port for part in loop.parts if isinstance(part, Reduce)}
-        self._later: list[str] = []  # stores for which no program waits
+        self._later: list[str] = []  # stores that no program waits for
         self._repeated: list[str] = []  # stores that are repeated for all later steps, at the step `place`
         self._repeats = spec.ends and not spec.backwards
         self._next_store = 0
@@ -199,7 +204,7 @@ class _LoopWriter:
         self._line("rows_in_all = tl.cast(B, tl.int64)")
         if tiles.exchanged:
             self._line(f"padded = {groups}.to(tl.int64) * BLOCK")
-        # Rounded up: with fewer programs than share a row, it would otherwise be 0, and the loop would not end.
+        # The step is rounded up. With fewer programs than share a row, it would otherwise be 0, an endless loop.
         first, step = f"tl.program_id(0) // {tiles.count}", f"tl.cdiv(tl.num_programs(0), {tiles.count})"
         self._line(f"for group in range({first}, {groups}, {step}):")
         self._depth += 1
@@ -260,7 +265,7 @@ class _LoopWriter:
                     self._line(f"added_{i}_{first} = dev.load({place}, own_{count} < {count})[None, :]")
 
     def _split(self, name: str, value: str, parts: int) -> None:
-        """Splits a float32 value into bfloat16 values whose sum is the value, or nearly so."""
+        """Splits a float32 value into bfloat16 values whose sum is equal or close to the value."""
         for k in range(parts):
             self._line(f"{name}_{k} = dev.{'first' if k + 1 < parts else 'last'}_part({value})")
             if k + 1 < parts:
@@ -324,7 +329,7 @@ class _LoopWriter:
             self._give_up()
 
     def _find_end(self) -> None:
-        """Defines the number of steps of the rows; in the backward, also stores the results of all later steps."""
+        """Defines the number of steps of the rows. In the backward, also stores the results of all later steps."""
         pointer = self._param(Role.COUNTER, 2)
         self._line(f"left = dev.load({pointer} + rows, rows < B)")
         self._line("longest = tl.max(tl.max(tl.where(rows < B, left, 0), axis=1), axis=0)")
@@ -345,7 +350,7 @@ class _LoopWriter:
         self._depth -= 1
 
     def _all_stores(self) -> list[tuple[int, View, int, int]]:
-        """For each store: its number, its view, and the width and the first of its columns."""
+        """For each store: its number, its view, and the number of its columns and the first column."""
         stored: list[tuple[int, View, int, int]] = []
         number = 0
         for part in self._loop.parts:
@@ -429,7 +434,7 @@ class _LoopWriter:
             self._line(f"{self._carried[port]} = {value}")
         for i in self._loaded_ahead():
             self._line(f"load_{i} = next_{i}")
-        if self._loop.ring or (self._loop.shifted and not arrives):  # other threads load what a thread stores
+        if self._loop.ring or (self._loop.shifted and not arrives):  # a thread loads values that other threads store
             self._line("dev.meet()")
         self._line(f"step {'-' if self._spec.backwards else '+'}= 1")
 
@@ -440,9 +445,9 @@ class _LoopWriter:
             self._load(f"next_{i}", i, "following", exists)
 
     def _loaded_ahead(self) -> list[int]:
-        """The loads that are issued a step earlier: all but those of values that were written some steps ago.
+        """The loads that are issued one step earlier. Loads of values that were written some steps ago are excluded.
 
-        One such value has many loads, which would fill the registers.
+        Such a value has many loads, which would fill the registers.
         """
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
 
@@ -459,7 +464,7 @@ class _LoopWriter:
             self._repeated.clear()
 
     def _call(self, i: int, part: StageCall, step: str = "step", exists: str | None = None) -> None:
-        """Computes a stage; values of earlier steps are read at `step`, if `exists` holds."""
+        """Computes a stage. Values of earlier steps are read at `step`, if `exists` holds."""
         core = self._spec.cores[i]
         assert core is not None
         loads = [load for load, _ in self._spec.loads]
@@ -503,7 +508,7 @@ class _LoopWriter:
                 self._next_store += 1
 
     def _gather(self, name: str, load: int, gather: Gather, step: str, exists: str | None) -> str:
-        """Loads the value of the step that a number selects; returns its name."""
+        """Loads the value of the step that a number selects. Returns the name of the value."""
         number = gather.number.name
         self._line(f"{name}_there = ({number} >= {gather.first}) & ({number} < {gather.first + gather.count})")
         distance = f"tl.where({name}_there, {number} - {gather.first}, 0).to(tl.int64)"
@@ -512,7 +517,7 @@ class _LoopWriter:
         return name
 
     def _reduce(self, i: int, part: Reduce) -> None:
-        """Reduces rows, which the program has whole or fetches."""
+        """Reduces rows. The program has whole rows, or fetches them."""
         columns = part.operand
         width, own = columns.width, f"own_{columns.width}[None, :]"
         if self._tiles.exchanged:
@@ -539,7 +544,7 @@ class _LoopWriter:
         return name
 
     def _numbers(self, part: Reduce) -> list[str]:
-        """Arguments of a reduction besides the values."""
+        """The arguments of a reduction other than the values."""
         if part.product.op is not _prims.var.default:
             return []
         correction = part.product.args[2] if len(part.product.args) > 2 else 1.0
@@ -567,7 +572,7 @@ class _LoopWriter:
         terms = [(a, b) for a in range(self._parts(exchange)) for b in range(most) if a + b < most]
         if exchange.dtype != torch.float32:
             terms = [(0, 0)]
-        # Sums that do not depend on each other: one for each term of a float32, or else one for each chunk.
+        # Independent sums: one for each term of a float32 value, otherwise one for each chunk.
         sums = terms if len(terms) > 1 else chunks
         pieces = [(i, first, count) for i, part in products.items() for first, count in part.pieces]
         for i, first, count in pieces:
@@ -588,7 +593,7 @@ class _LoopWriter:
         """Computes the results of a product from its sums."""
         for first, count in part.pieces:
             totals = [f"total_{i}_{first}_{k}" for k in range(num_sums)]
-            if len(terms) > 1:  # the small ones first
+            if len(terms) > 1:  # small terms first
                 order = sorted(range(len(terms)), key=lambda k: -sum(terms[k]))
                 text = " + ".join(totals[k] for k in order)
             else:
@@ -632,12 +637,12 @@ class _LoopWriter:
         return frozenset({*self._number, *self._gathered}) if self._tiles.exchanged else frozenset()
 
     def _slot(self, number: int, width: int, parts: int, slot: str, part: int) -> str:
-        """The beginning of a slot's columns, in each row."""
+        """The start of a slot's columns in each row."""
         pointer, size = self._param(Role.OPERAND, number), _padded(width)
         return f"{pointer} + ((({slot}) * {parts} + {part}) * padded + rows) * {size}"
 
     def _in_ring(self, port: Port, slot: str) -> str:
-        """The place of the program's elements of a value."""
+        """The address of the program's elements of a value."""
         number, (width, _) = list(self._loop.carried).index(port), self._loop.carried[port]
         pointer = self._param(Role.RING, number)
         return f"{pointer} + (({slot}) * rows_in_all + rows) * {width} + own_{width}[None, :]"
@@ -652,7 +657,7 @@ class _LoopWriter:
         return found
 
     def _publish(self, columns: Columns, value: str, width: int, slot: str) -> None:
-        """Publishes the columns that other programs read of a value."""
+        """Publishes the columns of a value that other programs read."""
         if not self._tiles.exchanged:
             return
         own = f"({columns.first} + own_{width}[None, :])"
@@ -677,7 +682,7 @@ class _LoopWriter:
         return self._tiles.ahead if self._parts(exchange) == 1 else 1
 
     def _name(self, operand: Columns) -> str:
-        """The name of the chunks and parts of an operand, without their numbers."""
+        """The common prefix of the names of an operand's chunks and parts."""
         return f"operand_{self._number[operand.port]}_{operand.first}_{operand.width}"
 
     def _blocks(self, operand: Columns) -> list[_Block]:
@@ -707,7 +712,7 @@ class _LoopWriter:
         return sorted(found, key=lambda columns: columns.first)
 
     def _fetch(self, operand: Columns, begin: int, count: int) -> None:
-        """Loads some blocks of an operand, for all of the group's rows, into registers, unless they are there."""
+        """Loads some blocks of an operand, for all of the group's rows, into registers, unless already loaded."""
         blocks = self._blocks(operand)
         for j in range(begin, min(begin + count, len(blocks))):
             if (operand, j) in self._fetched:
@@ -753,7 +758,7 @@ class _LoopWriter:
         self._line(f"{name} = dev.load({self._address(Role.INPUT, i, place, step, width)}, {mask})")
 
     def _store(self, value: str, width: int, first: int) -> None:
-        """Notes a store for later; each piece of a product is a store."""
+        """Records a store for later. Each piece of a product is a separate store."""
         i = self._next_store
         _, place = self._spec.stores[i]
         step, later = ("place", self._repeated) if self._repeats else ("step", self._later)
@@ -763,7 +768,7 @@ class _LoopWriter:
     # -- giving up ---------------------------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """Overwrites all results with NaN if a program gave up waiting for the others."""
+        """Overwrites all results with NaN if a program gave up waiting for other programs."""
         self._line("if dev.gave_up(counter):")
         self._depth += 1
         self._line(f"tl.store({self._param(Role.COUNTER, 1)}, 1)")
@@ -799,8 +804,8 @@ def _pairwise(terms: Sequence[str]) -> str:
 def _synchronisation(events: Sequence[tuple[int, str]]) -> tuple[set[int], set[int]]:
     """The parts after which a program arrives, and the parts before which it waits.
 
-    Events are cyclic: the next step first reads what a step writes last. A program never arrives twice without a wait
-    in between, so that the counter alone shows the progress of all programs.
+    Events are cyclic: the first values that the next step reads are those that a step writes last. A program always
+    waits between two arrivals, so that the counter alone shows the progress of all programs.
     """
     arrives, waits = set(), set()
     for place, (part, kind) in enumerate(events):

@@ -1,7 +1,7 @@
-"""Kernels in Triton on rows and columns: they reduce rows, sum over rows, and read operands in either direction.
+"""Triton kernels on rows and columns. They reduce rows, sum over rows, and read operands along either dimension.
 
-A program has some rows. If a row is reduced, it has the whole row, padded to a power of two; otherwise it has a block
-of columns. If results are summed over rows, it walks `STEPS` blocks of rows, and writes its own sums.
+A program has some rows. If a row is reduced, the program has the whole row, padded to a power of two. Otherwise, it has
+a block of columns. If results are summed over rows, the program walks `STEPS` blocks of rows and writes its own sums.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flexsn_codegen.targets.triton._writer import decoded, jit_function
 from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
-# The whole row is in registers.
+# The longest row, because the whole row is in registers.
 LONGEST_ROW = 1 << 16
 
 # Elements of a program that reduces rows, of a program that walks rows and sums over them, and of a tile in two
@@ -28,27 +28,27 @@ LONGEST_ROW = 1 << 16
 _BLOCK, _SUMMING_BLOCK, _TILE = 1024, 2048, 2048
 # Columns of a program that sums over rows, and columns of a tile.
 _SUMMED_COLUMNS, _TILE_COLUMNS = 512, 64
-# Programs that sum over rows: enough for all multiprocessors, and few enough for their sums to be small. Programs that
-# also reduce rows wait for each other's warps, which more of them hide.
+# Programs that sum over rows. There are enough for all multiprocessors, but few enough to keep the sums small. If they
+# also reduce rows, they wait for other warps. More programs hide these waits.
 _SUMMING_PROGRAMS, _REDUCING_PROGRAMS = 512, 1024
 
-# The largest number of operands of a program that sums `_SUMMING_BLOCK` elements; with more, it has `_BLOCK` elements.
+# The largest number of operands of a program that sums `_SUMMING_BLOCK` elements. With more, it has `_BLOCK` elements.
 _MOST_OPERANDS = 7
 
 Direction = int | Like
 Layout = tuple[Direction, Direction, Summed, int | None]
-"""First, terms of the offset of an operand's rows, and of its columns: 0 for none, `RUN` for one stride, `PAIRS` for
-every second element, else their number, or those of an earlier operand. Then its sum, and the number of the operand
-whose elements are just before its own in memory. The first layout is `(columns of a program, True if these are
-all)`."""
+"""Layout of an operand: the terms of the offsets of its rows and of its columns, the kind of sum, and the number of the
+operand whose elements are just before its own in memory. Terms are 0 for no term, `RUN` for one stride, `PAIRS` for
+every second element, the terms of an earlier operand, or otherwise the number of terms. A list of layouts starts with
+the entry `(columns of a program, True if these are all columns)`."""
 RUN, PAIRS = -1, -2
 
 
 def row_launch(core: CoreSource, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
-    """As `Target.row_launch`."""
+    """Implements `Target.row_launch`."""
     if reduces and width > LONGEST_ROW:
         raise UnsupportedOpError(
-            f"a kernel on a GPU reduces rows of at most {LONGEST_ROW} elements, and these have {width}.", "row_sum"
+            f"a kernel on a GPU reduces rows of at most {LONGEST_ROW} elements, but these have {width}.", "row_sum"
         )
     columns = 1 << max(0, width - 1).bit_length()
     if not reduces:
@@ -77,7 +77,7 @@ def walk_rows(
     sums: Sequence[Summed],
     after: Sequence[int | None],
 ) -> tuple[tuple[Any, ...], list[int]]:
-    """As `Target.walk_rows`."""
+    """Implements `Target.walk_rows`."""
     width = math.prod(sizes[split:])
     layouts: list[Any] = [(launch.columns, launch.beside == 1)]
     numbers = [width]
@@ -109,7 +109,7 @@ def walk_rows(
 
 
 def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[Any]) -> KernelSource:
-    """As `Target.row_kernel`."""
+    """Implements `Target.row_kernel`."""
     (columns, all_columns), *of_operands = layouts
     ports = (*core.arguments, *core.results)
     layout_of: dict[Port, Layout] = dict(zip(ports, of_operands, strict=True))
@@ -150,7 +150,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         load = f"{port.name} = dev.load({place}, {mask})"
         if port in seconds:
             load = f"{port.name}, {seconds[port].name} = dev.load_pair({place}, {mask})"
-        # Operands that are equal for all rows are loaded once.
+        # Operands that are the same for all rows are loaded once.
         (lines if mask == "inside" else body).append(load)
     body += _stages(core, places, layout_of, firsts, columns)
     if summed:
@@ -164,7 +164,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     else:
         lines += body
     numbers = [argument for number in core.numbers for argument in number.arguments]
-    # If operands have two directions, the compiler needs divisibility of `N` to vectorise loads.
+    # If operands have two directions, the compiler needs the divisibility of `N` to vectorise loads.
     counts = ["N", "STEPS"] if summed else ["N"] if all_columns else []
     unspecialised = [*counts, *numbers]
     text_of_body = "\n".join("    " + line for line in lines)
@@ -184,9 +184,9 @@ def _places(
     layout_of: dict[Port, Layout],
     sizes: list[str],
 ) -> tuple[dict[Port, tuple[str, str]], list[str], list[str]]:
-    """The place and the mask of each operand, the lines for its offsets by rows, and the lines for those by columns.
+    """The address and the mask of each operand, the lines for its offsets by rows, and the lines for those by columns.
 
-    Results are stored from all rows of a program, so their places have all rows, even if there is one row.
+    Results are stored from all rows of a program, so their addresses have all rows, even if there is only one row.
     """
     places: dict[Port, tuple[str, str]] = {}
     of_rows: list[str] = []

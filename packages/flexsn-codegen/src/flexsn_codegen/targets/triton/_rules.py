@@ -1,8 +1,8 @@
-"""The Triton code of each op: one op, one row.
+"""The Triton code of each op. Each op has one row.
 
 All operands of an op have one dtype, because the tracer has inserted every conversion. Half values are float32 in
-registers; the result of an op on them is rounded afterwards, unless the op can only return one of its arguments'
-values.
+registers. The result of an op on them is rounded afterwards, unless the op can only return a value of one of its
+arguments.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _rule, _row = RULES.rule, RULES.row
 
 
 def _float_row(op: Op, function: str) -> None:
-    """An op of any dtype whose result is always floating-point."""
+    """An op on any dtype whose result is always floating-point."""
     _rule(op)(lambda call: f"dev.{function}({_as_result(call, 0)})")
 
 
 def _as_result(call: OpCall, index: int) -> str:
-    """An operand converted to the result's dtype."""
+    """An operand, converted to the result's dtype."""
     text = call.operands[index]
     return text if call.is_float else f"{text}.to({RULES.type_of(call.result)})"
 
@@ -46,7 +46,7 @@ _infix("add", "+", bools="{0} | {1}")
 _infix("sub", "-")
 _infix("mul", "*", bools="{0} & {1}")
 
-# As int8, because Triton's comparisons on int1 are signed.
+# Bools are compared as int8, because Triton's comparisons on int1 are signed.
 _BOOL_AS_INT = "{{0}}.to(tl.int8) {0} {{1}}.to(tl.int8)"
 for _name, _symbol in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
     _infix(_name, _symbol, bools=_BOOL_AS_INT.format(_symbol))
@@ -58,7 +58,7 @@ for _name in UNARY:
     if not _name.startswith("bessel_y"):
         _row(_name, f"dev.{_name}({{0}})")
 
-# ATen ops that torch does not decompose: integer operands are not converted, and the result has another dtype.
+# ATen ops that torch does not decompose. Integer operands are not converted, and the result has another dtype.
 for _name, _function in {
     "special_bessel_y0": "bessel_y0",
     "special_bessel_y1": "bessel_y1",
@@ -73,7 +73,7 @@ for _name, _function in {
 
 
 def _polynomial_row(name: str, function: str, *, shifted: bool = False) -> None:
-    """A polynomial of an argument and a degree, each a tensor of any dtype or a number; `shifted` means: to [0, 1]."""
+    """A polynomial of an argument and a degree, each a tensor of any dtype or a number. `shifted`: on [0, 1]."""
 
     def rule(call: OpCall) -> str:
         pairs = zip(call.operands, call.constants, strict=True)
@@ -92,7 +92,7 @@ for _name in ("hermite_h", "hermite_he", "laguerre_l", "legendre_p"):
     _family, _kind = _name.split("_")
     _polynomial_row(f"{_family}_polynomial_{_kind}", _name)
 
-# These change nothing on integers.
+# These ops do not change integers.
 for _name in ("ceil", "floor", "round", "trunc"):
     _row(_name, f"dev.{_name}({{0}})", "{0}")
 
@@ -126,7 +126,7 @@ def _neg(call: OpCall) -> str:
     x = call.operands[0]
     if call.is_bool:
         raise call.refuse("convert to a number first.")
-    # For floats, unary minus and 0 - x lose -0.
+    # For floats, both unary minus and 0 - x lose the sign of -0.
     return f"{x} * {call.number(-1)}" if call.is_float else f"{call.number(0)} - {x}"
 
 
@@ -179,7 +179,7 @@ def _pow(call: OpCall) -> str:
         raise call.refuse("convert to a number first.")
     if not call.is_float:
         return f"dev.int_pow({x}, {y})"
-    # Eager mode writes these out, which rounds differently from pow.
+    # Eager mode writes these powers out, which rounds differently from pow.
     written_out = {
         2.0: f"{x} * {x}",
         3.0: f"{x} * {x} * {x}",
@@ -207,7 +207,7 @@ def _isfinite(call: OpCall) -> str:
 
 @_rule(_prims.bitwise_not.default)
 def _bitwise_not(call: OpCall) -> str:
-    # Not `~`, because the interpreter overflows on unsigned integers.
+    # This is not written as `~`, because the interpreter overflows on unsigned integers.
     if call.is_float:
         raise call.refuse("bitwise operations need integers.")
     ones = True if call.is_bool else torch.iinfo(call.dtype).max if call.is_unsigned else -1
@@ -246,11 +246,12 @@ def _convert(call: OpCall) -> str:
         return x if call.is_bool else f"{x} != {call.number(0)}"
     source, target = register_dtype(call.dtype), register_dtype(call.result)
     if call.is_float and call.result in _NARROW_UNSIGNED:
-        # Through int64, as in torch, so that a negative number wraps.
+        # The conversion goes through int64, as in torch, so that a negative number wraps around.
         return f"{x}.to(tl.int64).to({tl_name(target)})"
     text = x if source == target else f"{x}.to({tl_name(target)})"
     if not call.is_float and call.dtype.itemsize >= 4 and call.result in HALF_DTYPES:
-        # Otherwise the compiler merges this conversion and the next one to a narrower dtype, and rounds once.
+        # Without this addition, the compiler merges this conversion with the next one to a narrower dtype, and rounds
+        # once.
         text += f" + {literal(0.0, call.result)}"
     return text
 
@@ -263,7 +264,7 @@ def _view_as(call: OpCall) -> str:
     if result == call.dtype:
         return x
     if FLOAT8_DTYPES & {call.dtype, result}:
-        raise call.refuse("a kernel does not view float8 as another dtype: give a view of the tensor to it")
+        raise call.refuse("a kernel does not view float8 as another dtype: pass a view of the tensor to it")
     memory = f"({x}).to({tl_name(call.dtype)})" if call.dtype in HALF_DTYPES else x
     text = f"{memory}.to({tl_name(result)}, bitcast=True)"
     return f"{text}.to(tl.float32)" if result in HALF_DTYPES else text

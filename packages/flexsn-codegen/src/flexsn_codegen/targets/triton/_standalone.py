@@ -1,8 +1,8 @@
 """A kernel's source with all functions that it calls, for a compiler that copies a kernel into its own code.
 
 Inductor copies a kernel, and the `@triton.jit` functions that it finds by name, into the module that it generates. It
-does not find functions of modules, such as `dev.exp`, and it compiles with fused multiply-add. Therefore the functions
-are copied under names of their own, and products are rounded before anything is added to them.
+does not find functions of modules, such as `dev.exp`, and it compiles with fused multiply-add. Therefore, the functions
+are copied under new names, and products are rounded before anything is added to them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADER = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 """
-# Not libdevice.mul_rn for float32: Inductor compiles it so that subnormal products become zero.
+# libdevice.mul_rn is not used for float32, because Inductor compiles it so that subnormal products become zero.
 _ROUNDED_PRODUCT = """@triton.jit
 def rounded_product(x, y):
     if x.dtype == tl.float32:
@@ -54,7 +54,7 @@ class _Linker:
         self._add(kernel)
 
     def source(self) -> str:
-        # The kernel was begun first, and the functions that it calls precede it.
+        # The kernel was added first, but its source comes last, after the functions that it calls.
         rounded_product = [_ROUNDED_PRODUCT] if self._rounds else []
         return "\n\n".join([HEADER, *rounded_product, *self.written.values()]) + "\n"
 
@@ -78,7 +78,7 @@ class _Linker:
 
 
 class _Linked(ast.NodeTransformer):
-    """Replaces the names of functions by the names that `add` returns."""
+    """Replaces the names of functions with the names that `add` returns."""
 
     def __init__(self, names: dict[str, Any], add: Any, *, rounds: bool) -> None:
         self._names = names
@@ -98,7 +98,7 @@ class _Linked(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        # Triton computes products with numbers that have no dtype yet.
+        # Products with numbers that have no dtype yet are computed by Triton itself.
         numbers = any(isinstance(side, ast.Constant) for side in (node.left, node.right))
         if not self._rounds or not isinstance(node.op, ast.Mult) or numbers:
             return node

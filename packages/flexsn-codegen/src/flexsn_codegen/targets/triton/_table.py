@@ -1,4 +1,4 @@
-"""A kernel that finds its tensors in a table, instead of taking them as arguments."""
+"""A kernel that reads the addresses of its tensors from a table, instead of taking the tensors as arguments."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.triton._literals import tl_name
 
-# In bytes and in elements: with this known alignment, Triton moves vectors, as it does for tensors that are arguments.
+# In bytes and in elements. If Triton is given this alignment, it moves vectors, as for tensors that are arguments.
 ALIGNMENT = 16
 
 
 def over_table(
     source: KernelSource, dtypes: Sequence[torch.dtype], words: Sequence[str], *, aligned: bool
 ) -> KernelSource:
-    """Rewrites a Triton kernel of dense tensors as a kernel whose programs find their tensors in a table.
+    """Rewrites a Triton kernel of dense tensors as a kernel whose programs read the addresses from a table.
 
     Args:
         dtypes: dtypes of the tensors.
-        words: the integers that the kernel takes besides the table.
-        aligned: whether all addresses and counts in the table are multiples of `ALIGNMENT`.
+        words: the integers that the kernel takes in addition to the table.
+        aligned: True if all addresses and counts in the table are multiples of `ALIGNMENT`.
     """
     name = f"{source.name}_foreach{'_aligned' if aligned else ''}"
 

@@ -1,4 +1,4 @@
-"""Private parts of Triton. Each name is probed at import."""
+"""Private parts of Triton. Importing this module checks each name."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LAUNCHER = ["CompiledKernel", "CompiledKernel.function", "CompiledKernel.packed
 
 
 def _fails_with_numpy() -> bool:
-    """Triton 3.6 makes a Python number of an array with one dimension, and numpy 2.4 refuses this."""
+    """True for Triton 3.6 with numpy 2.4: Triton converts a one-dimensional array to a number, which numpy rejects."""
     numpy = importlib.metadata.version("numpy").split(".")[:2]
     return triton.__version__.startswith("3.6.") and [int(part) for part in numpy] >= [2, 4]
 
 
-# The interpreter is imported when a kernel is interpreted, because it needs numpy, which nothing else here needs.
+# The interpreter is imported when a kernel is interpreted, because it needs numpy, which no other part needs.
 expect("triton.runtime.interpreter", ["TensorHandle", "TensorHandle.data", "TensorHandle.dtype"], _NO_INTERPRETER)
 if triton.knobs.runtime.interpret and _fails_with_numpy():
     warnings.warn(
@@ -48,9 +48,12 @@ expect(_DRIVER, ["driver"], _NO_LAUNCH)
 expect("triton", ["knobs"], _NO_LAUNCH)
 expect(_COMPILER, _LAUNCHER, "calls of compiled kernels take longer")
 _short = not lacking(_COMPILER, _LAUNCHER)
+_digest_of_triton: Callable[[], object] = private(
+    "triton.runtime.cache", "triton_key", "the first compilations of a process take longer", default=lambda: None
+)
 # Launch attributes other than a grid, threads and shared memory, with their defaults.
 _USUAL = {"launch_pdl": False, "num_ctas": 1}
-# After its own arguments, each kernel takes pointers to memory that Triton allocates; our kernels need none.
+# After its own arguments, each kernel takes pointers to memory that Triton allocates. Our kernels do not need any.
 _SCRATCH = {"global_scratch_size": 0, "profile_scratch_size": 0}
 _INTEGERS = ("i32", "u32", "i64", "u64")
 _told = _short and not lacking(_COMPILER, ["CompiledKernel.metadata", "CompiledKernel.src"])
@@ -62,25 +65,35 @@ def array_of(x: Any) -> Any:
 
 
 def value_of(like: Any, data: Any, kind: Any) -> Any:
-    """A value of the interpreter that holds `data`, with the shape of `like` and the dtype `kind`."""
+    """A value of the interpreter that contains `data`, with the shape of `like` and the dtype `kind`."""
     handle = needed("triton.runtime.interpreter", "TensorHandle", _NO_INTERPRETER)
     shape = _block_type(kind, like.type.shape) if like.type.is_block() else kind
     return _tensor(handle(data.reshape(array_of(like).shape), kind), shape)
 
 
 def as_flags(mask: Any) -> Any:
-    """A mask whose array holds flags, which loads and stores of Triton 3.9 need.
+    """A mask whose array contains flags, which loads and stores of Triton 3.9 require.
 
-    The interpreter gives a comparison the dtype of the compared values: a number that is compared and broadcast to a
-    block is an array of int32.
+    The interpreter gives a comparison the dtype of the compared values. For example, a number that is compared and
+    broadcast to a block is an array of int32.
     """
     return value_of(mask, array_of(mask).astype(bool), tl.int1) if isinstance(mask, _tensor) else mask
 
 
 def launches_on_nvidia() -> bool:
-    """True if the GPU on which kernels are launched is NVIDIA's."""
+    """True if kernels are launched on an NVIDIA GPU."""
     driver = needed("triton.runtime.driver", "driver", "compiled graphs cannot have kernels")
     return bool(driver.active.get_current_target().backend == "cuda")
+
+
+def load_driver() -> None:
+    """Loads Triton's driver, which compiles C code if Triton's cache is empty."""
+    _ = needed(_DRIVER, "driver", _NO_LAUNCH).active
+
+
+def read_compiler() -> None:
+    """Reads all of Triton, whose digest is part of the key of each kernel. Triton keeps the digest."""
+    _digest_of_triton()
 
 
 def launcher(
@@ -108,7 +121,7 @@ def launcher(
 
 
 def load(compiled: Any) -> None:
-    """As `targets.triton._launcher.load`, which says what it is for."""
+    """The implementation of `targets.triton._launcher.load`."""
     if _short and compiled is not None:
         _ = compiled.run
 
@@ -121,7 +134,7 @@ def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...])
     if any(getattr(run, name, None) != value for name, value in (_USUAL | _SCRATCH).items()):
         return None
     together = getattr(run, "launch_cooperative_grid", None)
-    if together is None or getattr(run, "gsan_enabled", False):  # the sanitizer adds arguments of its own
+    if together is None or getattr(run, "gsan_enabled", False):  # the sanitizer adds arguments to each kernel
         return None
     kinds = list(compiled.src.signature.values())
     passed = []

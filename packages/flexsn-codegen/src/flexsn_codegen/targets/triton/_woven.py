@@ -1,7 +1,7 @@
-"""Kernels in Triton with interleaved results, such as pixels of three colours.
+"""Triton kernels with interleaved results, such as pixels of three colours.
 
-A program writes adjacent elements, and computes each of them together with its neighbours. Stores of every third
-element would each touch all of the memory.
+A program writes adjacent elements, and computes each of them together with its neighbours. If it stored every third
+element separately, each of these stores would touch all of the memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flexsn_codegen.targets.triton._writer import TritonWriter
 
 
 def woven_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
-    """As `Target.woven_kernel`."""
+    """Implements `Target.woven_kernel`."""
     # A result is adjacent in memory if the first elements of its groups are `count` apart everywhere.
     writer = TritonWriter(target, (), ["N"])
     writer.line("lane = dev.narrow(tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), N)")

@@ -1,4 +1,4 @@
-"""Kernels in Triton: a program walks `BLOCK` elements."""
+"""Triton kernels in which a program walks `BLOCK` elements."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _mask(exists: str | None) -> str:
 class TritonWriter(KernelWriter):
     """Writes kernels in Triton.
 
-    In the source, `off` is the element's number in the step. `number` is the same number, in 32 bits if those are
-    enough, because divisions then take half as long. `mask` guards the last block, `step` is `NCL` in int64, and
+    In the source, `off` is the element's number in the step. `number` is the same number, in 32 bits if they are
+    sufficient, because divisions then take half the time. `mask` guards the last block, `step` is `NCL` in int64, and
     `<operand>_at` is a scalar pointer to the operand's current time step.
     """
 
@@ -58,15 +58,15 @@ class TritonWriter(KernelWriter):
         self._unspecialised = ["T"] if "T" in sizes else []
 
     def begin(self) -> None:
-        # int64 from the first product on, because T * NCL passes 2**31 at T=32, batch 64, 64 x 224 x 224.
+        # int64 from the first product on, because T * NCL exceeds 2**31 at T=32, batch 64, 64 x 224 x 224.
         self.line("off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)")
         self.line(f"mask = off < {self._elements}")
         if "T" in self._sizes:
             self.line(f"step = tl.cast({self._elements}, tl.int64)")
-            # Adds 0 in a form that the compiler assumes to be only as divisible as `step`. Otherwise, if time steps are
-            # no multiple of 16 bytes apart, every second or fourth step is read and written in wider pieces than the
-            # others. Values are then moved between threads, and Triton 3.6 fails on some ("does not dominate this
-            # use").
+            # Adds 0 in a form that the compiler assumes to be only as divisible as `step`. Otherwise, if the distance
+            # between time steps is not a multiple of 16 bytes, every second or fourth step is read and written in wider
+            # pieces than the other steps. Values are then moved between threads, and Triton 3.6 fails on some ("does
+            # not dominate this use").
             self.line(f"off += tl.where(T < 0, {self._elements}, 0)")
 
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
@@ -151,7 +151,7 @@ class TritonWriter(KernelWriter):
         self.line(f"{', '.join(results)} = {core.name}({', '.join(arguments)})")
 
     def flag(self, value: bool) -> str:
-        # A constant: without a loop in between, the compiler computes it, and the step has no condition.
+        # A constant. Without a loop in between, the compiler evaluates it, and the step has no condition.
         return f"tl.full([], {value}, tl.int1)"
 
     def integer(self, name: str, expression: str) -> None:
@@ -167,7 +167,7 @@ class TritonWriter(KernelWriter):
     def segment(self, first: int = 0) -> None:
         self._sizes += ["SEGMENTS", "BESIDE"]
         self._unspecialised += ["SEGMENTS", "BESIDE"]
-        # int64, because its products with numbers of steps pass 2**31.
+        # int64, because its products with numbers of steps exceed 2**31.
         self.line("segment = tl.program_id(1).to(tl.int64)" + (f" + {first}" if first else ""))
 
     def add_segments(self) -> None:
@@ -193,7 +193,7 @@ class TritonWriter(KernelWriter):
         lows = [f"tl.min(tl.where(mask, {one}, T), axis=0)" for one in inside]
         highs = [f"tl.max(tl.where(mask, {one}, 0), axis=0)" for one in inside]
         self.line(f"{largest} = {_folded('tl.maximum', highs)}")
-        # The minimum over no elements, as in a row that does not exist, is T; both bounds are then 0.
+        # The minimum over no elements, as in a row that does not exist, is T. Both bounds are then 0.
         self.line(f"{least} = {_folded('tl.minimum', [*lows, largest])}")
 
     def less(self, name: str, value: str, number: str) -> None:
@@ -222,7 +222,7 @@ class TritonWriter(KernelWriter):
         with self._block("for row in range(0, ROWS):"):
             self.line("off = first + row * tl.cast(ROW, tl.int64)")
             self.line(f"mask = within & (off < {self._elements})")
-            self._computed.clear()  # these are offsets of the first row
+            self._computed.clear()  # these offsets are those of the first row
             yield
         self.line("off = first")
         self.line("mask = within")
@@ -244,7 +244,7 @@ def jit_function(name: str, arguments: Sequence[str], unspecialised: Iterable[st
     """A kernel's function around its lines, for blocks of `BLOCK` elements.
 
     Args:
-        unspecialised: numbers that Triton does not specialise on, so that one binary serves all values of T and others.
+        unspecialised: numbers for which Triton makes no specialised binaries, such as T. One binary is used for all.
     """
     signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
     names = ", ".join(f'"{name}"' for name in unspecialised)

@@ -1,9 +1,11 @@
-// sin, cos and tan: of float32 in float64, so that what is left of large arguments has all of its digits.
+// sin, cos and tan. Only kernels that call them include this header, because it takes as long to compile as a small kernel.
 #pragma once
 
 #include "arithmetic.h"
 
 namespace dev {
+
+// -- of float32 in float64, so that the rest of a large argument has all of its digits ----------------------------
 
 // x is `quarters` quarter turns, whose lowest two bits count, and the angle `rest`, in radians.
 struct Turned {
@@ -60,14 +62,11 @@ DEV_INLINE double sine_of(Turned y) {
     return from_bits(bits_of(value) ^ (y.quarters & 2u) << 62);
 }
 
-DEV_INLINE float sin(float x) {
-    float result = float(sine_of(turned(x)));
-    return x == 0.0f ? x : result;
-}
-
-DEV_INLINE float cos(float x) {
+template <int32_t quarters>
+DEV_INLINE float exact_sine(float x) {
     Turned y = turned(x);
-    return float(sine_of({y.rest, y.quarters + 1u}));
+    float result = float(sine_of({y.rest, y.quarters + quarters}));
+    return quarters == 0 && x == 0.0f ? x : result;
 }
 
 DEV_INLINE float tan(float x) {
@@ -77,6 +76,123 @@ DEV_INLINE float tan(float x) {
     float result = float((odd ? -cosine : sine) / (odd ? sine : cosine));
     return x == 0.0f ? x : result;
 }
+
+// -- of float32 in vectors of float32 ------------------------------------------------------------------------------
+//
+// They branch if an argument is large, which is impossible in a loop that becomes vector code. In such a loop, GCC replaces
+// the call of a function with the attribute `simd` by a call of its vector form, whose symbol follows from the function's
+// name. The definitions are local symbols of the kernel.
+
+#if defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__) && !defined(__clang__)
+
+struct Eight {
+    typedef float floats __attribute__((vector_size(32)));
+    typedef int32_t ints __attribute__((vector_size(32)));
+
+    DEV_MEMBER static floats fused(floats x, floats y, floats z) { return __builtin_ia32_vfmaddps256(x, y, z); }
+    DEV_MEMBER static floats less(floats x, floats y, floats z) { return __builtin_ia32_vfnmaddps256(x, y, z); }
+    DEV_MEMBER static bool any_above(floats x, float limit) {
+        return __builtin_ia32_movmskps256((floats)(~(x <= limit))) != 0;
+    }
+    DEV_MEMBER static floats if_odd(ints n, floats x, floats y) {
+        return __builtin_ia32_blendvps256(y, x, (floats)(n << 31));
+    }
+};
+
+#if defined(__AVX512DQ__)
+struct Sixteen {
+    typedef float floats __attribute__((vector_size(64)));
+    typedef int32_t ints __attribute__((vector_size(64)));
+
+    DEV_MEMBER static floats fused(floats x, floats y, floats z) {
+        return __builtin_ia32_vfmaddps512_mask(x, y, z, uint16_t(-1), 4);
+    }
+    DEV_MEMBER static floats less(floats x, floats y, floats z) {
+        return __builtin_ia32_vfnmaddps512_mask(x, y, z, uint16_t(-1), 4);
+    }
+    DEV_MEMBER static bool any_above(floats x, float limit) {
+        return __builtin_ia32_cmpps512_mask(x, limit + floats{}, 6, uint16_t(-1), 4) != 0;
+    }
+    DEV_MEMBER static floats if_odd(ints n, floats x, floats y) {
+        return __builtin_ia32_blendmps_512_mask(y, x, __builtin_ia32_cvtd2mask512(n << 31));
+    }
+};
+#endif
+
+template <typename V, int32_t quarters>
+static __attribute__((noinline)) typename V::floats exact_sines(typename V::floats x) {
+    constexpr int lanes = sizeof(x) / sizeof(float);
+    float values[lanes];
+    __builtin_memcpy(values, &x, sizeof(x));
+    for (int i = 0; i < lanes; ++i) values[i] = exact_sine<quarters>(values[i]);
+    __builtin_memcpy(&x, values, sizeof(x));
+    return x;
+}
+
+// sin(x + quarters * pi / 2), reduced by pi / 2 in three parts (Cody and Waite). Up to 2048, products of the second part, which
+// has 13 bits, are exact.
+template <typename V, int32_t quarters>
+DEV_INLINE typename V::floats sines(typename V::floats x) {
+    using floats = typename V::floats;
+    using ints = typename V::ints;
+    if (__builtin_expect(V::any_above(x * x, 0x1p22f), 0)) return exact_sines<V, quarters>(x);
+    const floats zero = {}, shift = zero + 0x1.8p23f;
+    const floats shifted = V::fused(x, zero + 0x1.45f306p-1f, shift);
+    const floats n = shifted - shift;
+    // The angle is `rest - excess`, where only `rest` and the last sum are rounded. By these signs sin(-0) is -0.
+    const floats first = V::less(n, zero + 0x1.921fb4p0f, x);
+    const floats rest = V::less(n, zero + 0x1.444p-24f, first);
+    const floats error = V::fused(n, zero + 0x1.444p-24f, rest - first);
+    const floats excess = V::fused(n, zero + 0x1.68c234p-39f, error);
+    const floats square = rest * rest;
+    floats p = V::fused(square, zero + 0x1.993ce2p-13f, zero + -0x1.110726p-7f);
+    p = V::fused(p, square, zero + 0x1.555544p-3f);
+    const floats sine = rest - V::fused(p * square, rest, excess);
+    floats q = V::fused(square, zero + 0x1.99fc26p-16f, zero + -0x1.6c0c76p-10f);
+    q = V::fused(q, square, zero + 0x1.55554ap-5f);
+    q = V::fused(q, square, zero + -0.5f);
+    const floats cosine = V::fused(rest, V::fused(rest, q, excess), zero + 1.0f);
+    const ints turns = (ints)shifted + quarters;
+    return (floats)((ints)V::if_odd(turns, cosine, sine) ^ (turns >> 1 << 31));
+}
+
+#define DEV_VECTORS(name, quarters, symbol, V, result)                                          \
+    static result name(result x) __asm__(symbol) __attribute__((used));                         \
+    static result name(result x) {                                                              \
+        V::floats values = {};                                                                  \
+        __builtin_memcpy(&values, &x, sizeof(x));                                               \
+        values = sines<V, quarters>(values);                                                    \
+        __builtin_memcpy(&x, &values, sizeof(x));                                               \
+        return x;                                                                               \
+    }
+#if defined(__AVX512DQ__)
+#define DEV_SIXTEEN(name, quarters) \
+    DEV_VECTORS(name##_of_16, quarters, "_ZGVeN16v_flexsn_" #name, Sixteen, Sixteen::floats)
+#else
+#define DEV_SIXTEEN(name, quarters)
+#endif
+#define DEV_SINE(name, quarters)                                                                            \
+    extern "C" __attribute__((const, nothrow, simd("notinbranch"))) float flexsn_##name(float x);           \
+    DEV_VECTORS(name##_of_1, quarters, "flexsn_" #name, Eight, float)                                       \
+    DEV_VECTORS(name##_of_4, quarters, "_ZGVbN4v_flexsn_" #name, Eight, Four)                               \
+    DEV_VECTORS(name##_of_8, quarters, "_ZGVdN8v_flexsn_" #name, Eight, Eight::floats)                      \
+    DEV_SIXTEEN(name, quarters)                                                                             \
+    DEV_INLINE float name(float x) { return flexsn_##name(x); }
+
+typedef float Four __attribute__((vector_size(16)));
+DEV_SINE(sin, 0)
+DEV_SINE(cos, 1)
+
+#undef DEV_SINE
+#undef DEV_SIXTEEN
+#undef DEV_VECTORS
+
+#else
+
+DEV_INLINE float sin(float x) { return exact_sine<0>(x); }
+DEV_INLINE float cos(float x) { return exact_sine<1>(x); }
+
+#endif
 
 DEV_INLINE double sin(double x) { return __builtin_sin(x); }
 DEV_INLINE double cos(double x) { return __builtin_cos(x); }

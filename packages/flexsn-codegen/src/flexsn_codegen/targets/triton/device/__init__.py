@@ -1,9 +1,9 @@
-"""What generated sources call: one set of names, two implementations.
+"""The functions that generated sources call. There is one set of names with two implementations.
 
-Compiled, they are `@triton.jit` functions over libdevice. Under Triton's interpreter (`TRITON_INTERPRET=1`
-when triton is imported) libdevice does not work, and they are plain functions that call torch. What can be
-written with these alone is in `_composed`, for both worlds. A generated source imports this module as `dev`
-and runs in both unchanged.
+When compiled, they are `@triton.jit` functions that use libdevice. Under Triton's interpreter (`TRITON_INTERPRET=1`
+when triton is imported), libdevice does not work, and they are plain functions that call torch. Functions that
+only need these functions are in `_composed`, for both implementations. A generated source imports this module as `dev`
+and runs unchanged with either implementation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The functions that each world has its own implementation of."""
+"""The functions for which there are two implementations: one for compilation and one for the interpreter."""
 
 from __future__ import annotations
 
 import triton
 
-from flexsn_codegen.targets.triton import _triton_private as _triton_private  # probes this version of Triton
+from flexsn_codegen.targets.triton import _triton_private as _triton_private  # checks this version of Triton
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 

@@ -1,10 +1,11 @@
-"""The compiled implementation: `@triton.jit` functions over libdevice.
+"""The compiled implementation: `@triton.jit` functions that use libdevice.
 
-Triton reads a function's source, so each is written out; `_functions.py` has the list, and a test compares.
+Triton reads a function's source, so each function is written out. `_functions.py` has the list of the functions, and a
+test compares the list with this module.
 
-Some compute float32 in float64, because libdevice's float32 ones are off by more than 2 ulp: `asin`, `erfinv` and
-`pow` as Triton links them, with approximate square roots and reciprocals; the Bessel functions, `erfcx` and
-`normcdfinv` by themselves.
+Some functions compute float32 in float64, because the errors of libdevice's float32 functions exceed 2 ulp. For `asin`,
+`erfinv` and `pow`, the reason is that Triton links them with approximate square roots and reciprocals. The errors of
+the Bessel functions, `erfcx` and `normcdfinv` are larger in any case.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from flexsn_codegen.targets.triton.device._float8 import (
 
 @triton.jit
 def widen(x):
-    """Half values are computed with in float32 registers."""
+    """Converts half values to float32, the dtype in which registers hold them."""
     if x.dtype == tl.float16 or x.dtype == tl.bfloat16:
         return x.to(tl.float32)
     else:
@@ -55,9 +56,9 @@ def store(pointers, value, mask):
 
 @triton.jit
 def store_bits(row, value, mask, number):
-    """True if the elements of a block are not 0, 8 in a byte of a row of `number`.
+    """Stores one bit per element of a block, set if the element is not 0. A row has `number` bytes of 8 elements each.
 
-    In bytes, and not in words: 8 elements are what one thread has, or two that are neighbours.
+    Bytes are stored instead of words, because one thread, or two neighbouring threads, have 8 elements.
     """
     flags = ((value != 0) & mask).to(tl.int32)
     count: tl.constexpr = value.shape[0] // 8
@@ -101,7 +102,7 @@ def div(x, y):
 
 @triton.jit
 def div_by_constant(x, y, reciprocal):
-    """Eager CUDA multiplies by the reciprocal when the divisor is a Python number."""
+    """Multiplies by the reciprocal, as eager CUDA does if the divisor is a Python number."""
     return x * reciprocal
 
 
@@ -115,7 +116,7 @@ def sqrt(x):
 
 @triton.jit
 def maximum(x, y):
-    # The default does not propagate NaN.
+    # By default, NaN would not be propagated.
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -156,7 +157,7 @@ def pow(x, y):
 
 @triton.jit
 def power(x, n: tl.constexpr, BITS: tl.constexpr):
-    """A whole power of float32, of so many bits."""
+    """An integer power of float32. The exponent has `BITS` bits."""
     wide = x.to(tl.float64)
     result = wide
     for i in tl.static_range(1, BITS):
@@ -168,7 +169,7 @@ def power(x, n: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def inverse_power(x, n: tl.constexpr, BITS: tl.constexpr):
-    """One over a whole power of float32."""
+    """The reciprocal of an integer power of float32."""
     wide = x.to(tl.float64)
     result = wide
     for i in tl.static_range(1, BITS):
@@ -180,13 +181,13 @@ def inverse_power(x, n: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def fmod(x, y):
-    # `%` compiles to one division and an fma, which is not exact.
+    # `%` compiles to a division and an fma, which is not exact.
     return libdevice.fmod(x, y)
 
 
 @triton.jit
 def largest(x):
-    """The largest element of a block, rounded towards zero, as a bound of a loop."""
+    """The largest element of a block, rounded towards zero, for use as the bound of a loop."""
     return tl.max(x, axis=0).to(tl.int32)
 
 
@@ -378,12 +379,12 @@ def trunc(x):
     return libdevice.trunc(x)
 
 
-# -- approximate twins: of float32, the GPU's own instructions -------------------------------------------------
+# -- approximate variants, which use the GPU's own instructions for float32 ------------------------------------
 
 
 @triton.jit
 def fast_div(x, y):
-    """To 2 ulp, and without the branch of the rounded division's slow path."""
+    """Divides with an error of up to 2 ulp, without the branch of the exact division's slow path."""
     return x / y
 
 
@@ -399,7 +400,7 @@ def fast_exp2(x):
 
 @triton.jit
 def fast_pow(x, y):
-    """To 4 ulp."""
+    """Computes a power with an error of up to 4 ulp."""
     return libdevice.pow(x, y)
 
 
@@ -410,7 +411,7 @@ def fast_sqrt(x):
 
 @triton.jit
 def fast_tanh(x):
-    """To 1e-6; relative to small values it is worse."""
+    """Computes with an absolute error of up to 1e-6. For small values, the relative error is larger."""
     if x.dtype == tl.float64:
         return libdevice.tanh(x)
     else:

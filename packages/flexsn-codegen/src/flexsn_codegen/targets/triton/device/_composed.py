@@ -1,7 +1,7 @@
-"""Functions written with the others, the same in both worlds: what the interpreter tests is what a GPU runs.
+"""Functions that are written with the base functions, so that tests in the interpreter cover the code that a GPU runs.
 
-Integer functions follow what eager mode does on CUDA where that is defined, and never trap. Loops without
-a condition on the data, because a block has no single one.
+Integer functions have the results of eager mode on CUDA where these are defined, and never trap. No loop has a
+condition on the data, because a block has no single condition.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from flexsn_codegen.targets.triton.device import _base as base
 
 @triton.jit
 def _divisor(y):
-    # Eager raises on the CPU and gives anything on CUDA: here n / 0 is n, and n % 0 is 0.
+    # Eager mode raises an error on the CPU and returns any value on CUDA. Here, n / 0 is n, and n % 0 is 0.
     return tl.where(y == 0, tl.full([], 1, y.dtype), y)
 
 
 @triton.jit
 def int_div(x, y):
-    """Rounds towards zero."""
+    """Divides and rounds towards zero."""
     return x // _divisor(y)
 
 
 @triton.jit
 def int_fmod(x, y):
-    """The sign of `x`."""
+    """The remainder with the sign of `x`."""
     return x % _divisor(y)
 
 
 @triton.jit
 def int_remainder(x, y):
-    """The sign of `y`."""
+    """The remainder with the sign of `y`."""
     y = _divisor(y)
     mod = x % y
     return tl.where((mod != 0) & ((mod < 0) != (y < 0)), mod + y, mod)
@@ -42,7 +42,7 @@ def int_remainder(x, y):
 
 @triton.jit
 def int_pow(x, y):
-    """By squaring; of negative exponents only those of 1 and -1 are integers, the others give 0."""
+    """Computes a power by squaring. For a negative exponent, only powers of 1 and -1 are integers. Others give 0."""
     one = tl.full([], 1, x.dtype)
     zero = tl.full([], 0, x.dtype)
     result = tl.where(y < 0, tl.where((x == one) | (x + one == zero), one, zero), one)
@@ -59,7 +59,7 @@ def int_pow(x, y):
 def gcd(x, y):
     x = tl.abs(x)
     y = tl.abs(y)
-    for _ in range(93):  # steps of Euclid's algorithm on two int64 numbers, at most
+    for _ in range(93):  # the largest number of steps of Euclid's algorithm on two int64 numbers
         rest = int_fmod(x, y)
         x = tl.where(y == 0, x, y)
         y = rest
@@ -74,7 +74,7 @@ def shift_left(x, y, bits: tl.constexpr):
 
 @triton.jit
 def shift_right(x, y, last: tl.constexpr):
-    """Too far is as far as it goes: 0, or -1 for negative numbers. `last`: number of bits but the sign."""
+    """Shifts by too many bits give 0, or -1 for negative numbers. `last` is the number of bits without the sign."""
     inside = (y >= 0) & (y <= last)
     return x >> tl.where(inside, y, tl.full([], last, x.dtype))
 
@@ -84,7 +84,7 @@ def shift_right(x, y, last: tl.constexpr):
 
 @triton.jit
 def nextafter_float16(x, y):
-    """Of float16 values in float32 registers."""
+    """The next number after float16 values in float32 registers."""
     x, y = base.round_float16(x), base.round_float16(y)
     bits = x.to(tl.float16).to(tl.int16, bitcast=True)
     one = tl.full([], 1, tl.int16)
@@ -97,7 +97,7 @@ def nextafter_float16(x, y):
 
 @triton.jit
 def nextafter_bfloat16(x, y):
-    """Of bfloat16 values in float32 registers, whose upper half they are."""
+    """The next number after bfloat16 values in float32 registers. The values are the upper half of the registers."""
     x, y = base.round_bfloat16(x), base.round_bfloat16(y)
     bits = x.to(tl.int32, bitcast=True)
     one = tl.full([], 65536, tl.int32)
@@ -109,7 +109,7 @@ def nextafter_bfloat16(x, y):
 
 @triton.jit
 def _normal(x):
-    """`x`, or a multiple of it where it is denormal; and the exponent of the factor."""
+    """`x`, scaled to a normal number if it is denormal, and the exponent of the scale."""
     if x.dtype == tl.float64:
         small = tl.abs(x) < tl.full([], 2.2250738585072014e-308, tl.float64)
         return tl.where(small, x * tl.full([], 18014398509481984.0, tl.float64), x), tl.where(small, 54, 0)
@@ -158,7 +158,7 @@ def digamma(x):
     pi = tl.full([], 3.141592653589793, tl.float64)
     pole = (x < 0) & (base.trunc(x) == x)
     negative = x < 0
-    # In float64: around its zeros, digamma is a small difference of the two.
+    # In float64, because digamma is a small difference of the two terms near its zeros.
     fraction = (x - base.trunc(x)).to(tl.float64)
     reflected = (pi / base.tan(pi * fraction)).to(x.dtype)
     z = tl.where(negative, one - x, x)
@@ -203,7 +203,7 @@ def trigamma(x):
 
 @triton.jit
 def zeta(s, q):
-    """The Hurwitz zeta function by Euler's and Maclaurin's sum (DLMF 25.11.5)."""
+    """The Hurwitz zeta function by the Euler-Maclaurin formula (DLMF 25.11.5)."""
     one = _number(1.0, s)
     zero = _number(0.0, s)
     nan = _number(float("nan"), s)
@@ -212,17 +212,17 @@ def zeta(s, q):
     undefined = (s < one) | ((q <= zero) & (base.floor(s) != s) & (pole == 0))
     z = tl.where(pole | undefined, one, q)
     total = tl.zeros_like(z)
-    # Whole steps up to z > 9, where the series converges fast, and nine of them: it converges the slower the
-    # larger s is, but the steps then make up nearly all of the sum.
+    # Terms are summed one by one up to z > 9, where the series converges fast, and for nine more steps. The larger s
+    # is, the slower the series converges, but these terms are then nearly all of the sum.
     count = tl.zeros_like(z)
-    # Not by a variable: Triton 3.6's interpreter makes it a block.
+    # The bound is not a variable, because Triton 3.6's interpreter would turn it into a block.
     for _ in range(base.largest(tl.where(z < zero, -base.floor(z), zero)) + 10):
         near = (z <= _number(9.0, s)) | (count < 9)
         total = tl.where(near, total + base.pow(z, -s), total)
         z = tl.where(near, z + one, z)
         count = count + 1.0
     power = base.pow(z, -s)
-    # Nothing is left to add where the terms have vanished: there s or z may be infinite.
+    # Nothing is added where the terms have become zero. At these elements, s or z may be infinite.
     gone = power == zero
     s_tail = tl.where(gone, zero, s)
     z = tl.where(gone, one, z)
@@ -268,9 +268,10 @@ def igammac(a, x):
 
 @triton.jit
 def _incomplete_gamma(a, x):
-    """P and Q: by the series for x <= max(a, 1) (DLMF 8.11.4), by the continued fraction for x above (DLMF 8.9.2).
+    """P and Q: by the series for x <= max(a, 1) (DLMF 8.11.4), by the continued fraction for larger x (DLMF 8.9.2).
 
-    Each takes about sqrt(a) terms where x is near a: beyond a = 10000, by the uniform expansion (DLMF 8.12.3, 8.12.4).
+    If x is near a, each needs about sqrt(a) terms. For a above 10000, the uniform expansion is used instead (DLMF
+    8.12.3, 8.12.4).
     """
     one = _number(1.0, x)
     zero = _number(0.0, x)
@@ -291,7 +292,7 @@ def _incomplete_gamma(a, x):
     term = one + zero * y
     total = term
     denominator = b
-    # Modified Lentz (Press et al., Numerical Recipes).
+    # The modified Lentz algorithm (Press et al., Numerical Recipes).
     w = tl.where(is_series, _number(2.0, x) + b, y)
     tiny = _number(1e-300, x)
     even = w + one - b
@@ -323,7 +324,7 @@ def _incomplete_gamma(a, x):
     half = tl.where(half < zero, zero, half)
     size = base.sqrt(_number(2.0, x) * half)
     eta = tl.where(mu < zero, -size, size)
-    t = tl.where(size > one, tl.where(mu < zero, -one, one), eta)  # where it is more, the exponential is 0
+    t = tl.where(size > one, tl.where(mu < zero, -one, one), eta)  # if the size is larger, the exponential is 0
     rest = _number(-0.00017875514403292181, x)
     rest = _number(0.0003527336860670194, x) + rest * t
     rest = _number(0.0011574074074074073, x) + rest * t
@@ -348,7 +349,7 @@ def _incomplete_gamma(a, x):
 def _hankel(x, order: tl.constexpr, sign: tl.constexpr):
     """The sum in the expansions for large `x` of exp(-x) I_order(x), `sign` -1, and exp(x) K_order(x), `sign` 1.
 
-    DLMF 10.40.1 and 10.40.2; 14 terms are exact to float64 from x = 34 on.
+    See DLMF 10.40.1 and 10.40.2. From x = 34 on, 14 terms are exact to float64.
     """
     term = tl.zeros_like(x) + 1.0
     total = term
@@ -364,7 +365,7 @@ def _hankel(x, order: tl.constexpr, sign: tl.constexpr):
 
 @triton.jit
 def _bessel_ie(x, scaled, order: tl.constexpr):
-    """`scaled` where it does not overflow; beyond, the expansion for large `x`."""
+    """`scaled` where it does not overflow, and the expansion for large `x` elsewhere."""
     x = tl.abs(x)
     far = x > 50
     z = tl.where(far, x, _number(64.0, x))
@@ -393,14 +394,14 @@ def bessel_i1e(x):
 def _bessel_i1e(x):
     near = tl.where(tl.abs(x) > 50, tl.zeros_like(x), x)
     result = _bessel_ie(x, base.bessel_i1(tl.abs(near)) * base.exp(-tl.abs(near)), 1)
-    return tl.where(x != x, x, tl.where(x < 0, result * -1.0, result))  # not -result: of 0 it is 0
+    return tl.where(x != x, x, tl.where(x < 0, result * -1.0, result))  # not -result, which loses the sign of 0
 
 
 @triton.jit
 def _bessel_ke(x, order: tl.constexpr):
-    """exp(x) K_order(x) for x >= 1: by the trapezoidal rule on DLMF 10.32.9, for large `x` by the expansion.
+    """exp(x) K_order(x) for x >= 1, by the trapezoidal rule on DLMF 10.32.9. For large `x`, by the expansion.
 
-    With a step of 1/8 the rule is exact to float64 as long as the integrand is not too narrow, up to x = 34.
+    With a step of 1/8, the rule is exact to float64 unless the integrand is too narrow, which it is beyond x = 34.
     """
     far = x > 34
     z = tl.where(far, tl.zeros_like(x) + 34.0, x)
@@ -423,7 +424,7 @@ def _bessel_ke(x, order: tl.constexpr):
 def _bessel_k_near(x, order: tl.constexpr):
     """K_order(x) for x <= 1, by its series around 0 (DLMF 10.31.1, 10.31.2)."""
     quarter = x * x * 0.25
-    log = base.log(x) - 0.6931471805599453  # not of x / 2, which is 0 for the smallest x
+    log = base.log(x) - 0.6931471805599453  # not the logarithm of x / 2, which is 0 for the smallest x
     power = tl.zeros_like(x) + 1.0
     total = tl.zeros_like(x)
     digammas = tl.zeros_like(x) - 0.5772156649015329
@@ -480,7 +481,7 @@ def bessel_k1e(x):
 
 @triton.jit
 def spherical_bessel_j0(x):
-    """sin(x) / x, near 0 by its series."""
+    """sin(x) / x. Near 0, by its series."""
     square = x * x
     series = _number(1.6059043836821613e-10, x)
     series = _number(-2.505210838544172e-08, x) + series * square
@@ -497,7 +498,7 @@ def spherical_bessel_j0(x):
 
 @triton.jit
 def narrow(off, count):
-    """Element numbers below `count`, which may be a constant, in its dtype: 32 bits, unless there are more elements."""
+    """Element numbers below `count`, which may be a constant, in its dtype. They have 32 bits if that is sufficient."""
     return off.to((count + tl.program_id(0) * 0).dtype)
 
 

@@ -1,8 +1,8 @@
-"""Delayed sequences: of each element its own delay, between two steps or by a filter; and their gradients.
+"""Delayed sequences and their gradients. Each element has its own delay, between two steps or by a filter.
 
-A tensor is `[T, elements]` in its memory, and the steps before the first one are `[MOST, elements]`, or zeros. Element
-`e` has the delay number `e // inner % size`. Differences of neighbours are added to the earlier one, as PyTorch's
-operations do, rounded where those are.
+A tensor is `[T, elements]` in memory, and the steps before the first one are `[MOST, elements]`, or zeros. Element
+`e` has the delay number `e // inner % size`. The difference of two neighbouring steps is added to the earlier one, as
+PyTorch's operations do, and is rounded at the same points.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flexsn_codegen.targets.triton.device._base import load, round_bfloat16, rou
 
 @triton.jit
 def _elements(elements, inner, size, BLOCK: tl.constexpr):
-    """A program's elements, the numbers of their delays, which of them exist, and the distance of two steps."""
+    """A program's elements, the numbers of their delays, a mask of existing elements, and the distance of two steps."""
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return off, (off // inner) % size, off < elements, tl.cast(elements, tl.int64)
 
@@ -31,7 +31,7 @@ def _rounded(x, HALF: tl.constexpr):
 
 @triton.jit
 def _at(x_ptr, past_ptr, t, off, step, mask, T, MOST: tl.constexpr, PAST: tl.constexpr):
-    """The value of step `t`, which may be before the first one or after the last."""
+    """The value of step `t`, which may be before the first step or after the last one."""
     value = load(x_ptr + t * step + off, mask & (t >= 0) & (t < T))
     if PAST:
         value = tl.where(t < 0, load(past_ptr + (t + MOST) * step + off, mask & (t < 0) & (t >= -MOST)), value)
@@ -56,7 +56,7 @@ def between_kernel(
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`y[t]`, on the line from the step `whole` before `t` to the one before that."""
+    """`y[t]`, interpolated between the value `whole` steps before `t` and the value one step before that."""
     off, number, mask, step = _elements(elements, inner, size, BLOCK)
     whole = tl.load(whole_ptr + number, mask=mask, other=0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * STEPS
@@ -93,7 +93,7 @@ def between_gradient_kernel(
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradients of `between_kernel`; that of a fraction for each element of a step."""
+    """Gradients of `between_kernel`. The gradient of a fraction has one value for each element of a step."""
     off, number, mask, step = _elements(elements, inner, size, BLOCK)
     whole = tl.load(whole_ptr + number, mask=mask, other=0).to(tl.int64)
     if FRACTION:
@@ -103,7 +103,7 @@ def between_gradient_kernel(
         begin = begin - MOST
     now = _at(grad_ptr, grad_ptr, begin + whole, off, step, mask, T, MOST, False)
     total = now * 0
-    # A number that is not one is a gradient's, and not the sum's.
+    # The total starts with 0 even if the gradient is infinite or NaN.
     total = tl.where(total == 0, total, 0.0)
     if PAST:
         for t in range(-MOST, 0):
@@ -148,7 +148,7 @@ def filter_kernel(
     PAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`y[t] = sum over l of taps[l] x[t - l]`, four steps in a program, whose values move through registers."""
+    """`y[t] = sum over l of taps[l] x[t - l]`. A program computes four steps, whose values move through registers."""
     off, number, mask, step = _elements(elements, inner, size, BLOCK)
     first = tl.program_id(1).to(tl.int64) * 4
     v0 = _at(x_ptr, past_ptr, first, off, step, mask, T, MOST, PAST)
@@ -194,7 +194,7 @@ def filter_gradient_kernel(
     LEARNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradients of `filter_kernel`; that of a delay, of which the taps have `slopes`, for each element of a step."""
+    """Gradients of `filter_kernel`. `slopes` are the derivatives of the taps with respect to a delay."""
     off, number, mask, step = _elements(elements, inner, size, BLOCK)
     begin = tl.cast(T, tl.int64) * 0
     if PAST:
@@ -254,7 +254,7 @@ def _taken(
     MOST: tl.constexpr,
     PAST: tl.constexpr,
 ):
-    """Stores the gradient of step `t`; its value's part of that of the delay."""
+    """Stores the gradient of step `t`. Returns the contribution of the step's value to the delay's gradient."""
     store(grad_x_ptr + t * step + off, a, mask & (t >= 0) & (t < T))
     if PAST:
         store(grad_past_ptr + (t + MOST) * step + off, a, mask & (t < 0))

@@ -1,8 +1,8 @@
-"""What programs of one launch that work on one step use: matrix products, and the exchange of values between them.
+"""Functions for programs of one launch that work on one step: matrix products, and the exchange of values.
 
-A program publishes its part of a value and arrives at a counter; who reads the whole value waits until all have. The
-counter only grows. A wait ends after so many looks, which takes seconds: what is awaited will not come then, and the
-counter is marked, by which all programs that share it learn of it.
+A program publishes its part of a value and arrives at a counter. A program that reads the whole value waits until all
+programs have arrived. The counter only grows. A wait ends after a limited number of reads of the counter, which takes
+seconds. The value will not arrive then. The program marks the counter, so that all programs that share it give up.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import triton.language as tl
 
 from flexsn_codegen.targets.triton.device._base import INTERPRETED, load, round_bfloat16, round_float16, store
 
-# Added to a counter whose programs gave up. More than any number of arrivals.
+# Added to a counter whose programs gave up. It exceeds any number of arrivals.
 _GAVE_UP = tl.constexpr(1 << 30)
 
 if INTERPRETED:
-    # One program after the other: each has all columns of its rows, and finds there what it has put there.
+    # Programs run one after the other. Each program has all columns of its rows, and reads the values it has stored.
     from flexsn_codegen.targets.triton.device._interpreted import _of_type, _to_torch
 
     def fetch(pointers: Any, mask: Any) -> Any:
@@ -28,7 +28,7 @@ if INTERPRETED:
     def publish(pointers: Any, value: Any, mask: Any) -> None:
         store(pointers, value, mask)
 
-    as_bfloat16, as_float16 = round_bfloat16, round_float16  # numbers of 16 bits are computed with as float32
+    as_bfloat16, as_float16 = round_bfloat16, round_float16  # 16-bit numbers are computed as float32
 
     def first_part(x: Any) -> Any:
         bits = _to_torch(x).view(torch.int32) & -65536
@@ -69,7 +69,7 @@ else:
 
     @triton.jit
     def fetch(pointers, mask):
-        # Not from the first cache, which does not see what other programs write.
+        # Bypasses the L1 cache, which does not receive the values that other programs write.
         return tl.load(pointers, mask=mask, other=0, cache_modifier=".cg")
 
     @triton.jit
@@ -90,12 +90,12 @@ else:
 
     @triton.jit
     def first_part(x):
-        """The first 8 bits of a float32, a bfloat16. Three parts are all of it. Rounding could reach infinity."""
+        """The first 8 bits of a float32, as a bfloat16. Three parts represent all of it. Rounding could overflow."""
         return _truncated(x).to(tl.bfloat16)
 
     @triton.jit
     def last_part(x):
-        """The nearest bfloat16 of what others leave."""
+        """The bfloat16 that is nearest to the remainder of the other parts."""
         return x.to(tl.bfloat16)
 
     @triton.jit
@@ -109,11 +109,12 @@ else:
 
     @triton.jit
     def hold(matrix, rows: tl.constexpr):
-        """A matrix that stays in registers in a loop that multiplies so many rows by it.
+        """A matrix that stays in registers in a loop that multiplies `rows` rows by it.
 
-        Triton moves what loads a factor from shared memory to the product that uses it, into the loop, if there is but
-        one. So here is another one, of nothing, which assembly keeps. And if a factor is loaded from memory as it is,
-        each product has a load of its own: so there is assembly in between.
+        If there is only one product, Triton moves the load of a factor from shared memory into the loop, to the product
+        that uses it. Therefore, there is another product here, with zeros, which inline assembly prevents from being
+        eliminated. In addition, if a factor is loaded from memory unchanged, each product has a separate load.
+        Therefore, there is inline assembly in between.
         """
         matrix = tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [matrix], dtype=matrix.dtype, is_pure=True, pack=2
@@ -125,17 +126,17 @@ else:
 
     @triton.jit
     def in_registers(matrix):
-        """The first factor of several products, of 16 bits: read from shared memory once, and not by each product."""
+        """The 16-bit first factor of several products. It is read from shared memory only once, not by each product."""
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [matrix], dtype=matrix.dtype, is_pure=True, pack=2)
 
     @triton.jit
     def dot_held(x, y, total):
-        """The product with what `hold` gave, turned round: matrix units take 8 columns, but no less than 16 rows."""
+        """A product with a matrix from `hold`, transposed: matrix units take 8 columns, but at least 16 rows."""
         return tl.trans(tl.dot(tl.trans(y), tl.trans(x), tl.trans(total)))
 
     @triton.jit
     def _look(counter):
-        # Every thread looks for itself: what it reads afterwards is what was published, without another barrier.
+        # Every thread reads the counter, so its later reads return published values without another barrier.
         return tl.inline_asm_elementwise(
             "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
         )
@@ -147,7 +148,7 @@ else:
 
     @triton.jit
     def meet():
-        """The threads of a program wait for each other, and see what the others have stored."""
+        """The threads of a program wait for each other, and can then read the values that the others have stored."""
         tl.debug_barrier()
 
     @triton.jit
@@ -158,7 +159,7 @@ else:
             seen = _look(counter)
             looks += 1
         if seen < goal:
-            # Threads may differ in this: each says it for itself.
+            # Threads may differ in this, so each thread marks the counter itself.
             tl.inline_asm_elementwise(
                 "red.release.gpu.global.or.b32 [$1], 0x40000000; mov.u32 $0, 0;",
                 "=r,l",

@@ -1,4 +1,4 @@
-"""Float8 by integers: GPUs before Hopper have no conversions, and those of later ones saturate, as torch's do not."""
+"""Float8 by integer operations. GPUs before Hopper lack conversions, and later ones saturate, unlike torch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def float8_e5m2_value(bits):
 
 @triton.jit
 def float8_e4m3fn_bits(x):
-    """The nearest one, of two equally near ones the even one; NaN beyond the largest."""
+    """The nearest float8. Ties go to the even one. NaN beyond the largest number."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = (size + (0x7FFFF - (120 << 23)) + ((size >> 20) & 1)) >> 20
-    # The sum is rounded to a multiple of 2^-9, and has it in the lowest bits.
+    # The sum is rounded to a multiple of 2^-9, which is in its lowest bits.
     denormal = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     number = tl.where(size < 0x3C800000, denormal, tl.where(size > 0x43F00000, 0x7F, tl.minimum(normal, 0x7F)))
     return (((bits >> 24) & 0x80) | number).to(tl.uint8)
@@ -40,7 +40,7 @@ def float8_e4m3fn_bits(x):
 
 @triton.jit
 def float8_e5m2_bits(x):
-    """The nearest one, of two equally near ones the even one; infinity beyond the largest."""
+    """The nearest float8. Ties go to the even one. Infinity beyond the largest number."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = (size + (0xFFFFF - (112 << 23)) + ((size >> 21) & 1)) >> 21

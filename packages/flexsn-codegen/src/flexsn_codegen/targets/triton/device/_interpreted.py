@@ -1,6 +1,6 @@
-"""The implementation under Triton's interpreter: plain functions over its handles, calling torch.
+"""The implementation for Triton's interpreter: plain functions of its handles that call torch.
 
-The interpreter keeps a value as a numpy array; bfloat16, which numpy has not, as its 16 bits.
+The interpreter stores a value as a numpy array. A bfloat16 array, which numpy does not support, contains 16-bit words.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from flexsn_codegen.targets.triton._triton_private import array_of, as_flags, va
 
 
 def _to_torch(x: Any) -> Tensor:
-    # A copy: broadcast arrays are not writable, which `from_numpy` warns of. Flat: it may be a bare number.
+    # A copy, because broadcast arrays are not writable, so `from_numpy` would warn. Flat, because it may be a number.
     return torch.from_numpy(array_of(x).reshape(-1).copy())
 
 
 def _on_torch(function: Callable[..., Tensor]) -> Callable[..., Any]:
     def call(x: Any, *others: Any) -> Any:
-        # The interpreter's own ops broadcast scalars against blocks; `x + 0 * other` would lose NaN, so
-        # the shape is settled with a selection.
+        # The interpreter's own ops broadcast scalars against blocks. `x + 0 * other` would lose NaN, so a selection
+        # determines the shape.
         x, others = _same_shape(x, others)
         return _of_type(x, function(_to_torch(x), *map(_to_torch, others)), x.dtype)
 
@@ -42,7 +42,7 @@ def _of_type(x: Any, value: Tensor, kind: Any) -> Any:
     return value_of(x, value.numpy(), kind)
 
 
-# Dtypes whose bits numpy keeps as integers.
+# Dtypes that numpy stores as integers.
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
@@ -50,21 +50,21 @@ def widen(x: Any) -> Any:
     if x.dtype in _FLOAT8:
         return _of_type(x, _to_torch(x).view(_FLOAT8[x.dtype]).to(torch.float32), tl.float32)
     if x.dtype == tl.bfloat16:
-        # Not `to`: the interpreter takes denormals for zero.
+        # This does not use `to`, because the interpreter's conversion flushes denormals to zero.
         return _of_type(x, _to_torch(x).view(torch.bfloat16).to(torch.float32), tl.float32)
     return x.to(tl.float32) if x.dtype == tl.float16 else x
 
 
 def load(pointers: Any, mask: Any, other: Any = 0) -> Any:
     if pointers.dtype.element_ty in _FLOAT8:
-        # Without `other`, which the interpreter would convert.
+        # `other` is omitted, because the interpreter would convert it.
         return widen(tl.load(pointers, mask=as_flags(mask)))
     return widen(tl.load(pointers, mask=as_flags(mask), other=other))
 
 
 def store(pointers: Any, value: Any, mask: Any) -> None:
     if pointers.dtype.element_ty == tl.bfloat16:
-        # Not by the store: the interpreter truncates instead of rounding.
+        # The store does not convert, because the interpreter would truncate instead of rounding.
         bits = _to_torch(value).to(torch.bfloat16).view(torch.uint16)
         value = _of_type(value, bits, tl.bfloat16)
     narrow = pointers.dtype.element_ty
@@ -87,7 +87,7 @@ round_float8_e4m3fn_saturating = round_float8_e4m3fn
 round_float8_e5m2 = _on_torch(lambda x: x.to(torch.float8_e5m2).to(torch.float32))
 
 div = _on_torch(torch.div)
-div_by_constant = _on_torch(lambda x, y, reciprocal: x / y)  # eager on the CPU divides
+div_by_constant = _on_torch(lambda x, y, reciprocal: x / y)  # eager mode on the CPU divides
 sqrt = _on_torch(torch.sqrt)
 maximum = _on_torch(torch.maximum)
 minimum = _on_torch(torch.minimum)
@@ -107,7 +107,7 @@ def inverse_power(x: Any, n: int, BITS: int) -> Any:
     return _of_type(x, (1.0 / _to_torch(x).double() ** int(n)).to(torch.float32), x.dtype)
 
 
-# In float64: vectorised, torch's float32 one gives NaN where the quotient is too large for it.
+# In float64, because torch's vectorised float32 function gives NaN if the quotient is too large for float32.
 fmod = _on_torch(lambda x, y: torch.fmod(x.double(), y.double()).to(x.dtype))
 
 
@@ -126,7 +126,7 @@ def _unary(torch_name: str) -> Callable[..., Any]:
 
 globals().update({name: _unary(torch_name) for name, (_, torch_name) in UNARY.items()})
 
-# The approximate twins: exact ones will do.
+# Exact functions replace the approximate variants.
 fast_div = div
 fast_exp = _unary("exp")
 fast_exp2 = _unary("exp2")

@@ -1,8 +1,9 @@
-"""Mean and variance per channel: sums in float32 that are as exact as they would be of centred data.
+"""Mean and variance per channel, by float32 sums that are as exact as sums of centred data.
 
 Each thread merges four numbers at a time into a count, a mean and a sum of squared deviations (Chan's formula), so that
-no difference of large sums is taken. Numbers are measured from the first one of their channel, which keeps means small
-where deviations are. Threads, then programs are merged in a fixed order: results do not change between runs.
+large sums are never subtracted. Numbers are measured relative to the first number of their channel. This keeps means
+small where deviations are small. Threads, and then programs, are merged in a fixed order, so results do not change
+between runs.
 
 Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1982.
 """
@@ -12,21 +13,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Tiles that a program loads before it uses the first one.
+# The number of tiles that a program loads before it uses the first one.
 AHEAD = 4
 _AHEAD = tl.constexpr(AHEAD)
 
 
 @triton.jit
 def _origin(x, ACC: tl.constexpr):
-    """The number that deviations are measured from; infinite ones would give NaN for all."""
+    """The reference for deviations. An infinite first number is replaced, because it would make all results NaN."""
     x = x.to(ACC)
     return tl.where(tl.abs(x) < float("inf"), x, 0.0)
 
 
 @triton.jit
 def _merged(count, mean, spread, a, b, c, d, in_a, in_b, in_c, in_d):
-    """Count, mean and squared deviations of what was counted and of four numbers, of which some may be absent."""
+    """Count, mean and squared deviations after adding four numbers, of which some may be absent."""
     more = in_a.to(mean.dtype) + in_b.to(mean.dtype) + in_c.to(mean.dtype) + in_d.to(mean.dtype)
     of_four = (tl.where(in_a, a, 0.0) + tl.where(in_b, b, 0.0)) + (tl.where(in_c, c, 0.0) + tl.where(in_d, d, 0.0))
     of_four = of_four / tl.maximum(more, 1.0)
@@ -43,7 +44,7 @@ def _merged(count, mean, spread, a, b, c, d, in_a, in_b, in_c, in_d):
 
 @triton.jit
 def _whole(count, mean, spread, AXIS: tl.constexpr):
-    """Count, mean and squared deviations of all together."""
+    """Count, mean and squared deviations, merged along an axis."""
     total = tl.sum(count, AXIS)
     middle = tl.sum(count * mean, AXIS) / tl.maximum(total, 1.0)
     apart = mean - tl.expand_dims(middle, AXIS)
@@ -63,7 +64,7 @@ def rows_kernel(
 ):
     """`x [rows, columns]` -> `parts [programs, 3, columns]`: counts, means and squared deviations of columns.
 
-    A program reads `tiles` tiles of `ROWS` rows, a multiple of `_AHEAD`. Means are measured from the first row.
+    A program reads `tiles` tiles of `ROWS` rows. `tiles` is a multiple of `AHEAD`. Means are relative to the first row.
     """
     program = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -107,7 +108,7 @@ def rows_kernel(
 
 @triton.jit
 def _tile_of(tile, across, samples, size, SAMPLES: tl.constexpr, SIZE: tl.constexpr):
-    """Where the numbers of a tile are, and which of them exist."""
+    """The offsets of a tile's numbers, and a mask of the existing ones."""
     sample = tile // across * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     place = tile % across * SIZE + tl.arange(0, SIZE)[None, :]
     return sample, place, (sample < samples) & (place < size)
@@ -125,10 +126,10 @@ def planes_kernel(
     SIZE: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """`x [samples, channels, size]` -> `parts [programs, 3, channels]`, as `rows_kernel`.
+    """`x [samples, channels, size]` -> `parts [programs, 3, channels]`, as in `rows_kernel`.
 
-    A program reads `tiles` tiles of one channel, of `SAMPLES` samples and `SIZE` places. Means are measured from the
-    channel's first number.
+    A program reads `tiles` tiles of one channel. A tile has `SAMPLES` samples and `SIZE` positions. Means are relative
+    to the channel's first number.
     """
     channel = tl.program_id(0)
     program = tl.program_id(1)
@@ -192,11 +193,11 @@ def finish_kernel(
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """`parts [programs, 3, channels]` -> `mean [channels]` and `var [channels]`; running statistics follow.
+    """`parts [programs, 3, channels]` -> `mean [channels]` and `var [channels]`. Also updates running statistics.
 
     Args:
-        x_ptr: a channel's first number lies `first` numbers after the one of the channel before.
-        running_mean_ptr, running_var_ptr: moved by `momentum` if `MOVES`, the latter by the unbiased variance.
+        x_ptr: the first number of each channel is `first` numbers after that of the previous channel.
+        running_mean_ptr, running_var_ptr: updated with `momentum` if `MOVES`, the latter with the unbiased variance.
         tracked_ptr: a counter of calls, if `COUNTS`.
     """
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

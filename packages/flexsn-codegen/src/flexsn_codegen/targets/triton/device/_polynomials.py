@@ -1,4 +1,4 @@
-"""Orthogonal polynomials of degree `n`, by their recurrences (DLMF 18.9), in float64; 0 for a negative degree."""
+"""Orthogonal polynomials of degree `n`, by recurrence (DLMF 18.9), in float64. For a negative degree, they are 0."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from flexsn_codegen.targets.triton.device import _base as base
 
 @triton.jit
 def _arguments(x, n):
-    """Both in float64 and of one shape, the degree a whole number."""
+    """Both arguments in float64 and in one shape. The degree is rounded to an integer."""
     x, n = tl.broadcast(x.to(tl.float64), n.to(tl.float64))
     return x, base.trunc(n)
 
 
 @triton.jit
 def _chosen(first, second, n):
-    """`second`, the polynomial of degree `n` if that is at least 1."""
+    """`second`, the polynomial of degree `n`, if the degree is at least 1. Otherwise `first`, or 0."""
     return tl.where(n >= 1, second, tl.where(n >= 0, first, tl.zeros_like(first)))
 
 
 @triton.jit
 def _chebyshev(x, n, sine: tl.constexpr, shift: tl.constexpr):
-    """Of the first (`sine` 0, `shift` 0), second (1, 1), third (0, 0.5) and fourth kind (1, 0.5).
+    """The polynomials of the first (`sine` 0, `shift` 0), second (1, 1), third (0, 0.5) and fourth kind (1, 0.5).
 
-    Of the angle t with x = cos t, it is cos((n + shift) t) / cos(shift t), or the same with sines.
+    In terms of the angle t with x = cos t, a polynomial is cos((n + shift) t) / cos(shift t), or the same with sines.
     """
     one = tl.zeros_like(x) + 1.0
     inside = tl.abs(x) <= 1
-    # By the angle, where the degree is high; at its ends, by the limit.
+    # If the degree is high, the angle is used. At the ends of the interval, the limit is used.
     angle = base.acos(tl.where(inside, x, one))
     order = n + shift
     if sine == 1:
@@ -86,7 +86,7 @@ def chebyshev_w(x, n):
 
 @triton.jit
 def _by_recurrence(x, n, first, family: tl.constexpr):
-    """`first` is the polynomial of degree 1."""
+    """A polynomial by its recurrence. `first` is the polynomial of degree 1."""
     one = tl.zeros_like(x) + 1.0
     before, after, k = one, first, one
     for _ in range(base.largest(n)):

@@ -1,16 +1,17 @@
-"""Pooling in two dimensions: the maximum, and where it is, in few bits; the average; their gradients.
+"""Pooling in two dimensions: the maximum with its position in a few bits, the average, and the gradients of both.
 
-A program computes rows x columns numbers. Channels-last, a row is a pixel and a column a channel; otherwise, a row is a
-row of an image and a column a pixel of it, and each channel is an image. Coordinates are `[ROWS, 1]` or `[1, COLUMNS]`,
-so that only sums of both are computed for each number.
+A program computes rows x columns numbers. If channels are last, a row is a pixel and a column is a channel. Otherwise,
+a row is a row of an image, a column is a pixel of it, and each channel is an image. Coordinates are `[ROWS, 1]` or
+`[1, COLUMNS]`, so that only their sums are computed for each number.
 
 Arguments are `images`, `channels`, `height`, `width`, `out_height` and `out_width`. The dimension that is innermost in
-memory (channels, or the width of the input) is a multiple of `UNIT` numbers, and its argument the number of units.
+memory (channels, or the width of the input) is a multiple of `UNIT` numbers, and its argument is the number of units.
 
-Of a maximum, 2, 4 or 8 bits of a code say at which position of its window it is; pixels of `PER` rows (channels-last),
-or the same pixels of `PER` images, share a byte.
+A code of 2, 4 or 8 bits describes the position of a maximum in its window. A byte contains the codes of the pixels of
+`PER` rows (if channels are last), or of the same pixel in `PER` images.
 
-The first of equal numbers is the maximum, and the last NaN, as in PyTorch. Sums are in float32, in PyTorch's order.
+As in PyTorch, the position of the maximum is that of the first of equal numbers, or of the last NaN. Sums are in
+float32, in PyTorch's order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _block(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _counted(channels, width, out_width, LAST: tl.constexpr, UNIT: tl.constexpr, OUT_UNIT: tl.constexpr):
-    """Channels and widths, in numbers; the innermost are given in units."""
+    """Channels and widths as numbers of elements. The innermost dimension is passed in units."""
     if LAST:
         channels = channels * UNIT
     else:
@@ -53,7 +54,7 @@ def _extent(images, channels, height, width, LAST: tl.constexpr):
 
 @triton.jit
 def _place(row, column, height, width, LAST: tl.constexpr):
-    """Number of the image, and row and column in it."""
+    """Number of the image, and row and column in the image."""
     if LAST:
         line = row // width
         x = row % width
@@ -88,13 +89,13 @@ def _pixels(
     COLUMNS: tl.constexpr,
     OTHER: tl.constexpr,
 ):
-    """Numbers of the input at `(y, SW * out_x + OFF)`; `OTHER` out of the image."""
+    """Numbers of the input at `(y, SW * out_x + OFF)`, or `OTHER` outside of the image."""
     if LAST or SW != 2:
         x = out_x * SW + OFF
         at = _at(x_ptr, image, y, x, column, height, width, channels, LAST)
         value = load(at, in_y & ((column < columns) & (x >= 0) & (x < width)), OTHER)
     else:
-        # Both of a pair, of which neighbours take one, are one load.
+        # Neighbours need one number each of a pair, so both numbers are loaded together.
         x = (tl.program_id(1) * COLUMNS + OFF // 2) * 2 + tl.arange(0, 2 * COLUMNS)[None, :]
         at = _at(x_ptr, image, y, x, column, height, width, channels, LAST)
         pairs = load(at, in_y & ((x >= 0) & (x < width)), OTHER)
@@ -117,7 +118,7 @@ def _divided(
     DIVISOR: tl.constexpr,
     PADS: tl.constexpr,
 ):
-    """Sums over windows, divided by `DIVISOR`; if it is 0, by the number of positions of each window."""
+    """Sums over windows, divided by `DIVISOR`. If it is 0, divided by the number of positions in each window."""
     if DIVISOR == 0:
         bottom = tl.minimum(top + KH, height + PH)
         right = tl.minimum(left + KW, width + PW)
@@ -127,7 +128,7 @@ def _divided(
         else:
             down = tl.minimum(bottom, height) - tl.maximum(top, 0)
             across = tl.minimum(right, width) - tl.maximum(left, 0)
-        # Windows that are not there may have none.
+        # Windows that do not exist may have no positions.
         parts = tl.maximum(down * across, 1)
         total = div(total, parts.to(total.dtype) + tl.zeros_like(total))
     elif DIVISOR > 0 and (DIVISOR & (DIVISOR - 1)) == 0:
@@ -165,7 +166,7 @@ def maximum_kernel(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Maxima; if `CODES`, their codes: `[cdiv(images, PER), ...]`, channels-last `[cdiv(pixels, PER), channels]`."""
+    """Maxima and, if `CODES`, codes: `[cdiv(images, PER), ...]`, channels-last `[cdiv(pixels, PER), channels]`."""
     PER: tl.constexpr = 8 // BITS
     byte_row, column = _block(ROWS, COLUMNS)
     channels, width, out_width = _counted(channels, width, out_width, LAST, UNIT, OUT_UNIT)
@@ -277,10 +278,10 @@ def _pixel_gradient(
 ):
     """Gradients of the pixels `(A, B)` of cells.
 
-    Which windows hold such a pixel, and where in them it is, are constants.
+    The windows that contain such a pixel, and its position in each of them, are constants.
     """
     PER: tl.constexpr = 8 // BITS if BITS else 1
-    # Windows that can hold a pixel, in each direction.
+    # The number of windows that can contain a pixel, in each direction.
     DOWN: tl.constexpr = ((KH - 1) * DH + SH) // SH
     ASIDE: tl.constexpr = ((KW - 1) * DW + SW) // SW
     total = tl.zeros([ROWS, COLUMNS], ACC)
@@ -344,9 +345,9 @@ def gradient_kernel(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """The gradient of the input: of a maximum by its codes, of an average if `BITS` is 0.
+    """The gradient of the input, from the codes of a maximum. If `BITS` is 0, it is the gradient of an average.
 
-    Rows and columns are those of cells of `SH x SW` pixels, whose windows are at the same places.
+    Rows and columns are those of cells of `SH x SW` pixels. The windows of all cells have the same relative positions.
     """
     row, column = _block(ROWS, COLUMNS)
     channels, width, out_width = _counted(channels, width, out_width, LAST, UNIT, OUT_UNIT)
@@ -360,7 +361,7 @@ def gradient_kernel(
         y = cell_y * SH + a
         in_y = in_rows & (y < height)
         if SW == 2:
-            # Both from the same loads.
+            # Both gradients use the same loads.
             even = _pixel_gradient(
                 g_ptr, codes_ptr, in_rows, in_columns, image, cell_y, cell_x, column, channels, height, width,
                 out_height, out_width, a, 0, KH, KW, SH, SW, PH, PW, DH, DW, LAST, BITS, DIVISOR, PADS, ROWS, COLUMNS,

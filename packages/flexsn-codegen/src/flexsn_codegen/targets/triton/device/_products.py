@@ -1,10 +1,11 @@
-"""Matrix products with spikes on tensor cores, of float32 numbers that are cut into bfloat16 parts.
+"""Matrix products with spikes on tensor cores, for float32 numbers that are split into bfloat16 parts.
 
-A spike is whole in one bfloat16, so `s W^T` takes one product for each part of `W`, and no operand is rounded. Tensor
-cores truncate their sums: if `LEAVES`, a sum leaves them every `CHUNK` terms, and is added in float32.
+A bfloat16 represents a spike exactly, so `s W^T` takes one product for each part of `W`, and no operand is rounded.
+Tensor cores truncate their sums. If `LEAVES`, a sum leaves them every `CHUNK` terms and is added in float32.
 
-Rows of a matrix have `units * UNIT` numbers; the constant says how many of them one load can take. Parts of weights are
-padded with zeros to whole chunks. Spikes and parts of gradients are as neurons write them, or padded.
+Rows of a matrix have `units * UNIT` numbers, where the constant `UNIT` is the number of elements that one load can
+take. Parts of weights are padded with zeros to whole chunks. Spikes and parts of gradients have the layout in which
+neurons write them, or are padded.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import triton.language as tl
 
 from flexsn_codegen.targets.triton.device._exchange import dot, in_registers
 
-# Numbers of a row of parts are padded to a multiple of this, which all chunks divide.
+# The length of a row of parts is padded to a multiple of this number, which is a multiple of all chunks.
 PADDING = 64
 _PADDING = tl.constexpr(PADDING)
 
 
 @triton.jit
 def _part(x):
-    """The nearest bfloat16 of a float32; towards zero where the nearest one is infinite."""
+    """The bfloat16 nearest to a float32. Rounds towards zero if the nearest one is infinite."""
     near = x.to(tl.bfloat16)
     cut = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
     return tl.where(tl.abs(near.to(tl.float32)) == float("inf"), cut.to(tl.bfloat16), near)
@@ -46,7 +47,7 @@ def split_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`x [rows, units * UNIT]` float32 -> `parts [PARTS, rows, padded * _PADDING]` bfloat16; their sum is `x`."""
+    """`x [rows, units * UNIT]` float32 -> `parts [PARTS, rows, padded * _PADDING]` bfloat16, whose sum is `x`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     stored = (row < rows)[:, None] & (column < padded * _PADDING)[None, :]
@@ -61,13 +62,13 @@ def split_kernel(
         left = _rest(left, part)
 
 
-# Added and taken away again, it rounds numbers below 2 ** 22 to whole ones.
+# Adding and subtracting this number rounds numbers below 2 ** 22 to integers.
 _ROUND = tl.constexpr(1.5 * 2.0**23)
 
 
 @triton.jit
 def _float(bits):
-    """A float32 from its bits: kernels are launched with integers alone."""
+    """A float32 from its bits, because kernels are launched with integers only."""
     return tl.cast(bits, tl.int32).to(tl.float32, bitcast=True)
 
 
@@ -86,9 +87,9 @@ def narrow_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16; if `SCALED`, `s / scale`.
+    """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16. If `SCALED`, `s / scale`.
 
-    `seen [cdiv(M, ROWS) + 2]` is not 0 for rows in which a number is not whole in one bfloat16; its last two numbers
+    `seen [cdiv(M, ROWS) + 2]` is not 0 for rows with a number that no bfloat16 represents exactly. Its last two numbers
     are 0.
     """
     program = tl.program_id(0)
@@ -114,7 +115,7 @@ def narrow_kernel(
 
 @triton.jit
 def _tile(rows, columns, GROUP: tl.constexpr):
-    """The row and the column of a program's tile: programs that run together share rows and columns."""
+    """The row and the column of a program's tile. Programs that run at the same time share rows and columns."""
     program = tl.program_id(0)
     first = program // (GROUP * columns) * GROUP
     size = tl.minimum(rows - first, GROUP)
@@ -124,7 +125,7 @@ def _tile(rows, columns, GROUP: tl.constexpr):
 
 @triton.jit
 def _load(at, here, MASKED: tl.constexpr):
-    """Numbers of a chunk; those beyond a row, if a row can end in it, are 0."""
+    """Numbers of a chunk. If a row can end within the chunk, numbers beyond its end are 0."""
     if MASKED:
         return tl.load(at, mask=here, other=0.0)
     return tl.load(at)
@@ -152,7 +153,7 @@ def outputs_kernel(
     LEAVES: tl.constexpr,
     HELD: tl.constexpr,
 ):
-    """`y [M, N] = scale s W^T + b`, of `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
+    """`y [M, N] = scale s W^T + b`, from `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
     pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     m = pm * BM + tl.arange(0, BM)
     n = pn * BN + tl.arange(0, BN)
@@ -168,7 +169,7 @@ def outputs_kernel(
         if HELD:
             s = in_registers(s)
         part = tl.zeros([BM, BN], tl.float32) if LEAVES else total
-        for p in tl.static_range(PARTS):  # the smallest first
+        for p in tl.static_range(PARTS):  # the smallest part first
             part = dot(s, tl.trans(tl.load(w_at + (PARTS - 1 - p) * plane)), part)
         total = total + part if LEAVES else part
         s_at += CHUNK
@@ -182,7 +183,7 @@ def outputs_kernel(
 
 @triton.jit
 def _over_rows(g, s, total, HELD: tl.constexpr):
-    """`g^T s`, or, of the transposed spikes, its transpose."""
+    """`g^T s`, or its transpose if the spikes are transposed."""
     return dot(s, g, total) if HELD else dot(tl.trans(g), s, total)
 
 
@@ -206,9 +207,9 @@ def weights_kernel(
     CHUNK: tl.constexpr,
     HELD: tl.constexpr,
 ):
-    """`out [shares, N, K]`, whose sum is `g^T s`, of parts of g `[M, g_units * G_UNIT]` and `s [M, s_units * S_UNIT]`.
+    """`out [shares, N, K]`, whose sum is `g^T s`. Parts of g are `[M, g_units * G_UNIT]`, s is `[M, s_units * S_UNIT]`.
 
-    Pointers to parts beyond `PARTS` are not read.
+    Pointers to parts beyond `PARTS` are not used.
     """
     tiles = tl.cdiv(K, BK)
     n = tl.program_id(0) // tiles * BN + tl.arange(0, BN)
@@ -217,7 +218,7 @@ def weights_kernel(
     chunks = tl.cdiv(tl.cdiv(M, CHUNK), tl.num_programs(1))
     g_columns = g_units * G_UNIT
     s_columns = s_units * S_UNIT
-    # `HELD`: of the transposed result, whose first factor is one for all parts.
+    # `HELD`: computes the transposed result, whose first factor is the same for all parts.
     total = tl.zeros([BK, BN] if HELD else [BN, BK], tl.float32)
     for j in range(chunks):
         m = (share * chunks + j) * CHUNK + tl.arange(0, CHUNK)
@@ -262,9 +263,9 @@ def inputs_kernel(
     LEAVES: tl.constexpr,
     HELD: tl.constexpr,
 ):
-    """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two.
+    """`out [M, K] = g W`, both in parts. Computes the products whose part numbers add up to less than the larger count.
 
-    Parts of g are `[M, g_units * G_UNIT]`; pointers to parts beyond `G_PARTS` are not read.
+    Parts of g are `[M, g_units * G_UNIT]`. Pointers to parts beyond `G_PARTS` are not used.
     """
     pm, pk = _tile(tl.cdiv(M, BM), tl.cdiv(K, BK), GROUP)
     m = pm * BM + tl.arange(0, BM)
@@ -314,7 +315,7 @@ def inputs_kernel(
 
 @triton.jit
 def _any(seen_ptr, count, SEEN: tl.constexpr):
-    """True if one of `count` numbers is not 0."""
+    """True if any of `count` numbers is not 0."""
     found = tl.zeros([SEEN], tl.int32)
     for first in range(0, count, SEEN):
         at = first + tl.arange(0, SEEN)
@@ -339,10 +340,10 @@ def repair_outputs_kernel(
     BK: tl.constexpr,
     SEEN: tl.constexpr,
 ):
-    """Computes `y = s W^T + b` in float32 again for each `BM` rows for which `seen` is not 0."""
+    """Recomputes `y = s W^T + b` in float32 for each group of `BM` rows for which `seen` is not 0."""
     columns = tl.cdiv(N, BN)
     k = tl.arange(0, BK)
-    # Nearly always there is none, which is seen at once; a look at each tile takes its time.
+    # There are nearly always no such rows, which this check detects at once. A check of each tile takes longer.
     if _any(seen_ptr, tl.cdiv(M, BM), SEEN):
         for tile in range(tl.program_id(0), tl.cdiv(M, BM) * columns, tl.num_programs(0)):
             if tl.load(seen_ptr + tile // columns) != 0:
@@ -382,7 +383,7 @@ def repair_weights_kernel(
     BM: tl.constexpr,
     SEEN: tl.constexpr,
 ):
-    """Computes `out [N, K] = g^T s` in float32 again if one of `count` numbers of `seen` is not 0.
+    """Recomputes `out [N, K] = g^T s` in float32 if any of `count` numbers of `seen` is not 0.
 
     g is the sum of its parts, of any dtype.
     """
@@ -411,7 +412,7 @@ def repair_weights_kernel(
 
 @triton.jit
 def shares_kernel(shares_ptr, out_ptr, count, shares, scale_bits, SCALED: tl.constexpr, SIZE: tl.constexpr):
-    """`out [count]`, the sum of `shares [shares, count]`, in order; times a number, if `SCALED`."""
+    """`out [count]`, the sum of `shares [shares, count]` in order, multiplied by a number if `SCALED`."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     here = at < count
     total = tl.load(shares_ptr + at, mask=here, other=0.0)

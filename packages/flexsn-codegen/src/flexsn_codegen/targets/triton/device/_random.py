@@ -1,4 +1,4 @@
-"""Random numbers by Philox, to the bit as `flexsn_graph` defines them in PyTorch."""
+"""Random numbers by Philox, with the bits that `flexsn_graph` defines in PyTorch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def uniform_number(first, second, third, step, stream: tl.constexpr, bits: tl.co
 
 @triton.jit
 def normal_number(first, second, third, step, stream: tl.constexpr):
-    """By a cosine or a sine (Box and Muller, 1958)."""
+    """Normal numbers from a cosine or a sine (Box and Muller, 1958)."""
     a, b = _words(first, second, third, step, stream)
     x = ((a >> 1) | 1).to(tl.int32, bitcast=True).to(tl.float32)
     bits = x.to(tl.int32, bitcast=True)

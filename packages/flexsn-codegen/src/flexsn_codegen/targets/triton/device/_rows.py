@@ -1,4 +1,4 @@
-"""Reductions of rows `[rows, columns]` to `[rows, 1]`; `inside` is false in padding, whose values do not count."""
+"""Reductions of rows `[rows, columns]` to `[rows, 1]`. `inside` is False for padding, whose values are ignored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if INTERPRETED:
         counts = _to_torch(tl.broadcast_to(inside, shape)).bool().view(shape)
         value = _to_torch(x).view(shape)
         padded = torch.where(counts, value, torch.tensor(padding, dtype=value.dtype))
-        # A value of the interpreter made of another one has its shape: the sum of it and zeros has that of a row.
+        # `_of_type` keeps the shape of `x`, so the reduced values are padded with zeros and summed to one column.
         row = torch.zeros_like(value)
         row[:, :1] = reduce(padded, 1, keepdim=True)
         return tl.sum(_of_type(x, row, x.dtype), axis=1, keep_dims=True)
@@ -64,13 +64,13 @@ def load_pair(pointers, mask):
 
 @triton.jit
 def store_pair(pointers, first, second, mask):
-    """Stores two blocks as `load_pair` reads them."""
+    """Stores two blocks in the layout that `load_pair` reads."""
     both = tl.join(first, second)
     store(pointers, tl.reshape(both, [both.shape[0], both.shape[1] * 2]), mask)
 
 
 @triton.jit
 def row_var(x, inside, one_of_all, one_of_counted):
-    """The variance: the numbers are one over the number of columns, and over that less a correction."""
+    """The variance. `one_of_all` is 1 / columns, and `one_of_counted` is 1 / (columns - correction)."""
     distance = x - row_sum(x, inside) * one_of_all
     return row_sum(distance * distance, inside) * one_of_counted

@@ -1,0 +1,52 @@
+"""Values that need no rounding to a half dtype, since all of them are numbers of this dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_codegen.source._dtypes import HALF_DTYPES
+from flexsn_codegen.source._numbers import LITERAL_OPS
+
+_prims = torch.ops.prims
+# Results are an operand's value, its negative or a whole number near it.
+_SELECTS = frozenset(
+    getattr(_prims, name).default
+    for name in ["abs", "ceil", "floor", "fmax", "fmin", "maximum", "minimum", "neg", "round", "sign", "trunc", "where"]
+)
+
+
+def needs_rounding(node: fx.Node, *, number_arguments: bool) -> bool:
+    """False for a conversion to a half dtype whose operand has only numbers of this dtype.
+
+    Args:
+        node: a node of a graph where values are rounded to their dtypes.
+        number_arguments: True if the graph's numbers are arguments, so that their values are unknown.
+    """
+    dtype = node.meta["val"].dtype
+    if node.target is not _prims.convert_element_type.default or dtype not in HALF_DTYPES:
+        return True
+    (operand,) = node.all_input_nodes
+    return not _is_representable(operand, dtype, number_arguments)
+
+
+def _is_representable(value: object, dtype: torch.dtype, number_arguments: bool) -> bool:
+    if not isinstance(value, fx.Node):
+        return isinstance(value, int | float) and not number_arguments and _is_number_of(value, dtype)
+    own = value.meta["val"]
+    if not isinstance(own, Tensor):
+        return False
+    if own.dtype in (dtype, torch.bool):
+        return True
+    if value.target in LITERAL_OPS:
+        return _is_representable(value.args[0], dtype, number_arguments)
+    if value.target is _prims.convert_element_type.default:
+        # Values of a float32 operand may differ from those of a float16 result.
+        (operand,) = value.all_input_nodes
+        return own.dtype.is_floating_point and _is_representable(operand, dtype, number_arguments)
+    operands = value.args[1:] if value.target is _prims.where.default else value.args
+    return value.target in _SELECTS and all(_is_representable(a, dtype, number_arguments) for a in operands)
+
+
+def _is_number_of(value: float, dtype: torch.dtype) -> bool:
+    return bool(torch.tensor(value, dtype=dtype, device="cpu") == value)

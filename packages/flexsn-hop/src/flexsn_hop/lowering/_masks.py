@@ -1,0 +1,69 @@
+"""Rewrites assignments by a mask as conditions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["masks_as_conditions"]
+
+_aten = torch.ops.aten
+
+
+def masks_as_conditions(module: fx.GraphModule) -> fx.GraphModule:
+    """Rewrites `v[mask] = number` as `where(mask, number, v)`.
+
+    In a compiled step, Inductor of torch 2.11 and 2.13 reads such a mask from memory that the assignment has already
+    changed, if an assignment by an index tensor precedes it. Returns `module` itself if it has no such assignment.
+
+    Args:
+        module: a graph of ATen operations, with examples of their results in `meta["val"]`.
+    """
+    if not any(_assigns_by_mask(node) for node in module.graph.nodes):
+        return module
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in list(graph.nodes):
+        if _assigns_by_mask(node):
+            _rewrite(graph, node)
+    graph.eliminate_dead_code()
+    return fx.GraphModule(module, graph)
+
+
+def _assigns_by_mask(node: fx.Node) -> bool:
+    if node.target is not _aten.index_put.default:
+        return False
+    values, indices, number = _operands(node)
+    return (
+        len(indices) == 1
+        and indices[0] is not None
+        and indices[0].meta["val"].dtype == torch.bool
+        and number.meta["val"].dim() <= values.meta["val"].dim()
+        and all(str(size) == "1" for size in number.meta["val"].shape)  # the comparison of texts adds no guard
+    )
+
+
+def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
+    values, (mask,), number = _operands(node)
+    accumulates = (*node.args[3:], *node.kwargs.values(), False)[0]
+    with graph.inserting_before(node):
+        while mask.meta["val"].dim() < values.meta["val"].dim():
+            mask = _call(graph, _aten.unsqueeze.default, mask, -1)
+        if accumulates:
+            number = _call(graph, _aten.add.Tensor, values, number)
+        new = graph.call_function(_aten.where.self, (mask, number, values))
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+
+
+def _call(graph: fx.Graph, operator: Any, *args: Any) -> fx.Node:
+    node = graph.call_function(operator, args)
+    node.meta["val"] = operator(*fx.map_arg(args, lambda arg: arg.meta["val"]))
+    return node
+
+
+def _operands(node: fx.Node) -> Any:
+    """Returns the values, the list of indices, and the numbers of an assignment."""
+    return node.args[:3]
