@@ -96,8 +96,8 @@ def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: b
 def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, seed: int) -> dict[str, Any]:
     """Trains the network from its initial states with activation checkpointing. The loop runs without checkpointing.
 
-    If `inside`, the checkpointed function resets the states before it calls the network. Otherwise it only calls the
-    network, and neurons refuse this.
+    If `inside` is True, the checkpointed function resets the states before it calls the network. Otherwise, it does not
+    reset them, and neurons raise an error.
 
     The states are not compared, because a reentrant checkpoint runs the function without gradients first.
     """
