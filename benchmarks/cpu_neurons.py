@@ -5,7 +5,7 @@ the loop, and other libraries.
 
 Inference reads the inputs and writes the outputs, so its lower bound is a copy of the same size (two streams). A
 training step of a neuron moves at least five streams: the input, the output, the input again, the gradient of the
-output, and the gradient of the input. The target of a copy already exists, as for `copy_`. All compared runs alternate
+output, and the gradient of the input. A copy writes into existing memory, as `copy_` does. All compared runs alternate
 round by round, and a figure is the median of its rounds.
 """
 
@@ -235,8 +235,8 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
         "",
         *table(("", "version", "ms", "/ ours", "/ copy of five streams"), against),
         "",
-        "A kernel that reads its input and writes its results takes at least as long as the copy. So nothing can be",
-        "faster than a library by more than the factor in its last column. The neuron of each library has its own",
+        "A kernel that reads its input and writes its results takes at least as long as the copy. So the last column",
+        "is the largest possible speedup over each library. The neuron of each library has its own",
         "formula and surrogate. Those of other libraries are loops of torch operators.",
     ]
     publish(lines, path)

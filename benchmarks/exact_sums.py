@@ -4,9 +4,9 @@
 
 Each row shows a network, a way to run it, and the number of spikes that differ from the reference. The reference is the
 loop over time on the same device with torch's product. The other ways are compiled kernels, two batches instead of one,
-the neurons in another order, another process, and the CPU with one sixty-fourth of the batch. The element-steps are
-divided among the rows with one kind of weights. Each network runs in a separate process. The row "in another process"
-compares two processes.
+the neurons in another order, another process, and the CPU with one sixty-fourth of the batch. The rows with one kind of
+weights share the element-steps equally. Each network runs in a separate process. The row "in another process" compares
+two processes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def in_halves(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def reordered(kind: str, grid: bool, device: str) -> Callable[[nn.Module, Tensor], Tensor]:
-    """Returns a way that permutes the recurrent neurons, and undoes the permutation in the results."""
+    """Returns a function that permutes the recurrent neurons, runs the network, and undoes the permutation in the
+    results.
+    """
 
     def way(net: nn.Module, x: Tensor) -> Tensor:
         twin = network(kind, grid, device)
@@ -178,7 +180,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exact_sums.md")
     parser.add_argument(
-        "--elements", type=float, default=1e9, help="element-steps with, and the same number without a grid"
+        "--elements",
+        type=float,
+        default=1e9,
+        help="number of element-steps of the rows with a grid, and of the rows without",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=240, help="no further row starts after this time")

@@ -172,7 +172,7 @@ def made(name: str, hidden: int) -> Any:
 
 
 def work(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
-    """Runs in a separate process: the first step of a layer and, if `others`, LIF with other sizes."""
+    """Runs in a separate process: the first step of a layer, and if `others` is True, also of LIF with other sizes."""
     torch.zeros(1, device=device)
     clock = watch()
     name, _, shape = layer.partition(":")

@@ -2,13 +2,13 @@
 
     python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep | --shortest | --stages]
 
-Inference is compared with a copy of the bytes of the inputs and the output. Training is compared with a copy of these
-bytes, of the incoming and outgoing gradients, and of the input once more. Everything is measured in CUDA graphs and in
-one run. The spikes of both kinds of kernels have to be equal to the last bit. For affine steps with fast math, the
-results are equal up to rounding. `--sweep` also measures other numbers of segments. `--shortest` writes another table,
-about sequences from 512 steps on, in CUDA graphs and launched one by one. It shows the length from which segments are
-worth their additional launches. `--stages` writes a table of serial kernels, by the number of chunks whose loads are in
-flight.
+Inference is compared with a copy of the bytes of the inputs and the output. Training is compared with a copy that
+moves, in addition, the incoming and outgoing gradients and the inputs once more. Everything is measured in CUDA graphs
+and in one run. The spikes of both kinds of kernels have to be equal to the last bit. For affine steps with fast math,
+the results are equal up to rounding. `--sweep` also measures other numbers of segments. `--shortest` writes another
+table, with sequences of 512 to 4096 steps, both in CUDA graphs and in single launches. It shows the length above which
+segments are worth their additional launches. `--stages` writes a table of serial kernels with different numbers of
+chunks whose loads are in flight.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ CASES = [
     Case("Izhikevich", partial(Izhikevich, a=0.2, b=0.3), 16384, 1024),
     Case("CUBA", CUBALIF, 16384, 1024, scale=0.3),
     Case("LI", LI, 65536, 256, limit=2.5, leaves=of_li),
-    Case("LRU, as a pair, fast math", lru, 65536, 256, limit=2.5, leaves=of_lru),
+    Case("LRU as a pair of numbers, fast math", lru, 65536, 256, limit=2.5, leaves=of_lru),
     Case("selective scan, a and b given", mamba, 4096, 8 * 1024 * 16, scale=0.3, inputs=2, leaves=given),
 ]
 
@@ -207,10 +207,10 @@ class Work:
         affine = [number for step in program.specializations for number in step.affine_segments.values()]  # type: ignore[attr-defined]
         if affine:
             return f"{affine[-1]}, affine", ""
-        found = [s for step in program.specializations for s in step.speculations.values()]  # type: ignore[attr-defined]
-        for speculation in found:
+        speculations = [s for step in program.specializations for s in step.speculations.values()]  # type: ignore[attr-defined]
+        for speculation in speculations:
             if not speculation.meets:
-                return "do not converge", ""
+                return "serial, since trajectories do not converge", ""
             if speculation.last is not None:
                 last = speculation.last
                 return f"{last.segments}, {last.warm_up}", f"{last.elements} of {last.total}"
@@ -378,7 +378,7 @@ def main() -> None:
     device = torch.device(chosen.device)
     if chosen.shortest:
         head = [
-            "# Where segments of time begin",
+            "# The shortest sequences in segments of time",
             "",
             "`python benchmarks/long_sequences.py --shortest`: LIF, in segments and serially, in CUDA graphs and in",
             f"eager mode. Calls that repeat are launched by: {launcher_in_words(device)}. {where(device)}",

@@ -3,10 +3,10 @@
     OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py [--output FILE] [--threads 2] [--calls 60]
 
 Calls with one thread and with several threads alternate. On a machine that other processes also use, wall time means
-little. So the table shows the shortest time of a call, and also the running time of its busiest thread, which Linux
-counts for each thread. With one thread, the running time is that of the whole call. With several threads, it is the
-time that a call would take if each thread had its own core. A waiting thread must not spin, because spinning would
-count as running time.
+little. So the table also shows the running time of the busiest thread of a call. Linux counts the running time of each
+thread. The wall time in the table is the shortest time of a call. With one thread, the running time is that of the
+whole call. With several threads, it is the time that a call would take if each thread had its own core. A waiting
+thread must not spin, because spinning would count as running time.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def told(neuron: FlexSN) -> str:
     for step in program.specializations:
         for speculation in step.speculations.values():  # type: ignore[attr-defined]
             last = speculation.last
-            return "do not converge" if not speculation.meets else f"{last.segments}, {last.warm_up}"
+            if not speculation.meets:
+                return "serial, since trajectories do not converge"
+            return f"{last.segments}, {last.warm_up}"
     return "serial"
 
 
@@ -109,7 +111,7 @@ def rows_of(name: str, x: Tensor, threads: int, calls: int) -> list[list[str]]:
                 *(name, "training" if training else "inference", told(neurons[1])),
                 *(f"{one.least:.2f}", f"{several.least:.2f}", f"{one.least / several.least:.2f}"),
                 *(f"{one.busiest:.2f}", f"{several.busiest:.2f}", f"{one.busiest / several.busiest:.2f}"),
-                "to the bit" if torch.equal(first, second) else f"to {off:.1e}",
+                "bitwise" if torch.equal(first, second) else f"to {off:.1e}",
             ]
         )
         print(" | ".join(rows[-1]), flush=True)

@@ -9,7 +9,7 @@ two and writes one. Each row is a layer of a ResNet18 after its convolution, for
 replayed from CUDA graphs. A time is the median over rounds. All measured calls alternate within a round, so that a
 change of the clock rate affects all of them. The script needs a GPU, but `--check` runs small shapes in Triton's
 interpreter. `--elements` and `--fewest` change the kernels that sum gradients: `--elements` sets how many numbers a
-thread handles, and `--fewest` sets the number of programs below which no program processes several rows.
+thread handles. `--fewest` sets the smallest number of programs with which a program may process several rows.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "norm_neuron.md")
     parser.add_argument("--check", action="store_true", help="small shapes on the CPU, with TRITON_INTERPRET=1")
-    parser.add_argument("--dtype", choices=DTYPES, action="append", help="only this one")
-    parser.add_argument("--format", choices=FORMATS, action="append", help="only this one")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="measure only this dtype")
+    parser.add_argument("--format", choices=FORMATS, action="append", help="measure only this memory format")
     parser.add_argument("--elements", type=int, default=_rows._ELEMENTS)
     parser.add_argument("--fewest", type=int, default=_rows._FEWEST_PROGRAMS)
     chosen = parser.parse_args()
@@ -199,8 +199,8 @@ def main() -> None:
                     "ms",
                     "/ nine streams",
                     "torch's norm + ReLU, ms",
-                    "/ that",
-                    "nine streams / that",
+                    "/ norm + ReLU",
+                    "nine streams / norm + ReLU",
                 ),
                 totals,
             ),

@@ -24,7 +24,7 @@ BRANCHES = 4
 class Dendritic(nn.Module):
     """A neuron whose branches drive its soma. The largest branch opens an apical compartment, which adds to the soma.
 
-    If `matrix`, a matrix couples the branches of a neuron.
+    If `matrix` is True, a matrix couples the branches of a neuron.
     """
 
     def __init__(self, neurons: int, *, matrix: bool = True) -> None:

@@ -188,7 +188,7 @@ TASKS = {
 
 
 def samples_of(name: str, path: Path | None) -> tuple[Part, Part]:
-    """Returns a data set, from the file `path` unless `path` is `None`."""
+    """Returns a data set. If `path` is not `None`, the data set is read from this file."""
     if path is None:
         return TASKS[name].load()
     if not path.is_file():

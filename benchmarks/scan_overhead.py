@@ -4,8 +4,8 @@
 
 `call` is the wall time per call, over many calls with one synchronisation at the end, as the shortest of several runs.
 The runs of all rows alternate. `issue` is the CPU time of a call, without waiting for the GPU. `graph` is the time of
-replaying the same call in a CUDA graph. `of 20` is the time per call in a graph of 20 calls, which is like the layers
-of a network in one graph. `kernels` is the time of the kernels of a call, from the profiler. A single replay takes at
+replaying the same call in a CUDA graph. `of 20` is the time per call in a graph of 20 calls, such as the graph of a
+network with 20 layers. `kernels` is the time of the kernels of a call, from the profiler. A single replay takes at
 least as long as the CPU needs to launch any graph. Rows with `one thread` run the backward in the calling thread
 (`torch.autograd.set_multithreading_enabled(False)`), which avoids switching to autograd's thread and back. The compiled
 launcher launches training steps, except in rows marked `by Python`.

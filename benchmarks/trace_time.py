@@ -151,7 +151,7 @@ def main(path: Path, repeats: int) -> None:
         "",
         *table(("core", "ops", "trace", "gradient", "code", "together", "ms per op"), rows),
         "",
-        f"The LIF neuron takes {neuron.total:.3f} s; at most {LIMIT} s is wanted.",
+        f"The LIF neuron takes {neuron.total:.3f} s; at most {LIMIT} s is the target.",
         f"Chains of {NODES[0]} to {NODES[-1]} ops: time grows as `ops ** {exponent(chains):.2f}`; "
         f"from {NODES[1]} ops on as `ops ** {exponent(chains[1:]):.2f}`.",
     ]

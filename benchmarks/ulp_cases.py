@@ -75,7 +75,7 @@ _APPROXIMATE = {
 _FLOAT_ONLY = _APPROXIMATE - {"pow"} | {"sqrt", "reciprocal", "nextafter", "frexp"}
 _INTEGER_ONLY = {"gcd", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left"}
 _INTEGER_ONLY |= {"shift_right_arithmetic"}
-# For a negative argument x, the series of these ops goes up in steps of one, which takes about |x| steps.
+# For a negative argument x, the series of these ops takes about |x| steps.
 _MOST_NEGATIVE = -64.0
 
 
@@ -86,9 +86,11 @@ def cases() -> tuple[list[Case], dict[str, str]]:
     for op in supported_ops():
         own = list(_cases_of(op))
         if "polynomial" in op._opname:
-            uncovered[str(op)] = "close to a root, eager mode's float32 recurrence has no digit right"
+            uncovered[str(op)] = "close to a root, no digit of eager mode's float32 recurrence is correct"
         elif not own:
-            uncovered[str(op)] = f"takes {op._schema}: neither one nor two tensors alone, and no case written for it"
+            uncovered[str(op)] = (
+                f"its arguments are not one or two tensors, and no case is written for it: {op._schema}"
+            )
         found += own
     assert len({case.name for case in found}) == len(found)
     return found, uncovered
@@ -112,7 +114,9 @@ def _cases_of(op: Any) -> Iterator[Case]:
         for target in INTEGERS[:-1]:
             label = f"convert to {_short(target)}"
             keep = functools.partial(_fits, target)
-            yield case(label, functools.partial(op, dtype=target), 1, keep=keep, why_keep="numbers that fit")
+            yield case(
+                label, functools.partial(op, dtype=target), 1, keep=keep, why_keep="numbers in the range of the result"
+            )
     elif name == "signbit":
         # The prim declares that its result has the dtype of its argument.
         yield case(name, torch.signbit, 1)
@@ -125,7 +129,7 @@ def _cases_of(op: Any) -> Iterator[Case]:
         yield case(name, op, 2, keep=lambda s, q: _above(q), why_keep=f"q > {_MOST_NEGATIVE:.0f}")
     elif name in {"div", "fmod", "remainder"}:
         yield case(name, op, 2, FLOATS)
-        why = "no division by 0, none of the least number by -1"
+        why = "without division by 0, and without division of the smallest number by -1"
         yield case(f"{name} of integers", op, 2, INTEGERS[:-1], keep=_divides, why_keep=why)
         if name == "div":
             for divisor in (3.0, 0.7, 1.7, 2.3, 4.3, -1e30, 1e-40):
@@ -141,7 +145,7 @@ def _cases_of(op: Any) -> Iterator[Case]:
         # In eager mode, the prim refuses real numbers, although they are their own conjugates.
         yield case(name, torch.conj_physical, 1)
     elif name == "gcd":
-        yield case(name, op, 2, INTEGERS[:-1], keep=_has_magnitude, why_keep="not the least number")
+        yield case(name, op, 2, INTEGERS[:-1], keep=_has_magnitude, why_keep="without the smallest number")
     elif [str(a.type) for a in arguments] in (["Tensor"], ["Tensor", "Tensor"]):
         yield case(name, op, len(arguments))
 

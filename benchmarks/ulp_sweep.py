@@ -41,51 +41,60 @@ from ulp_distance import NOT_A_NUMBER, ulp_distance, zero_signs_differ  # noqa: 
 from flexsn_codegen import UnsupportedOpError, pointwise  # noqa: E402
 
 _BESSEL_JY = (
-    "eager mode reduces large arguments with a rounded multiple of pi: from 2^24 in float32 and 2^53 in float64 on it "
-    "has not even the sign (J0(9007199254772456) is 3.217027543546835e-09), and near roots few digits; at infinity it "
-    "gives NaN, where the limit is 0"
+    "eager mode reduces large arguments with a rounded multiple of pi. Above 2^24 in float32 and 2^53 in float64, "
+    "even the sign of its result is wrong (J0(9007199254772456) is 3.217027543546835e-09). Near roots, few of its "
+    "digits are right. At infinity, it gives NaN, but the limit is 0"
 )
 _BESSEL_I = (
-    "eager mode multiplies with exp(abs(x)), which overflows before the product, and gives NaN at infinity; its series "
-    "is off by 7 ulp at the worst arguments in float64, ours by 2 there; I1(-0) is -0"
+    "eager mode multiplies with exp(abs(x)), which overflows earlier than the product, and gives NaN at infinity. At "
+    "the worst arguments in float64, the error of its series is 7 ulp, and the error of ours is 2 ulp. I1(-0) is -0"
 )
 _BESSEL_K = (
-    "eager mode's series is off by 15 ulp at the worst arguments in float64, ours by 4 there (K0(1.4616321449612955) "
-    "is 0.22474822127557867); for the smallest denormals it gives infinity or NaN, because x / 2 is 0"
+    "at the worst arguments in float64, the error of eager mode's series is 15 ulp, and the error of ours is 4 ulp "
+    "(K0(1.4616321449612955) is 0.22474822127557867). For the smallest denormals, eager mode gives infinity or NaN, "
+    "because x / 2 is 0"
 )
-_DIGAMMA = "eager mode's sum, rounded in other places: near its roots a small difference of large terms, noise in both"
+_DIGAMMA = (
+    "the sum of eager mode, rounded at other steps. Near the roots, the result is a small difference of large terms, "
+    "which is mostly rounding error in both"
+)
 _ZETA = (
-    "eager mode's sum, rounded in other places: terms of negative arguments cancel. It gives NaN where a term "
-    "overflows or z is infinite, ours the limit, and leaves out 1 / (s - 1) where the first term is large"
+    "the sum of eager mode, rounded at other steps. For negative arguments, terms cancel. If a term overflows or z is "
+    "infinite, eager mode gives NaN, and ours gives the limit. If the first term is large, eager mode leaves out "
+    "1 / (s - 1)"
 )
-_POLYGAMMA = "a multiple of zeta, see there; at infinity eager mode gives NaN, ours the limit 0"
+_POLYGAMMA = (
+    "a multiple of zeta, and has the same errors. At infinity, eager mode gives NaN, and ours gives the limit 0"
+)
 _IGAMMA = (
-    "both are sums of hundreds of terms, and eager mode stops and changes the method elsewhere; in the tails, where "
-    "one of the two is 1, the other has the digits that are left of a difference or of an exponential"
+    "igamma and igammac are sums of hundreds of terms. Eager mode ends its sums at other terms, and changes the method "
+    "at other arguments. In the tails, one of the two functions is 1, and the other is a difference or an exponential "
+    "with few correct digits"
 )
-# The reason for a larger error, by case, or by case and dtype. Roots and limits come from mpmath, with 40 digits.
+# The reason why an error exceeds the limit, by case, or by case and dtype. Roots and limits come from mpmath, with 40
+# digits.
 EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("bessel_j0", "bessel_j1", "special_bessel_y0", "special_bessel_y1"), _BESSEL_JY),
     **dict.fromkeys(("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e"), _BESSEL_I),
     **dict.fromkeys(("special_modified_bessel_i0", "special_modified_bessel_i1"), _BESSEL_I),
     **dict.fromkeys(("special_modified_bessel_k0", "special_modified_bessel_k1"), _BESSEL_K),
     **dict.fromkeys(("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"), _BESSEL_K),
-    "asinh float64": "off by 1 ulp, eager mode's by 2 in the other direction",
+    "asinh float64": "the error is 1 ulp, and eager mode's is 2 ulp in the other direction",
     **dict.fromkeys(("digamma", "polygamma 0"), _DIGAMMA),
-    "erfcx": "eager mode rounds x^2 before exp(x^2), which is off by x^2 / 2 ulp then",
-    "ndtri float64": "libdevice's is off by 6 ulp, eager mode's by 2",
-    "ndtri float32": "eager mode's is off by 4 ulp",
-    "polygamma 1": "eager mode's few terms of the series, rounded in other places",
+    "erfcx": "eager mode rounds x^2 before exp(x^2), so that its error is x^2 / 2 ulp",
+    "ndtri float64": "the error of libdevice is 6 ulp, and eager mode's is 2 ulp",
+    "ndtri float32": "the error of eager mode is 4 ulp",
+    "polygamma 1": "the few terms of eager mode's series, rounded at other steps",
     **dict.fromkeys(("polygamma 2", "polygamma 3", "polygamma 4"), _POLYGAMMA),
     "zeta": _ZETA,
     **dict.fromkeys(("igamma", "igammac"), _IGAMMA),
 }
-_NEAREST = "eager mode's square root is off by 1 ulp for a sixth of all numbers (MKL's); ours is the nearest number"
-_FMOD = "eager mode's vectors take SLEEF's, which rounds, or gives NaN, where the quotient is large; ours is exact"
-_OR_NAN = "eager mode takes a signalling NaN for the result, and of 0 and -0 the one that is given first"
-_EARLY = "eager mode's is infinite before the true value is"
-_IN_HALVES = "eager mode is off by that much from itself in float64, ours by 1 at most"
-_NO_ROOT = "of float16, eager mode calls pow, which has other limits at -0 and -infinity"
+_NEAREST = "eager mode's square root (of MKL) is off by 1 ulp for a sixth of all numbers; ours is exact"
+_FMOD = "eager mode's vectors call SLEEF. If the quotient is large, SLEEF rounds or gives NaN; ours is exact"
+_OR_NAN = "eager mode returns a signalling NaN, and, of 0 and -0, the first argument"
+_EARLY = "eager mode's result is infinite for some arguments whose true value is finite"
+_IN_HALVES = "all of the error is eager mode's: ours differs from eager mode in float64 by at most 1 ulp"
+_NO_ROOT = "for float16, eager mode calls pow, which has other limits at -0 and -infinity"
 # The same for rules in C++, which are compared with eager mode on the CPU.
 CPP_EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("sqrt", "pow by the number 0.5"), _NEAREST),
@@ -98,15 +107,15 @@ CPP_EXCEPTIONS: dict[str, str] = {
         for name in ("erf", "polygamma 2", "polygamma 3", "polygamma 4")
         for half in ("float16", "bfloat16")
     },
-    "lgamma": "eager mode's (SLEEF's) has no digits near the roots of negative numbers, and is infinite too early",
+    "lgamma": "near negative roots, eager mode's result (of SLEEF) has no correct digit, and it overflows too early",
     "igamma": (
-        "torch's own function, whose products and sums eager mode fuses: where x is little above a, its difference of "
-        "1 and the other function is off by up to 27 ulp in eager mode and 15 in kernels; for huge ones eager mode "
-        "gives NaN, ours the limit 1"
+        "torch's own function, with products and sums that eager mode fuses. If x is slightly larger than a, the "
+        "result is 1 minus the other function, with an error of up to 27 ulp in eager mode and 15 ulp in kernels. For "
+        "huge arguments, eager mode gives NaN, and ours gives the limit 1"
     ),
     "special_bessel_y1": (
-        "torch's own function, one product of which is rounded in another place: near roots, a small difference of "
-        "large terms, noise in both"
+        "torch's own function, with one product that is rounded at another step. Near roots, the result is a small "
+        "difference of large terms, which is mostly rounding error in both"
     ),
 }
 # For these exceptions, float32 and half-precision results are compared with eager mode in float64 instead.
@@ -205,7 +214,7 @@ def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dt
             library.add(label, case.function, *[dtype] * case.arity)
             kernels[name, dtype] = functools.partial(library.call, label)
         except (UnsupportedOpError, RuntimeError) as error:
-            kernels[name, dtype] = f"not to be written: {_first_line(error)}"
+            kernels[name, dtype] = f"no code for it: {_first_line(error)}"
     with tempfile.TemporaryDirectory() as folder:
         library.compile(Path(folder))
     return kernels
@@ -419,7 +428,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = _run(tasks, size, given.jobs, given.limit)
     what = (
         f"all float16 and bfloat16 numbers, every {size.stride}th float32 number, all numbers within {size.window} of "
-        f"those where functions change, and {size.random} random numbers of each of three kinds."
+        f"the numbers at which functions change, and {size.random} random numbers of each of three kinds."
     )
     text = page(rows, cases()[1], what, time.perf_counter() - begun)
     output = given.output or (

@@ -46,8 +46,8 @@ def network(backend: str) -> nn.Sequential:
 
 
 def distributed(net: nn.Sequential, strategy: str, device: torch.device) -> nn.Module:
-    """Returns the network with either all parameters or a part of them on each process."""
-    if device.type == "cuda":  # on GPUs, statistics can cover the parts of a batch on all processes
+    """Wraps the network for data parallelism, or shards its parameters over the processes."""
+    if device.type == "cuda":  # on GPUs, batch norms can compute their statistics over the batches of all processes
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     net = net.to(device)
     if strategy == "ddp":

@@ -58,8 +58,9 @@ def waves(samples: int, steps: int, seed: int) -> Data:
 
 
 def pixels(samples: int, seed: int) -> Data:
-    """Returns digits as 784 pixels: up to `samples` for training, at most 4/5 of all digits, and up to `samples` for
-    the test, at most 1/5.
+    """Returns digits as 784 pixels.
+
+    At most 4/5 of all digits are for training, and at most 1/5 for the test. Each part has at most `samples` digits.
     """
     images, labels = load_digits(return_X_y=True)
     small = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0

@@ -128,9 +128,11 @@ def main(arguments: list[str]) -> int:
     x, y = whole[: chosen.steps], whole[chosen.ahead :]
     losses, most = train(net, x, y, chosen.chunk, chosen.passes)
     print(f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {chosen.passes} passes over {chosen.steps} steps")
-    print(f"kept for the backward pass: {most / 1e6:.2f} MB a chunk, {kept_by_all(net, x, y) / 1e6:.2f} MB the whole")
+    whole_bytes = kept_by_all(net, x, y)
+    print(f"saved for the backward pass: {most / 1e6:.2f} MB per chunk, {whole_bytes / 1e6:.2f} MB for all steps")
     cut, full = (gradient_of_last(net, x, y, chosen.chunk, truncated) for truncated in (True, False))
-    print(f"gradient inside the last chunk: differs by {float((cut - full).abs().max()):.1e} from the whole sequence's")
+    off = float((cut - full).abs().max())
+    print(f"the gradient inside the last chunk differs by {off:.1e} from the whole sequence's gradient")
     return 0
 
 

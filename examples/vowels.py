@@ -212,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         f"{options.data}: loss {result.losses[0]:.2f} to {result.losses[-1]:.2f}, accuracy {result.accuracy:.1%} of "
         f"{len(task.test)} recordings in {STREAMS} streams; scores differ from those of padded recordings by "
-        f"{result.difference:.0e}; delays moved by {result.moved:.2f} steps"
+        f"{result.difference:.0e}; mean change of the delays: {result.moved:.2f} steps"
     )
     return 0
 

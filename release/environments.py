@@ -39,9 +39,9 @@ def third_party(requirements: Iterable[Requirement]) -> set[str]:
         try:
             installed = distribution(requirement.name)
         except PackageNotFoundError:
-            raise RuntimeError(f"{requirement} is asked for, and not installed") from None
+            raise RuntimeError(f"{requirement} is required, but is not installed") from None
         if not requirement.specifier.contains(installed.version, prereleases=True):
-            raise RuntimeError(f"{requirement} is asked for, and {installed.version} is installed")
+            raise RuntimeError(f"{requirement} is required, but version {installed.version} is installed")
         asked = canonicalize_name(requirement.name), frozenset(requirement.extras)
         if asked not in found:
             found.add(asked)

@@ -149,14 +149,14 @@ def reports(environment: Environment, extent: Extent, options: Sequence[str], at
         report = folder / f"{name}.xml"
         found.append(report)
         if report.exists() and not at.endswith("+"):
-            print(f"{name}: done before", flush=True)
+            print(f"{name}: has already run", flush=True)
             continue
         unfinished = report.with_suffix(".unfinished")
         pytest: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *part]
         pytest.append(f"--junitxml={unfinished}")
         done = subprocess.run(pytest, cwd=ROOT, env=environment.variables, check=False)
         if done.returncode not in (0, 1):  # 1 means that some tests failed
-            raise SystemExit(f"pytest ended with {done.returncode} in {name}: nothing is written down")
+            raise SystemExit(f"pytest ended with {done.returncode} in {name}: the table is not changed")
         unfinished.replace(report)
     return found
 
@@ -283,8 +283,8 @@ def compare_kernels(versions: Iterable[str], python: str, environments: Path) ->
     lines = [
         "# Registers and spills of kernels, by the version of Triton",
         "",
-        "Written by `hatch run python release/torch_versions.py kernels VERSION ...`: what kernels of training steps",
-        "use, compiled without a GPU by tests/test_scan_offline.py: registers and bytes spilled, both per thread.",
+        "Written by `hatch run python release/torch_versions.py kernels VERSION ...`: registers and spilled",
+        "bytes per thread of the kernels of training steps, compiled without a GPU by tests/test_scan_offline.py.",
         "",
         f"| kernel | {' | '.join(names)} | |",
         "|---" * (len(names) + 2) + "|",
@@ -337,8 +337,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     extent = parser.add_mutually_exclusive_group()
     for name, words in (
-        ("short", "a few files that show soonest that one is broken"),
-        ("long", "tests marked long, too"),
+        ("short", "run only a few files, which show most failures"),
+        ("long", "also run tests marked long"),
     ):
         extent.add_argument(
             f"--{name}",

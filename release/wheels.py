@@ -155,7 +155,7 @@ def run_tests(
         strangers = [other.name for other in others if is_here(environment, other.module) is not None]
         elsewhere = [member.name for member in members if is_here(environment, member.module) is not True]
         if strangers or elsewhere:
-            raise RuntimeError(f"imported, but not asked for: {strangers}; not from the wheel: {elsewhere}")
+            raise RuntimeError(f"imported, but not required: {strangers}; not from the wheel: {elsewhere}")
         # The test tree is the repository without the sources of the packages.
         tree = Path(scratch) / "tree"
         tree.mkdir()

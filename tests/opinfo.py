@@ -69,9 +69,9 @@ EXCLUDED = {"cdouble", "cfloat", "chalf", "complex", "imag", "nn.functional.rrel
 LOSSES = {name for name in OTHERS if "_loss" in name or "entropy" in name or "kl_div" in name}
 # Ops whose results differ from eager mode's on purpose.
 EXCEPTIONS = {
-    "special.zeta": "eager mode gives NaN where a term of its sum overflows or z is infinite; the limit is 0",
-    "polygamma": "the gradient is a zeta function",
-    "special.polygamma": "the gradient is a zeta function",
+    "special.zeta": "if a term of its sum overflows or z is infinite, eager mode gives NaN; the limit is 0",
+    "polygamma": "the gradient is zeta, which differs as well",
+    "special.polygamma": "the gradient is zeta, which differs as well",
 }
 # Ops whose gradients are small differences of values up to 1. In half precision, these gradients are mostly rounding
 # error.
@@ -185,8 +185,8 @@ def is_differentiable(info: Any, dtype: torch.dtype) -> bool:
 
 
 def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Sample]:
-    """Yields `info.sample_inputs`, without the search for the current test case in the stack, which takes as long as a
-    kernel.
+    """Yields the samples of `info.sample_inputs`. Unlike that method, it does not search the stack for the current test
+    case, because the search takes as long as a kernel.
     """
     samples = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
     while True:

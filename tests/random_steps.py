@@ -24,7 +24,7 @@ launches.
 """
 
 CALLS = 3
-"""Number of calls of each compiled function. Later calls run with everything that earlier calls have left behind."""
+"""Number of calls of each compiled function. Later calls run in the state that earlier calls leave."""
 
 SIZE = 3
 SHAPES: tuple[tuple[int, ...], ...] = ((), (SIZE,), (2, SIZE), (1, SIZE), (SIZE, SIZE))

@@ -67,7 +67,7 @@ def inputs(num_steps: int) -> Tensor:
 
 
 def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:
-    """Compiles a program for the CPU into a file. If `dynamic`, the program accepts any number of steps."""
+    """Compiles a program for the CPU into a file. If `dynamic` is True, the program accepts any number of steps."""
     shapes = None
     if dynamic:
         shapes = {"x": {0: torch.export.Dim("T", min=2)}, "states": (None,) * (len(arguments) - 1)}

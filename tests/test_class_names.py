@@ -15,39 +15,39 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 
-_SAME_FILE = "graph and hop have the same file, and neither may need the other"
-_SAME_IDEA = "one mistake, of a trace in graph and of a scan in hop, neither of which may need the other"
-_PUBLIC = "both are public names of packages that do not meet"
-_ROWS = "rows of a step that one program walks, and rows of memory that steps write"
+_SAME_FILE = "the packages graph and hop contain copies of one file, because neither may import the other"
+_SAME_IDEA = "an error of traces in graph and the same error of scans in hop, because neither may import the other"
+_PUBLIC = "public names of two packages that do not use each other"
+_ROWS = "the rows of a step that one program processes, and the rows of memory that steps write"
 
 SEVERAL_OWNERS: Mapping[str, str] = {
-    "Absorbed": "of a step, and of a report that is a public name",
-    "Call": "a public name of transforms, and a call of many functions at once",
-    "Choice": "of a backend by a neuron, and of segments for a scan",
-    "Columns": "of a value of one step, and of the map of a segment",
+    "Absorbed": "a class of steps, and a public class of reports",
+    "Call": "a public class of transforms, and a call of many functions at once",
+    "Choice": "the choice of a backend for a neuron, and the choice of segments for a scan",
+    "Columns": "the columns of a value in one step, and the columns of the map of a segment",
     "Converted": _PUBLIC,
     "CoreArityError": _SAME_IDEA,
-    "Elements": "where elements of a step on pieces are, and which elements of a batch draw",
+    "Elements": "positions of elements in a step on pieces, and the elements of a batch that draw numbers",
     "ExampleError": _PUBLIC,
-    "Launch": "a launch of a function without time, and one of a scan, whose protocol has the same name",
+    "Launch": "a launch of a function without time, and the launch of a scan, whose protocol has the same name",
     "Missing": _SAME_FILE,
     "Moved": "a step of a plan, and a line of a conversion's report",
     "MutationError": _SAME_IDEA,
-    "Numbers": "an argument of functions that draw, and a neuron's key of its random numbers",
+    "Numbers": "an argument of functions that draw, and a neuron's key for its random numbers",
     "OverTime": "a public layer of nn, and a step's values over time in runtime",
-    "Places": "of what a trace read, and of random numbers",
-    "Plan": "of a call of a function without time, and of a scan; neither knows the other",
+    "Places": "places of values that a trace has read, and places of random numbers",
+    "Plan": "the plan of a call without time, and the plan of a scan, neither of which uses the other",
     "RandomOpError": _SAME_IDEA,
     "Rows": _ROWS,
-    "Step": "of a call of many functions, and of one of random numbers",
-    "Summed": "a step of either plan",
+    "Step": "a step of a call of many functions, and a step that draws random numbers",
+    "Summed": "a step in each of the two classes named Plan",
     "UnsupportedVersionError": _SAME_FILE,
     "UnsupportedVersionWarning": _SAME_FILE,
-    "_Builder": "of a step's graph, and of a NIR graph",
-    "_Carried": "values that a segment hands on, and those of a compiled loop",
-    "_Known": "what a trace knows of a call, and a scan of a backward",
-    "_Reader": "of a network's graph for NIR, and for its spikes",
-    "_Tracer": "of a network for NIR, and for its dataflow",
+    "_Builder": "the builder of a step's graph, and the builder of a NIR graph",
+    "_Carried": "values that pass from segment to segment, and values that a compiled loop carries",
+    "_Known": "facts about a call that a trace uses, and facts about a backward that a scan uses",
+    "_Reader": "a reader of a network's graph for NIR, and a reader that finds spikes in the graph",
+    "_Tracer": "a tracer of a network for NIR, and a tracer of its dataflow",
 }
 
 
@@ -69,8 +69,8 @@ def duplicated_names() -> dict[str, list[str]]:
 def test_class_names_are_unique() -> None:
     duplicates = duplicated_names()
     unlisted = {name: places for name, places in duplicates.items() if name not in SEVERAL_OWNERS}
-    assert not unlisted, "give one of each another name, or list it with the reason"
-    assert not SEVERAL_OWNERS.keys() - duplicates.keys(), "these have one owner: take them off the list"
+    assert not unlisted, "rename one of the classes, or list the name with the reason"
+    assert not SEVERAL_OWNERS.keys() - duplicates.keys(), "only one class has this name: remove it from the list"
 
 
 def test_duplicated_files_are_equal() -> None:

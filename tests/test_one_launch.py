@@ -152,7 +152,7 @@ _FIRST = (LSTM, GatedGRU, Sliced)
     ids=lambda cell: cell.__name__,
 )
 def test_exchange_does_not_change_results(cell: type[Cell], exchanged: Choose) -> None:
-    """Compares cells with gates, with pieces of a value, and with products of products, in sums with only one term."""
+    """Compares cells with gates, with slices of a value, and with products of products. Each sum has only one term."""
     actual = []
     for yes in (True, False):
         exchanged(yes)
@@ -186,7 +186,7 @@ def test_nan_in_padding_does_not_spread(yes: bool, exchanged: Choose, launched: 
     assert launched == ["one launch"]
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="the tiles that run here are the interpreter's")
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="on this machine, the interpreter's tiles run")
 @pytest.mark.parametrize(
     ("size", "batch", "dtype", "expected"),
     [

@@ -29,4 +29,4 @@ KEPT = json.loads(prose.KEPT.read_text(encoding="utf-8"))
 def test_counts_do_not_grow(package: str) -> None:
     now = prose.counts()[package]
     more = {rule: (KEPT[package][rule], count) for rule, count in now.items() if count > KEPT[package][rule]}
-    assert not more, "write these sentences otherwise; `python tests/prose.py` prints each place"
+    assert not more, "reword these sentences; `python tests/prose.py` prints each place"

@@ -19,7 +19,7 @@ from flexsn_runtime.launches._launch import Launch
 from flexsn_runtime.program import _twins
 from flexsn_runtime.recurrent import _staged_autograd
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is compiled is counted in the interpreter")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the test counts compilations in the interpreter")
 
 
 class Compiled(list[tuple[str, threading.Thread]]):

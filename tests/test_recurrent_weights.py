@@ -55,7 +55,7 @@ def test_real_numbers_use_ordinary_products(cell: type[Cell], exact: Exact) -> N
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="for a device without tensor cores")
-def test_where_it_does_not_pay() -> None:
+def test_ordinary_products_are_used_if_faster() -> None:
     assert not _weights._pays(torch.zeros(3), 1 << 20, 1 << 10, 1 << 10)
 
 

@@ -21,7 +21,7 @@ IN_PLACE = {
     "multiplied": "thr = 2.0 * w0; thr *= 3.0; return x0 * thr, v0 + x0",
     "added to a copy": "h = w0.clone(); h.add_(w0); return x0 * h, v0 + x0",
     "added to zeros": "h = torch.zeros_like(w0); h.add_(w0); return x0 * h, v0 + x0",
-    "by a function of itself": "h = w0 * 1.0; h.mul_(torch.tanh(w0)); return x0 * h, v0 + x0",
+    "by a function of the original": "h = w0 * 1.0; h.mul_(torch.tanh(w0)); return x0 * h, v0 + x0",
     "in an expression": "return x0 * torch.zeros_like(w0).add_(w0), v0 + x0",
     "copied and filled": "h = w0 * 2.0; k = h * 3.0; k.copy_(h); h.fill_(2.0); return x0 * h, v0 + x0 * k",
     "masked": "h = w0 * 2.0; h.masked_fill_(h > 0, 0.5); h.clamp_(-1, 1); return x0 * h.sum(), v0 + x0 * h",
@@ -31,11 +31,11 @@ IN_PLACE = {
     "rows of the step": "h = torch.zeros_like(w2); h[0] = w0; return x0 * h, v0 + x0",
     "through views": "h = w2.clone(); h[0].mul_(2.0); h[1] += 0.5; return x0 * h, v0 + x0 * h.sum()",
     "into new memory": "h = torch.zeros(2, 4, dtype=x0.dtype); h[0] = w0; return x0 * h.sum(0), v0 + x0",
-    "several at once": "h = w0 * 2.0; torch._foreach_mul_([h], 2.0); return x0 * h.sum(), v0 + x0",
+    "foreach": "h = w0 * 2.0; torch._foreach_mul_([h], 2.0); return x0 * h.sum(), v0 + x0",
     "detached": "h = w0 * 2.0; k = h.sum(); h.detach_(); return x0 * h * w0 + k, v0 + x0 * h.sum()",
     "relu": "h = w0 * 2.0; torch.nn.functional.relu(h, inplace=True); return x0 * h.mean(), v0 + x0 * h",
-    "by the input, of a copy": "h = w2 * 1.0; h.mul_(x0); return h, v0 + h * w2.sum()",
-    "by the input, before the loop": "h = w2.flip(0); h.mul_(x0); return h, v0 + x0",
+    "a copy by the input": "h = w2 * 1.0; h.mul_(x0); return h, v0 + h * w2.sum()",
+    "a tensor from before the loop by the input": "h = w2.flip(0); h.mul_(x0); return h, v0 + x0",
     "data": "return x0 * (w0.data * w0).sum() + (w0 * w0).sum() * v0, v0 + x0",
 }
 FUNCTIONS = {
@@ -43,19 +43,19 @@ FUNCTIONS = {
     "sum": "return x0 * Rounded.apply(w1).sum(), v0 + x0",
     "softmax": "return x0 * Rounded.apply(w0).softmax(0), v0 + x0",
     "hardswish": "return x0 * torch.nn.functional.hardswish(Rounded.apply(w0)), v0 + x0",
-    "returns what it was given": "return x0 * Passed.apply(w0).softmax(0), v0 + x0 * Passed.apply(w0)",
+    "argument returned": "return x0 * Passed.apply(w0).softmax(0), v0 + x0 * Passed.apply(w0)",
     "twice, with numbers": "return x0 * Scaled.apply(w0, 0.5).sum() + x0 * Scaled.apply(w0, 3.0).sum(), v0 + x0",
-    "with a context of its own": "return x0 * Quantised.apply(w1, 3)[0], v0 + x0 * Quantised.apply(w0, 2)",
+    "setup_context": "return x0 * Quantised.apply(w1, 3)[0], v0 + x0 * Quantised.apply(w0, 2)",
     "two results": "a, b = SumAndDifference.apply(w0, w0 * 2); return x0 * a.sum(), v0 + x0 * b.sum()",
-    "one without a gradient": "a, b = WithSign.apply(w0); return x0 * a.sum(), v0 + x0 * b.sum()",
+    "a result without a gradient": "a, b = WithSign.apply(w0); return x0 * a.sum(), v0 + x0 * b.sum()",
     "nested": "return x0 * Nested.apply(w0).sum(), v0 + x0",
-    "mixing in its gradient": "return x0 * Centred.apply(w1)[0], v0 + x0",
+    "gradient that mixes elements": "return x0 * Centred.apply(w1)[0], v0 + x0",
     "as a threshold": "return Spike.apply(x0 + v0, Rounded.apply(w0).sum()), v0 + x0",
     "returned": "return Rounded.apply(w2), v0 + x0",
-    "of the input, too": "h = w2 * 2.0; a, b = SumAndDifference.apply(x0, h); return a, v0 + b * h.sum()",
-    "mixing, of the whole step": "return x0 * Centred.apply(w0), v0 + x0",
-    "with a constant, of the whole step": "return Pulled.apply(x0) + Pulled.apply(w2) * v0, v0 + x0 + Pulled.apply(w2)",
-    "of a part, as a threshold": "return Spike.apply(x0 + v0, Rounded.apply(w1)[0]), v0 + x0",
+    "also of the input": "h = w2 * 2.0; a, b = SumAndDifference.apply(x0, h); return a, v0 + b * h.sum()",
+    "gradient that mixes a whole step": "return x0 * Centred.apply(w0), v0 + x0",
+    "gradient with a constant, step": "return Pulled.apply(x0) + Pulled.apply(w2) * v0, v0 + x0 + Pulled.apply(w2)",
+    "a part as a threshold": "return Spike.apply(x0 + v0, Rounded.apply(w1)[0]), v0 + x0",
 }
 REFUSED = {
     "a hook": "h = w0 * 2.0; h.register_hook(lambda g: g * 2); return x0 * h, v0 + x0",
@@ -64,7 +64,7 @@ REFUSED = {
     "a gradient with a constant, as a state": "return x0, 0.5 * v0 + Pulled.apply(w0)",
     "a constant gradient": "return x0 * Steady.apply(w0), v0 + x0",
     "a constant gradient of the whole step": "return x0 * Steady.apply(w2), v0 + x0",
-    "a part, by the input": "h = w2.flip(0); h[0].mul_(x0[0]); return x0 * h, v0 + x0",
+    "a part by the input": "h = w2.flip(0); h[0].mul_(x0[0]); return x0 * h, v0 + x0",
     "out=": "h = w0 * 2.0; torch.add(w0, 1.0, out=h); return x0 * h, v0 + x0",
     "out= of the input": "h = x0 * 2.0; torch.add(x0, 1.0, out=h); return x0 * h, v0 + x0",
 }
@@ -80,8 +80,8 @@ REFUSED = {
         "data",
         "twice, with numbers",
         "two results",
-        "of the input, too",
-        "with a constant, of the whole step",
+        "also of the input",
+        "gradient with a constant, step",
     ]
 )
 @pytest.mark.parametrize("lines", [*IN_PLACE.values(), *FUNCTIONS.values()], ids=[*IN_PLACE, *FUNCTIONS])
@@ -102,16 +102,16 @@ NO_GRADIENT = {
 # expression. Each of them has a gradient.
 HISTORIES = {
     "scaled": ("w0 * 1.5", "return x0 * d0 * w0, v0 + x0 * d0"),
-    "with tensors that autograd keeps": ("w0.abs().sqrt()", "return x0 * d0 + w0, v0 + x0 * d0"),
+    "with saved tensors": ("w0.abs().sqrt()", "return x0 * d0 + w0, v0 + x0 * d0"),
     "a view": ("w0.view(-1).view(w0.shape)", "return x0 * d0 + w0.detach(), v0 + x0 * w0"),
-    "a part of it": ("w1[0]", "return x0 * d0 * w1[0], v0 + x0 * w1[1]"),
+    "a part": ("w1[0]", "return x0 * d0 * w1[0], v0 + x0 * w1[1]"),
     "in place": ("w0 * 1.5", "h = d0.clone(); h.mul_(w0); h += d0; return x0 * h, v0 + x0"),
     "before the loop": ("w1.abs().sqrt()", "return x0 * d0[0] * w1[1], v0 + x0 * (d0 * w1).sum()"),
     "returned": ("w2 * 1.5", "return d0, v0 + x0 * w2"),
     "transposed": ("w1.exp()", "return x0 * d0.T[0, 1] * w1[0], v0 + x0 * d0.data[0]"),
-    "in a function, with the input": ("w0.exp()", "return Spike.apply(x0 + v0, d0 * 1.0), v0 + x0 * w0"),
-    "in a function, as a copy": ("w0.exp()", "return x0 * Scaled.apply(d0.clone(), 0.5), v0 + x0 * w0"),
-    "in a function and beside it": ("w0.exp()", "return x0 * Scaled.apply(d0, 0.5), v0 + x0 * d0.softmax(0)"),
+    "in a function with the input": ("w0.exp()", "return Spike.apply(x0 + v0, d0 * 1.0), v0 + x0 * w0"),
+    "in a function of a copy": ("w0.exp()", "return x0 * Scaled.apply(d0.clone(), 0.5), v0 + x0 * w0"),
+    "in a function and in an operation": ("w0.exp()", "return x0 * Scaled.apply(d0, 0.5), v0 + x0 * d0.softmax(0)"),
     "in a function before the loop": ("w1.exp()", "return x0 * Rounded.apply(d0)[1], v0 + x0 * d0[0]"),
 }
 
@@ -155,11 +155,11 @@ def test_missing_gradient_is_accepted_without_gradients(name: str) -> None:
 
 @pytest.mark.long(
     all_but=[
-        "with tensors that autograd keeps",
+        "with saved tensors",
         "a view",
         "in place",
         "returned",
-        "in a function and beside it",
+        "in a function and in an operation",
         "in a function before the loop",
     ]
 )
@@ -264,7 +264,7 @@ def test_parameter_is_frozen_and_unfrozen() -> None:
             results.append(torch.autograd.grad(output.sum(), [x, *([w] if trains else [])]))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
-    assert len(neurons[0]._get_program().specializations) == 2, "one for each, however often"
+    assert len(neurons[0]._get_program().specializations) == 2, "one specialization for frozen and one for trained"
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton", "hop"])

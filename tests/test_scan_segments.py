@@ -426,8 +426,8 @@ TRANSFORMED: dict[str, dict[str, Tensor]] = {
 @pytest.mark.parametrize("name", TRANSFORMED)
 @pytest.mark.parametrize("keeps_states", [False, True])
 def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName) -> None:
-    """Checks that segments after the end of a sequence are right for any guess, and that trajectories meet after a
-    reset.
+    """Checks that segments after the end of a sequence are right for any guess, and that trajectories converge
+    after a reset.
     """
     data = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     options = TRANSFORMED[name]

@@ -172,7 +172,7 @@ def test_a_browser_shows_the_page(page: str, width: int, server: str, tmp_path: 
     image = screenshot.read_bytes()
     assert image.startswith(b"\x89PNG")
     assert (int.from_bytes(image[16:20]), int.from_bytes(image[20:24])) == (width, 1000)
-    assert len(image) > 30_000, "so few bytes are an empty page"
+    assert len(image) > 30_000, "a screenshot of this size shows an empty page"
 
 
 @pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)

@@ -108,7 +108,7 @@ plot.firing_rates(rates.rates(), ax=axes[1])
 # %% [markdown]
 # ## Where the time goes
 #
-# The first line has the answer. Rows for all layers follow.
+# The first line shows which part takes the most time. Below it, the table has a row for each layer.
 
 # %%
 x, _ = sequence(training[:64])
@@ -116,7 +116,7 @@ report = functional.explain(net.train(), x)
 print(report)
 
 # %% [markdown]
-# ## From here
+# ## Next
 #
 # [Norms and memory](../norms-and-memory.md) describes the fusion of norms, and [captured steps](../captured-steps.md)
 # helps small networks on a GPU. [Performance](../performance.md) shows what was measured.

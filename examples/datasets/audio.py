@@ -139,8 +139,8 @@ def write_words(folder: Path, seed: int, counts: tuple[int, int] = (400, 200)) -
 
 
 def main(arguments: list[str]) -> int:
-    says = "Trains a spiking network on spoken words."
-    options = parser("audio", says, "tonic.datasets.SHD", 20, 32)
+    description = "Trains a spiking network on spoken words."
+    options = parser("audio", description, "tonic.datasets.SHD", 20, 32)
     options.add_argument("--recurrent", action="store_true", help="use two recurrent layers")
     options.add_argument("--paper", action="store_true", help="use the network of Bittar and Garner")
     options.add_argument("--width", type=positive, default=1024, help="neurons per layer for --paper")

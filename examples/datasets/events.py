@@ -159,8 +159,8 @@ def write_recordings(folder: Path, seed: int, users: tuple[int, int] = (20, 10))
 
 
 def main(arguments: list[str]) -> int:
-    says = "Trains a spiking network on an event camera's recordings."
-    options = parser("events", says, "tonic.datasets.DVSGesture", 20, 16)
+    description = "Trains a spiking network on an event camera's recordings."
+    options = parser("events", description, "tonic.datasets.DVSGesture", 20, 16)
     options.add_argument("--paper", action="store_true", help="use the network of Fang et al.")
     options.add_argument("--width", type=positive, default=128, help="channels for --paper")
     chosen = options.parse_args(arguments)

@@ -73,8 +73,8 @@ def write_digits(folder: Path, seed: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    says = "Trains a spiking network on images."
-    chosen = parser("images", says, "torchvision.datasets.MNIST", 10, 32).parse_args(arguments)
+    description = "Trains a spiking network on images."
+    chosen = parser("images", description, "torchvision.datasets.MNIST", 10, 32).parse_args(arguments)
     torch.manual_seed(chosen.seed)
     with tempfile.TemporaryDirectory() as made:
         if chosen.data is None:

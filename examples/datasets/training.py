@@ -33,9 +33,9 @@ class History:
     accuracies: list[float] = field(default_factory=list)
 
 
-def parser(name: str, says: str, reader: str, epochs: int, batch: int) -> argparse.ArgumentParser:
+def parser(name: str, description: str, reader: str, epochs: int, batch: int) -> argparse.ArgumentParser:
     """Returns a parser with the arguments that the examples share."""
-    made = argparse.ArgumentParser(prog=name, description=says)
+    made = argparse.ArgumentParser(prog=name, description=description)
     made.add_argument(
         "--data",
         type=Path,

@@ -34,7 +34,7 @@ _GRAPHS = 2
 def forward(
     life: Life, steps: int, seed: int, layout: str, batch: int | None, fresh: bool, learned: bool
 ) -> dict[str, Any]:
-    """Calls the network, after a reset if `fresh`. The input requires a gradient if `learned`."""
+    """Calls the network, after a reset if `fresh` is True. The input requires a gradient if `learned` is True."""
     _begin(life, batch, fresh)
     x = life.sequence(steps, seed, layout).requires_grad_(learned)
     life.inputs = x
@@ -96,8 +96,8 @@ def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: b
 def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, seed: int) -> dict[str, Any]:
     """Trains the network from its initial states with activation checkpointing. The loop runs without checkpointing.
 
-    If `inside`, the checkpointed function resets the states before it calls the network. Otherwise it only calls the
-    network, and neurons refuse this.
+    If `inside` is True, the checkpointed function resets the states before it calls the network. Otherwise, it does not
+    reset them, and neurons raise an error.
 
     The states are not compared, because a reentrant checkpoint runs the function without gradients first.
     """
@@ -201,7 +201,7 @@ def call_neuron(life: Life, which: int, steps: int, seed: int) -> dict[str, Any]
 
 @act(weight=2, which=which, steps=lengths, seed=seed, ends=yes_or_no, begins=yes_or_no)
 def call_neuron_on_sequences(life: Life, which: int, steps: int, seed: int, ends: bool, begins: bool) -> dict[str, Any]:
-    """Calls one neuron with `lengths=` if `ends`, and with `resets=` if `begins`."""
+    """Calls one neuron, with `lengths=` if `ends` is True and with `resets=` if `begins` is True."""
     neuron = life.neuron(which)
     if neuron is None:
         return {}

@@ -34,7 +34,7 @@ def forward_and_backward(life: Life, steps: int, seed: int, layout: str, fresh: 
 
 @act(weight=8, when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
 def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[str, Any]:
-    """Runs the backward of a loss over some results of a kept graph. If `keep`, the graph can be used again."""
+    """Runs the backward of a loss over some results of a kept graph. If `keep` is True, the graph can be used again."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None:

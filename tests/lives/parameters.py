@@ -27,8 +27,8 @@ def requires_grad(life: Life, which: int, on: bool) -> dict[str, Any]:
 
 @act(which=which, factor=factor, new_shape=yes_or_no)
 def replace(life: Life, which: int, factor: float, new_shape: bool) -> dict[str, Any]:
-    """Assigns a new parameter. If `new_shape`, a parameter with one element gets another shape that broadcasts in the
-    same way.
+    """Assigns a new parameter. If `new_shape` is True, a parameter with one element gets another shape that broadcasts
+    in the same way.
     """
     place = life.parameter(which)
     if place is None:

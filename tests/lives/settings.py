@@ -48,7 +48,7 @@ def save_states(life: Life) -> dict[str, Any]:
 
 @act(when=lambda life: life.saved_states is not None, learned=yes_or_no)
 def restore_states(life: Life, learned: bool) -> dict[str, Any]:
-    """Assigns the stored states. If `learned`, they are assigned as leaves that require a gradient."""
+    """Assigns the stored states. If `learned` is True, they are assigned as leaves that require a gradient."""
     if life.saved_states is None or list(life.saved_states) != list(get_states(life.net)):
         return {}
     states = life.saved_states
