@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from flexsn_nn import LIF, PLIF, FlexSN, OverTime, _batch_affine
 from flexsn_nn.layer import NormNeuron
 from flexsn_nn.memory import PackedSpikes
+from flexsn_runtime import batch_moments
 from flexsn_runtime.native import NativeScan
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -26,8 +27,7 @@ SHAPE = (5, 6, 3, 11, 13)
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
     # On the CPU, torch computes statistics: launches of Triton's interpreter have no address.
-    by_kernels = _batch_affine.batch_moments
-    monkeypatch.setattr(_batch_affine, "batch_moments", lambda x, *more: by_kernels(x, *more) if x.is_cuda else None)
+    monkeypatch.setattr(_batch_affine, "batch_moments", lambda x, *more: batch_moments(x, *more) if x.is_cuda else None)
     torch.manual_seed(0)
 
 
