@@ -196,7 +196,7 @@ def test_kernels_write_the_bits(backend: str) -> None:
     packing = PackedSpikes(net, by_kernels=False)
     assert all(torch.equal(a, b) for a, b in zip(gradients(net, x, packing), wanted, strict=True))
     assert packing.bytes_by_kernels == 0
-    assert not last._bits.asked
+    assert not last._bits.num_users
     assert last._bits._written is None
 
 

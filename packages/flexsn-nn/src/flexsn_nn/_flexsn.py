@@ -238,7 +238,7 @@ class FlexSN(Runs):
                 self.__dict__["states"] = for_autograd(self.states)
             if self._looks_for_sharing and self.states and torch.is_grad_enabled():
                 self._look_for_sharing(inputs)
-            if self._bits.asked > 0:
+            if self._bits.num_users > 0:
                 self._bits.forget()
                 if self._packs():
                     changes = (*changes, SpikesAsBits())

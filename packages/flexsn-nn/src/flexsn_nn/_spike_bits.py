@@ -11,11 +11,11 @@ class SpikeBits:
     Copies and pickles are empty.
 
     Attributes:
-        asked: number of active `PackedSpikes` that use the bits.
+        num_users: number of active `PackedSpikes` that use the bits.
     """
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.num_users = 0
         self._refused: tuple[object, str] | None = None
         self._written: tuple[Tensor, int, Tensor] | None = None
 

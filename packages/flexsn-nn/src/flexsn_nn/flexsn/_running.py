@@ -447,7 +447,7 @@ class Runs(Chooses):
             again is None
             or len(states) != again.num_states
             or (states and own["_looks_for_sharing"] and torch.is_grad_enabled())
-            or (own["_bits"].asked > 0) is not again.packs
+            or (own["_bits"].num_users > 0) is not again.packs
             or self._shared_transforms
             or "_exchange" in own
             or (own["core"] if "core" in own else own["_modules"].get("core")) is not again.core
@@ -513,7 +513,7 @@ class Runs(Chooses):
         if run is not None:
             num_states = len(own["states"])
             own["_again"] = _Again(
-                program.core, call, run, num_states, own["_bits"].asked > 0, front, places, any(scan.bits)
+                program.core, call, run, num_states, own["_bits"].num_users > 0, front, places, any(scan.bits)
             )
 
 

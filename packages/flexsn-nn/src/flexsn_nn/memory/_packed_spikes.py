@@ -106,10 +106,12 @@ class PackedSpikes:
     def __enter__(self) -> Self:
         if self._saving is not None:
             raise RuntimeError("this PackedSpikes is already active: enter it once, or create another one.")
-        # The hooks come before others, which may return something else.
-        self._hooks = [neuron.register_forward_hook(self._mark, prepend=True) for neuron in self._neurons]
-        self._ask_for_bits(1)
         native = self._native = saving_hooks(self._packed, _unpack, self._count, _FEWEST_BYTES, VIEWS, LAYERS)
+        # The hook comes before others, which may return something else. It does not hold this object, whose counts a
+        # captured step would change in its network.
+        hook = _MarkingHook(native)
+        self._hooks = [neuron.register_forward_hook(hook, prepend=True) for neuron in self._neurons]
+        self._ask_for_bits(1)
         hooks = (self._pack, _unpack) if native is None else (native.pack, native.unpack)
         self._saving = torch.autograd.graph.saved_tensors_hooks(*hooks)
         self._saving.__enter__()
@@ -141,7 +143,7 @@ class PackedSpikes:
         """Makes the neurons' kernels write bits, or ends this. Other contexts around this one may do the same."""
         for neuron in self._neurons:
             if self._by_kernels and isinstance(neuron, FlexSN):
-                neuron._bits.asked += more
+                neuron._bits.num_users += more
 
     def _pack(self, tensor: Tensor) -> _Whole | _Packed:
         return self._packed(tensor) or _Whole(tensor, None if tensor.is_inference() else tensor._version)
@@ -195,22 +197,6 @@ class PackedSpikes:
         self.bytes_packed += bits.packed.nbytes
         self.bytes_by_kernels += bits.packed.nbytes if by_kernel else 0
 
-    def _mark(self, neuron: Any, inputs: Any, output: Any) -> None:
-        """Forward hook that marks the (first) output as whole numbers."""
-        if torch.compiler.is_compiling():
-            return
-        first: Tensor = output if isinstance(output, Tensor) else output[0]
-        written = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
-        if written is None:
-            if neuron.spike_range is not None:
-                mark(first, *neuron.spike_range)
-            return
-        count = first.numel()
-        bits = Bits(written, 0, 1, count, count // written.shape[0])  # kernels write bits of no other range
-        mark(first, 0, 1, bits)
-        if self._native is not None:
-            self._native.note(first, bits, native_unpacking(1, 0, first.dtype))
-
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
@@ -233,6 +219,33 @@ class _Whole:
 
     tensor: Tensor
     version: int | None
+
+
+class _MarkingHook:
+    """Forward hook that marks the (first) output as whole numbers. Copies and pickles do without the launcher."""
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: Any = None) -> None:
+        self._native = native
+
+    def __reduce__(self) -> tuple[type[_MarkingHook], tuple[()]]:
+        return _MarkingHook, ()
+
+    def __call__(self, neuron: Any, inputs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        first: Tensor = output if isinstance(output, Tensor) else output[0]
+        written = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
+        if written is None:
+            if neuron.spike_range is not None:
+                mark(first, *neuron.spike_range)
+            return
+        count = first.numel()
+        bits = Bits(written, 0, 1, count, count // written.shape[0])  # kernels write bits of no other range
+        mark(first, 0, 1, bits)
+        if self._native is not None:
+            self._native.note(first, bits, native_unpacking(1, 0, first.dtype))
 
 
 def _unpack(kept: _Whole | _Packed) -> Tensor:
