@@ -166,7 +166,7 @@ WITHOUT_VECTORS = Path(__file__).parent / "tests" / "without_vectors" / "g++"
 def without_vectors(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compiles kernels in C++ without vector code, except for tests in `VECTORS` or with `--long`.
 
-    Their bits are equal, and compiling takes a third of the time.
+    Their bits are equal, and compiling takes half of the time.
     """
     place = request.node.nodeid.startswith(VECTORS)
     if place or request.config.getoption("--long") or "CXX" in os.environ or not WITHOUT_VECTORS.exists():

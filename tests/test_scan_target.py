@@ -182,7 +182,7 @@ def test_unsupported_rows_are_refused() -> None:
         lifted_dtypes=(),
         rows=True,
     )
-    with pytest.raises(UnsupportedOpError, match="kernels in NumPy walk no rows"):
+    with pytest.raises(UnsupportedOpError, match="kernels in NumPy cannot walk rows"):
         backward_source("backward", None, emit_core(vjp, "vjp", prune=True, target=NUMPY), spec)
 
 

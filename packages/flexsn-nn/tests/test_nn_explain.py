@@ -275,16 +275,21 @@ def called_in_a_mode(layer: FlexSN) -> Any:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Records whether kernels or the core itself run each call."""
     ran: list[str] = []
-    for name in ("run_kernels", "single_step", "repeated_call"):
-        original = getattr(_running, name)
+    for owner, name in (
+        (_running, "run_kernels"),
+        (_running, "single_step"),
+        (FlexSN, "_repeat"),
+        (FlexSN, "_run_again"),
+    ):
+        original = getattr(owner, name)
 
         def kernels(*args: Any, original: Any = original, **options: Any) -> Any:
             found = original(*args, **options)
-            if found is not None:
+            if (found[0] if original.__name__ == "_repeat" else found) is not None:
                 ran.append("cpp")
             return found
 
-        monkeypatch.setattr(_running, name, kernels)
+        monkeypatch.setattr(owner, name, kernels)
     run_core = FlexSN._run_core
 
     def loop(self: FlexSN, backend: str, *args: Any, **options: Any) -> Any:

@@ -172,7 +172,7 @@ class Neuron(FlexSN):
         """
         if inputs.__class__ is not tuple:  # torch.fx traces the neuron itself
             raise refuse_proxies(type(self).__name__)
-        if not torch.compiler.is_compiling() and self._parameters:
+        if not torch.compiler.is_compiling():
             self._look_at_ranges()
         output = super().forward(*inputs, **options)
         assert isinstance(output, Tensor)
