@@ -1,4 +1,4 @@
-"""Values that need no rounding to a half dtype, since all of them are numbers of this dtype."""
+"""Values that need no rounding to a half dtype, because they are already numbers of this dtype."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Differentiated(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class TrainedCall:
-    """A call that autograd follows. It is stored so that it can be repeated.
+    """A call that autograd follows, stored so that the call can be repeated.
 
     Attributes:
         differentiable: for each result, True if a gradient can flow through it.
@@ -209,7 +209,7 @@ def _summed(gradient: Tensor, like: Tensor) -> Tensor:
 def _wanted(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
     """True for each tensor with respect to which the call is differentiated.
 
-    In forward mode, these are all floating-point tensors, because torch does not name the ones that are needed.
+    In forward mode, these are all floating-point tensors, because torch does not report which ones are needed.
     """
     if is_forward_mode() or not any(needed):
         return [need or t.is_floating_point() for t, need in zip(tensors, needed, strict=True)]

@@ -1,10 +1,10 @@
 """Python numbers among the arguments of a function. Computations with them run on the host at every call.
 
 While the function is traced, each number is a `HostFloat` or a `HostInt`, which records the expressions that Python
-computes from it. Torch's operators receive a plain number instead. The function is traced twice, with other numbers the
-second time. If a constant of the graph differs between the two traces, it is the value of an expression. If no
-expression has this value, the trace is valid for these numbers only. A kernel takes the values of the expressions as
-arguments. Python computes them in float64, as the function itself does.
+computes from it. Torch's operators receive a plain number instead. The function is traced twice, the second time with
+different numbers. If a constant of the graph differs between the two traces, the constant is the value of an
+expression. If no recorded expression has this value, the trace is valid for the current numbers only. A kernel takes
+the values of the expressions as arguments. Python computes them in float64, as the function itself does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "float": float,
     "reciprocal": lambda x: 1.0 / x,
 }
-# Functions that decide about a branch. Their outcome is a condition on the numbers.
+# Functions whose results may decide a branch. Each result is a condition on the numbers.
 _DECIDING: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")},
     "bool": bool,
@@ -146,7 +146,7 @@ class _Noted:
         return hash(self.notes.apply("value", self))
 
     def __float__(self) -> float:
-        # Code that reads the number as a float may decide by it, so the trace is valid for this value only.
+        # Code that reads the number as a float may branch on the value, so the trace is valid for this value only.
         return float(self.notes.apply("value", self))
 
     def __int__(self) -> int:

@@ -1,4 +1,4 @@
-"""The kernels of one function. There is one for each structure and kind of arguments."""
+"""The kernels of one function: one kernel for each structure and kind of arguments."""
 
 from __future__ import annotations
 

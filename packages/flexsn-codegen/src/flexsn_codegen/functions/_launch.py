@@ -20,7 +20,7 @@ from flexsn_codegen.targets.triton import TRITON, entry, interpreting, launcher
 BLOCK = 1024
 # The interpreter's run time is proportional to the number of programs, because numpy computes within a program.
 _MAX_INTERPRETED_BLOCK = 1 << 16
-# The number of elements of a C++ program, which is a loop. It is small enough for the values to stay in the L1 cache.
+# Elements per C++ program, which loops over them. Their number is small, so that the values stay in the L1 cache.
 CPP_BLOCK = 4096
 
 
