@@ -82,6 +82,6 @@ def before_transforms(operator: str, rule: Callable[..., Any]) -> None:
 
 
 def constant(function: _Function) -> _Function:
-    """Marks a function of constants. A compiler calls the function while compiling and treats the result as a constant."""
+    """Marks a function of constants. A compiler calls it at compilation, and the result becomes a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

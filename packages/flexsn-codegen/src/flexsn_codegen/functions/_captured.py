@@ -36,7 +36,7 @@ class Captured:
         self.where: tuple[str, int] | None = (code.co_filename, code.co_firstlineno) if code is not None else None
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Stores the current values, with which later reads are compared.
+        """Starts to compare all values that are read.
 
         Args:
             tensors: the tensors that the function's operations used.

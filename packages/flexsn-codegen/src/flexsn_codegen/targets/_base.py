@@ -96,7 +96,7 @@ class OpCall:
         return self.constants[position] is not None or position in self.computed
 
     def number_of(self, position: int, function: Callable[[float], float]) -> str:
-        """Source text of `function` of an operand that is a number. Computed in float64 as a literal or an argument."""
+        """Source text of `function` of a number operand. The value is a literal or an argument, computed in float64."""
         constant = self.constants[position]
         return self.computed[position](function) if constant is None else self.number(function(constant))
 
@@ -322,7 +322,7 @@ class KernelWriter(ABC):
     """Collects the arguments and lines of one kernel.
 
     A value is a name for all elements of a step that one run of the kernel's lines computes together. A place is the
-    source text of an address, at which a step of an operand starts. For some operands, the elements of a step are
+    source text of the address at which a step of an operand starts. For some operands, the elements of a step are
     summed, and each run writes one number.
 
     Args:
@@ -374,7 +374,7 @@ class KernelWriter(ABC):
         """Declares a tensor argument and its offset within a step.
 
         Args:
-            like: an earlier operand with the same layout and the same numbers in it.
+            like: an earlier operand with the same layout and the same numbers in this layout.
         """
         port = Port(role, index)
         known = self._strided.get(port)
@@ -536,7 +536,7 @@ class KernelWriter(ABC):
         """Stores one step, or its sum. See `load` for `place` and `exists`."""
 
     def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
-        """Stores a bit for each element of one step, set if the element is not 0. Elements beyond the last count as 0.
+        """Stores a bit for each element of one step: 1 if the element is not 0. Elements beyond the last count as 0.
 
         Raises:
             UnsupportedOpError: the language does not support it.

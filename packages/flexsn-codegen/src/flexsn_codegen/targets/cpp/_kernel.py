@@ -47,7 +47,7 @@ class CppKernel:
         """The program for these dtypes.
 
         Its arguments are the tensors' addresses, the sizes, and the largest number of threads (0 for OpenMP's number).
-        It uses fewer threads if more of them would not be faster.
+        The program uses fewer threads if more threads would not be faster.
 
         Args:
             dtypes: dtypes of the kernel's tensors, in order.

@@ -27,7 +27,7 @@ _GATHERED = 512
 
 # Rows and columns of a tile: several cache lines in either direction, and an operand's tile stays in the L1 cache.
 _TILE = 64
-# The least size of the two dimensions of tiles.
+# Tiles are only used if both of their dimensions have at least this size.
 _LEAST_TILE = 16
 
 Layout = str
@@ -61,7 +61,7 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
 
 
 def _turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
-    """The first dimension in which an operand has its adjacent elements, if those of its rows are far apart."""
+    """The first dimension in which an operand has its adjacent elements, if the elements of its rows are far apart."""
     for d, size in enumerate(sizes[:-1]):
         if type(size) is not int or type(sizes[-1]) is not int or min(size, sizes[-1]) < _LEAST_TILE:
             continue

@@ -179,7 +179,7 @@ def _pow(call: OpCall) -> str:
         raise call.refuse("convert to a number first.")
     if not call.is_float:
         return f"dev.int_pow({x}, {y})"
-    # Eager mode writes these powers out, which rounds differently from pow.
+    # These powers are written out, as in eager mode, because pow rounds differently.
     written_out = {
         2.0: f"{x} * {x}",
         3.0: f"{x} * {x} * {x}",
