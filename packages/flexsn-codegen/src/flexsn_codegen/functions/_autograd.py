@@ -182,7 +182,7 @@ def gradients(
 
     Args:
         ctx: the context that `setup` has filled.
-        tensors: the tensors that it has saved. (Checkpointing unpacks them only once.)
+        tensors: the tensors that the context has saved. (Checkpointing unpacks them only once.)
         apply: calls the kernel of the gradient.
     """
     differentiable = ctx.differentiable
@@ -201,7 +201,7 @@ def gradients(
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient in the shape of its tensor. A gradient that has this shape is returned itself, not as a view."""
+    """The gradient in the shape of its tensor. If it has this shape already, the result is no view."""
     result = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
     return result.to(like.dtype)
 

@@ -122,7 +122,7 @@ def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> 
 def wants_gradients(tensors: Sequence[Tensor]) -> bool:
     """True if autograd has to follow computations on the tensors."""
     if torch.is_grad_enabled():
-        for tensor in tensors:  # a plain loop: compilers can follow it, and it is the fastest
+        for tensor in tensors:  # a plain loop is the fastest, and compilers can follow it
             if tensor.requires_grad:
                 return True
     return False

@@ -2,8 +2,8 @@
 
 The launches of a call are prepared once and reused by later calls on tensors of equal kinds. Such a call compares all
 properties for which the launches were prepared (shapes, strides, dtypes, devices, addresses) in a few passes over the
-tensors, with functions that Python implements in C. If addresses have changed, it updates them. Then it launches the
-kernels.
+tensors, with functions that Python implements in C. If addresses have changed, the call updates them. Then the call
+launches the kernels.
 """
 
 from __future__ import annotations

@@ -393,7 +393,7 @@ class Kernel:
         """The kernel `(*tensors, *gradients of the differentiable results) -> (*requested gradients)`.
 
         If nothing is cut, each gradient has the shape to which all arguments broadcast. The gradient of an argument
-        without dimensions may have a wider dtype. It is then summed in this dtype.
+        without dimensions may have a wider dtype. The sum is then computed in this dtype.
         """
         key = (tuple(wanted), tuple(differentiable))
         entry = self._gradients.get(key)

@@ -33,7 +33,7 @@ Source = tuple[bool, int]
 
 @dataclass(slots=True)
 class Built:
-    """A kernel for one layout of its operands. It is compiled at its first launch."""
+    """A kernel for one layout of its operands, compiled at its first launch."""
 
     source: KernelSource
     kernel: Any = None
@@ -258,7 +258,7 @@ class Total:
     dtype: torch.dtype
 
     def of(self, every: Sequence[Tensor]) -> Tensor:
-        """Computes the sum. A tensor that needs no change is returned itself, not as a view."""
+        """Computes the sum. A tensor that needs no change is returned as the same object, not as a view."""
         result = every[self.tensor]
         if self.axes:
             result = result.sum(self.axes, dtype=result.dtype)

@@ -1,4 +1,4 @@
-"""Checks written memory: elements have distinct addresses, and no other tensor reads them at other positions."""
+"""Checks written memory: elements have distinct addresses, and no other tensor has them at other positions."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def gathered(
         first: number of the first value, of role `AHEAD`, that passes from the first part to the second.
 
     Returns:
-        The two parts, and the loads of the second part, which reads the numbers and then these loads. `None` if the
-        stage selects differently, or also reads other values.
+        The two parts, and the loads of the second part. The second part reads the numbers and then the loaded values.
+        `None` if the stage selects differently, or also reads other values.
     """
     return _Gathering(stage, steps, back, first).run()
 

@@ -155,7 +155,8 @@ class Loop:
         num_rows: the product of its other sizes.
         parts: the parts, in order.
         carried: the values that pass from step to step, with their width and dtype.
-        ring: the carried values that pass in memory, not in registers. Each program has its own elements of them.
+        ring: the carried values that pass in memory, not in registers. Each program has its own elements of these
+            values.
         exchanges: operands of products, in the order of the products.
         reduced: operands of reductions, with their width and dtype.
         lasting: the values that are read after the loop, with the rows of all steps.
@@ -497,7 +498,7 @@ def _columns_of(stage: Stage, width: int) -> dict[Port, Columns]:
 def _side_by_side(
     parts: Sequence[StageCall | Multiply | Reduce], carried: frozenset[Port]
 ) -> list[StageCall | Multiply | Reduce]:
-    """The parts, with products of one operand next to each other, unless a product reads the result of one of them."""
+    """The parts, with products of one operand next to each other, unless a product reads the result of another one."""
     ordered: list[StageCall | Multiply | Reduce] = []
     used = {part.operand.port for part in parts if not isinstance(part, StageCall)}
     for part in parts:

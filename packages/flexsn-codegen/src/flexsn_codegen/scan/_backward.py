@@ -2,8 +2,8 @@
 
 Recomputing (the default): for each chunk of `K` steps, from the last to the first, the kernel loads the state before
 the chunk and the chunk's inputs, recomputes the chunk's states, and then walks back through the step's VJP. The rest of
-`T` is a chunk whose last steps are masked: gradients pass through them unchanged. Saving: the VJP takes the saved
-intermediates instead.
+`T` is a chunk whose last steps are masked: gradients pass through masked steps unchanged. Saving: the VJP takes the
+saved intermediates instead.
 
 The gradient of an input with delays is written to the steps from which its values come. The last steps of this input,
 which no step reads, have zero gradients.

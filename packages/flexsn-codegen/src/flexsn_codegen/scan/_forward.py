@@ -8,8 +8,8 @@ For an input with delays, the kernel loads the step that is earlier by the integ
 between the elements of a program, so each element has its own row.
 
 Inputs that count down (lengths of sequences) are one number for each element, loaded once. In chunks in which all
-numbers are above 0, they are treated as constants, so that code which depends on them is eliminated. A program ends
-when the last of its elements ends. Later outputs are zeros, which are stored and not computed.
+numbers are above 0, the numbers are treated as constants, so that code that depends on them is eliminated. A program
+ends when the last of its elements ends. Later outputs are zeros, which are stored and not computed.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class BackwardSpec:
             `None` if it is zero.
         grad_inputs, grad_states, grad_lifted: for each tensor, True if its gradient is written.
         lifted_dtypes: dtype of each lifted tensor. Its gradient is summed in the dtype in which registers hold it.
-        saved: number of intermediates that the forward kept. The VJP takes them instead of the states. If
-            `saved` is 0 and the VJP takes states, the states are recomputed from checkpoints.
+        saved: number of intermediates that the forward kept. The VJP takes these intermediates instead of the states.
+            If `saved` is 0 and the VJP takes states, the states are recomputed from checkpoints.
         chunk: the `segment` of the forward that wrote the checkpoints, or T.
         stages: see `ForwardSpec`.
         summed_inputs, summed_lifted: for each tensor, True if each program writes only one number (for each time
@@ -81,9 +81,9 @@ class BackwardSpec:
             whole step. Empty if there are none.
         rest, single: see `ForwardSpec`.
         rows: True if each program walks the rows of the step one after the other, and sums the gradients of lifted
-            tensors over them before it writes these gradients. This requires lifted tensors that are the same for all
-            rows, and a target that has `rows`. The kernel takes the integers ``"ROWS"`` and ``"ROW"``, the number of
-            elements of a row. The last row may have fewer. Gradients of inputs cannot be summed in this case.
+            tensors over the rows before it writes these gradients. This requires lifted tensors that are the same for
+            all rows, and a target that has `rows`. The kernel takes the integers ``"ROWS"`` and ``"ROW"``, the number
+            of elements of a row. The last row may have fewer. Gradients of inputs cannot be summed in this case.
         flags: the flags that the VJP takes.
         strided: layouts of tensors that the forward kept, of incoming gradients, and of written gradients. A tensor
             without a layout here is dense.

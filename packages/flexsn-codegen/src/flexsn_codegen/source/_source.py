@@ -143,7 +143,7 @@ class Once:
     """Arguments of a step that are equal in each step and computed before the loop over time.
 
     Attributes:
-        core: the function that computes them from lifted tensors and the step's numbers.
+        core: the function that computes these arguments from lifted tensors and the step's numbers.
         dtypes: dtypes of its results.
     """
 

@@ -154,7 +154,7 @@ class Target(ABC):
         reserved: names with a meaning in generated sources.
         header: the first lines of every module of generated source.
         once: True if values that are equal in each step have to be computed before the loop over time, because a
-            compiler would not move them there.
+            compiler would not move the computation there.
         rows: True if programs can walk the rows of a step.
         segments: True if programs can walk segments of time in parallel.
         reduces_rows: True if there are kernels on rows and columns (`row_kernel`).
@@ -590,7 +590,7 @@ class KernelWriter(ABC):
     def segment(self, first: int = 0) -> None:
         """Assigns the number of the program's segment of time, counted from `first`, to `segment`.
 
-        The kernel takes the integers ``"SEGMENTS"`` and ``"BESIDE"``. The latter is the number of segments that run
+        The kernel takes the integers ``"SEGMENTS"`` and ``"BESIDE"``. ``"BESIDE"`` is the number of segments that run
         in parallel. Each segment has separate programs.
 
         Raises:

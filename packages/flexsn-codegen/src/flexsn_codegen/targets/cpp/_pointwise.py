@@ -1,10 +1,11 @@
 """Pointwise kernels in C++: nested loops over dimensions, with adjacent elements in the innermost one.
 
 Dimensions are merged if they are evenly spaced in the memory of every operand. In the innermost dimension, an operand
-has adjacent elements, one element for all, or elements with a stride. Each of these is a separate form of loop, which
-compilers turn into vector code. If the innermost dimension is short, such as that of pixels with three colours, blocks
-of elements are first gathered row by row, so that the computation is still vector code. If an operand has its adjacent
-elements in another dimension, programs compute tiles of these two dimensions, and transpose the operand's tile.
+has adjacent elements, one element for all, or elements with a stride. Each of these three cases is a separate form of
+loop, and compilers turn all three forms into vector code. If the innermost dimension is short, such as that of pixels
+with three colours, blocks of elements are first gathered row by row, so that the computation is still vector code. If
+an operand has its adjacent elements in another dimension, programs compute tiles of these two dimensions, and transpose
+the operand's tile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from flexsn_graph import Port
 
 # Blocks are gathered if the innermost dimension has fewer elements than this.
 _SHORT = 16
-# The number of elements that are gathered at a time. It is small enough for all operands to stay in the L1 cache.
+# The number of elements that are gathered at a time. With this number, all operands stay in the L1 cache.
 _GATHERED = 512
 
 # Rows and columns of a tile: several cache lines in either direction, and an operand's tile stays in the L1 cache.

@@ -5,10 +5,10 @@ these columns. A warp stores its columns of the matrices as fragments of `mma.m1
 not fit into registers are in shared memory. Fragments that do not fit there either are read from the matrix in every
 step. The operand of a product is sent to the shared memory of each block of the cluster, by stores that the receiver's
 barrier counts. Zeros and ones are sent as bits, other values as one to three 16-bit numbers. If memory is short,
-float32 values are sent and stored in shared memory unsplit, and split when they are multiplied, which takes longer.
-There are two slots, each with a barrier. A warp that writes to a slot again has already received values that the other
-warps sent after they had read the slot. If there is memory for one slot only, a warp that has read the slot arrives at
-a barrier of each block, and senders wait for this barrier.
+float32 values are sent and stored in shared memory unsplit. They are then split when they are multiplied, so the
+products take longer. There are two slots, each with a barrier. A warp that writes to a slot again has already received
+values that the other warps sent after they had read the slot. If there is memory for one slot only, a warp that has
+read the slot arrives at a barrier of each block, and senders wait for this barrier.
 
 `splits` warps share the sums over an operand's terms, for all rows. In parts that are not products, each of these warps
 computes every `splits`-th tile of 8 rows.

@@ -58,7 +58,7 @@ def launcher(
 
     Args:
         compiled: the result of `kernel[grid](...)`. It is compiled for dtypes, alignments to 16 bytes and some
-            properties of the numbers. These have to be the same in each launch, and launches do not check them.
+            properties of the numbers. All of these have to be the same in each launch. Launches do not check this.
         grid: the grid of each launch.
         numbers: the numbers of each launch, including constants. They follow the tensors.
         device: a GPU, which need not be the current one.

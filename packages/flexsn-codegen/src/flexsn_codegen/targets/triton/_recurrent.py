@@ -10,11 +10,11 @@ If many values pass from step to step, such as gradients of delayed values, most
 and writes its own elements there, with separate rows for even and odd steps, so that no program has to wait for
 another one.
 
-While a program waits, the loads of the next step and the stores of this step are in flight, and it computes the parts
-of stages that only depend on values of earlier steps.
+While a program waits, the loads of the next step and the stores of this step are in flight, and the program computes
+the parts of stages that only depend on values of earlier steps.
 
 A reduction of a row needs all of its columns. Therefore, programs that share rows also exchange the operand of the
-reduction, and each of them reduces the whole row, in the same order. Products of one operand are computed together,
+reduction, and each program reduces the whole row, in the same order. Products of one operand are computed together,
 chunk by chunk, because all chunks of an operand in three parts do not fit into registers.
 
 A program that has all columns of its rows exchanges nothing. It multiplies and reduces the values in its registers.
@@ -804,8 +804,8 @@ def _pairwise(terms: Sequence[str]) -> str:
 def _synchronisation(events: Sequence[tuple[int, str]]) -> tuple[set[int], set[int]]:
     """The parts after which a program arrives, and the parts before which it waits.
 
-    Events are cyclic: the first values that the next step reads are those that a step writes last. A program always
-    waits between two arrivals, so that the counter alone shows the progress of all programs.
+    Events are cyclic: the first values that the next step reads are the values that a step writes last. A program
+    always waits between two arrivals, so that the counter alone shows the progress of all programs.
     """
     arrives, waits = set(), set()
     for place, (part, kind) in enumerate(events):
