@@ -286,7 +286,7 @@ class _StepWriter:
         if not isinstance(entry, fx.Node):
             raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
         if entry.target not in LITERAL_OPS:
-            # Arguments have values of their dtype. If each op was rounded, so do all results.
+            # Arguments are values of their dtype. So are all results, if each op was rounded.
             computed = self._numerics.precision == "float32" and entry.op != "placeholder"
             return self._target.rounded(self.name(entry), self._dtype(entry)) if computed else self.name(entry)
         if not arguments:

@@ -201,7 +201,7 @@ def gradients(
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient in the shape of its tensor. If it has this shape already, the result is no view."""
+    """The gradient in the shape of its tensor. A gradient that already has this shape is returned, not a view of it."""
     result = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
     return result.to(like.dtype)
 

@@ -69,9 +69,9 @@ class Step:
     """A prepared call over lists, for tensors of equal kinds. It refers to addresses, not to tensors.
 
     Attributes:
-        key: other values that have to be equal.
+        key: other values that have to be equal in a later call.
         kinds: kinds of all tensors, followed by the kinds of the captured tensors.
-        fetches: functions that fetch captured tensors, or return `None` if the function now reads other values.
+        fetches: functions that fetch captured tensors, or return `None` if the user's function now reads other values.
         variants: traces of the calls, without duplicates.
         returns: True if calls have results, or return arguments.
         in_turn: kernels that one call launches one after the other, or `None` if there are no such kernels.

@@ -84,7 +84,7 @@ class Notes:
     Attributes:
         numbers: values of the numbers while the function is traced.
         decided: the outcomes of an earlier trace, which this trace repeats. `None` if this trace is the first one.
-        expressions: everything that is computed from the numbers, with the resulting value.
+        expressions: each expression that is computed from the numbers, with its value.
         conditions: every decision that depends on the numbers, with its outcome, in order.
     """
 

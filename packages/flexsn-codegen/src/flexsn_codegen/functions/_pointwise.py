@@ -121,9 +121,9 @@ class Pointwise(Generic[P, R]):
     """A function as one kernel.
 
     One trace is valid for one kind of arguments (dtypes, number of dimensions), for all sizes and numbers. The object
-    has the function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class, it is a
-    method. Each instance has a separate kernel, which reads attributes of the instance as the kernel of a module reads
-    attributes of the module.
+    has the function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class, the object
+    acts as a method. Each instance has a separate kernel, which reads attributes of the instance as the kernel of a
+    module reads attributes of the module.
     """
 
     __name__: str

@@ -22,7 +22,7 @@ _MOST_SUMS = 2  # the order of two numbers in a sum does not matter
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A load of a value of one of several steps.
+    """A load of a value at one of several steps.
 
     Attributes:
         view: the value at the first of these steps.

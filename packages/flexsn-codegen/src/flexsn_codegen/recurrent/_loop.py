@@ -61,8 +61,9 @@ class StageCall:
         writes: for each output, the columns that it becomes, or `None` if the program does not need it later.
         stored: for each output, its destination in memory at every step.
         early: `0` or `1` for a stage that only reads values of earlier steps and is computed while the program waits
-            for a product. `0` means for this step, `1` for the next one. `-1` for a stage that reads no values and is
-            computed before all steps. `None` for a stage that is computed at its regular position.
+            for a product. `0` means that the stage is computed for this step, and `1` for the next step. `-1` for a
+            stage that reads no values and is computed before all steps. `None` for a stage that is computed at its
+            regular position.
     """
 
     stage: Stage

@@ -14,7 +14,7 @@ from flexsn_graph import Port, Role, View
 
 @dataclass(frozen=True, slots=True)
 class ValueLayout:
-    """The layout in memory of a value of each step.
+    """The layout in memory of the steps of a value.
 
     Attributes:
         row: the distance between two rows if columns and steps are adjacent in memory. `None` if the three distances

@@ -2,7 +2,7 @@
 
 The templates of kernels (`flexsn_codegen.scan`, `_pointwise`) are written once, for any `KernelWriter`. They pass
 scalar integer expressions to it in Python's syntax, with ``+ - * // % > < ==`` and ``&`` between comparisons.
-No operand is negative, so `//` and `%` are equal in all languages.
+No operand is negative, so `//` and `%` have the same results in all languages.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _TILE = 64
 _LEAST_TILE = 16
 
 Layout = str
-"""Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``; the first layout is
+"""Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``. The first layout is
 ``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"DIMENSIONS turned"``."""
 
 
