@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _place(error: Exception) -> str:
-    """The line that failed. Empty if it is a line of this package, because its errors already contain the location."""
+    """The line that failed. Empty if the line is in this package, whose errors already contain the location."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith(_OURS) else f"\n  at {last.filename}:{last.lineno}: {last.line}"
 
@@ -142,7 +142,11 @@ def _show(given: argparse.Namespace) -> None:
 
 
 def _compile(given: argparse.Namespace) -> None:
-    """Writes `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's; for the CPU, `NAME.cpp` and `.so`."""
+    """Writes the source, the assembly and the binary of each kernel.
+
+    For GPUs, the files are `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's `.amdgcn` and `.hsaco`. For
+    the CPU, the files are `NAME.cpp` and `.so`.
+    """
     if not given.target:
         raise UsageError("there is no target: pass --target sm_90, gfx942, cpp, …")
     # Everything is compiled before any file is written, so that a failure leaves no files.

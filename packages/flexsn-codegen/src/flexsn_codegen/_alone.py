@@ -199,7 +199,7 @@ def _plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence[Kerne
 
 
 def _layouts(source: KernelSource) -> list[int]:
-    """The number of terms of each operand's offsets. It is -1 for a dense operand, which can work without offsets."""
+    """For each operand, the number of terms in its offsets, or -1 for a dense operand, which needs no offsets."""
     results = []
     for port in source.params:
         terms = sum(size.startswith(f"{port.name}_inner") for size in source.sizes)

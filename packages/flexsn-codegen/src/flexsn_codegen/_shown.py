@@ -61,7 +61,7 @@ class ShownFunction:
         tensors: tensors of this call, followed by the captured tensors.
         numbers: numbers of this call.
         wanted: for each tensor, True if it has a gradient.
-        given: the tensors with which the gradient is called.
+        given: the tensors that are passed to the gradient.
     """
 
     fn: Callable[..., Any]

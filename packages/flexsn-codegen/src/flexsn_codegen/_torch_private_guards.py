@@ -1,7 +1,7 @@
 """Guards of the graph that Dynamo records: the conditions under which the graph is valid for another call.
 
-While Dynamo records, it runs functions that are marked as constant. These functions read the caller's objects in their
-state before the recorded code, and Dynamo does not observe these reads.
+While Dynamo records, it runs functions that are marked as constant. These functions read the caller's objects as they
+were before the recorded code, and Dynamo does not observe the reads.
 """
 
 from __future__ import annotations

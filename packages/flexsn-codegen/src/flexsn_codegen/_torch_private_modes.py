@@ -42,7 +42,7 @@ def is_plain(tensors: list[torch.Tensor]) -> bool:
 
 def is_forward_mode() -> bool:
     """True if forward-mode derivatives are being computed, by `torch.func.jvp` or `torch.autograd.forward_ad`."""
-    # If torch lacks this name, it rejects forward mode by itself, with another message.
+    # A version of torch without this name rejects forward mode itself, with another message.
     return bool(getattr(forward_ad, "_current_level", -1) >= 0)
 
 
@@ -82,6 +82,6 @@ def before_transforms(operator: str, rule: Callable[..., Any]) -> None:
 
 
 def constant(function: _Function) -> _Function:
-    """Marks a function of constants. A compiler calls it while it compiles, and treats its result as a constant."""
+    """Marks a function of constants. A compiler calls it at compilation, and the result becomes a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

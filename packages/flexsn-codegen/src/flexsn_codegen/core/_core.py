@@ -44,7 +44,7 @@ def generate_triton_code_str(
         verbose: prints the source.
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
             ``"float32"`` rounds only the function's results.
-        fast_math: call approximate functions. Compile the source with `compile_options(..., fast_math=True)`.
+        fast_math: True to call approximate functions. Compile the source with `compile_options(..., fast_math=True)`.
 
     Returns:
         The source of a module, and the function's name, which is `fn_name` and a hash of the body. The function
@@ -80,14 +80,16 @@ def emit_core(
     Args:
         graph: a step graph or a plain FX graph. All arguments of a plain graph are inputs, and all its results are
             outputs.
-        prune: leave out unused arguments.
+        prune: True to leave out unused arguments.
         precision, fast_math: see `generate_triton_code_str`.
-        fast_division: divide with an error of up to 2 ulp if the quotient reaches the results only through continuous
-            ops. The exact division has a rare slow path behind a branch, across which no instruction can be scheduled.
-        numbers: turns the graph's numbers into arguments of the function, whose names start with this text. Graphs that
-            only differ in numbers then have equal sources. Numbers that determine how an op is written stay in the
-            source, such as an exponent of 2, or degrees of polynomials. `None` writes all numbers into the source.
-        once: make a separate function for values that are slow to compute and equal in all steps (`CoreSource.once`).
+        fast_division: True to divide with an error of up to 2 ulp if the quotient reaches the results only through
+            continuous ops. The exact division has a branch to a rare slow path, and no instruction can be scheduled
+            across this branch.
+        numbers: start of the names of the function's arguments that replace the graph's numbers. Graphs that only
+            differ in numbers then have equal sources. Numbers that determine how an op is written, such as an exponent
+            of 2 or the degree of a polynomial, stay in the source. If `None`, all numbers stay in the source.
+        once: True to make a separate function for values that are slow to compute and equal in all steps
+            (`CoreSource.once`).
         target: the target for which the source is written.
     """
     numerics = Numerics(precision, fast_math)
@@ -129,7 +131,7 @@ def _once(
     statements: Sequence[Statement],
     results: dict[str, torch.dtype],
 ) -> Once:
-    """A function that computes the values that are equal in all steps. A step and its VJP often share it."""
+    """A function that computes the values that are equal in all steps. A step and its VJP often share this function."""
     code = "\n".join(f"{s.name} = {s.text}" for s in statements)
     digest = hashlib.sha256(f"{tuple(arguments)}\n{code}\n{list(results)}".encode()).hexdigest()[:12]
     name = f"once_{digest}"
@@ -157,7 +159,7 @@ def location_text(node: fx.Node) -> str:
 
 
 def _citation(node: fx.Node) -> str:
-    """`file.py:12: code`, for a comment. It has the file's name without the folder, to be equal on every machine."""
+    """`file.py:12: code`, for a comment. The file's folder is left out, so that the text is equal on every machine."""
     where = location_of(node)
     if where is None:
         return ""
@@ -284,7 +286,7 @@ class _StepWriter:
         if not isinstance(entry, fx.Node):
             raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
         if entry.target not in LITERAL_OPS:
-            # Arguments have values of their dtype. If each op was rounded, so do all results.
+            # Arguments are values of their dtype. So are all results, if each op was rounded.
             computed = self._numerics.precision == "float32" and entry.op != "placeholder"
             return self._target.rounded(self.name(entry), self._dtype(entry)) if computed else self.name(entry)
         if not arguments:

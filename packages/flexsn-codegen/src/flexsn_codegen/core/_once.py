@@ -19,8 +19,8 @@ _QUICK = frozenset(getattr(_prims, name).default for name in ("add", "convert_el
 def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
     """The results of slow ops, functions and divisions, that are computed from lifted tensors alone.
 
-    If one such result is computed from another one, the latter is included only if the step also needs it elsewhere.
-    All results have floating-point dtypes, except for the words from which an element's random numbers are computed.
+    A result that is only needed to compute other results of this kind is not included. All results have floating-point
+    dtypes, except for the words from which an element's random numbers are computed.
     """
     alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     for node in step.graph.nodes:
@@ -34,7 +34,7 @@ def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
 
 
 def needed_for(step: StepGraph, given: set[fx.Node]) -> set[fx.Node]:
-    """The nodes from which the results are computed, back to and including the nodes in `given`."""
+    """The nodes from which the results are computed. The search stops at the nodes in `given`, which are included."""
     results: set[fx.Node] = set()
     sought = [entry for entry in step.entries if isinstance(entry, fx.Node)]
     while sought:

@@ -1,4 +1,4 @@
-"""Values that need no rounding to a half dtype, since all of them are numbers of this dtype."""
+"""Values that need no rounding to a half dtype, because they are already numbers of this dtype."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flexsn_codegen.source._dtypes import HALF_DTYPES
 from flexsn_codegen.source._numbers import LITERAL_OPS
 
 _prims = torch.ops.prims
-# Results are an operand's value, its negative or a whole number near it.
+# Ops whose result is an operand's value, the negative of this value, or a whole number near it.
 _SELECTS = frozenset(
     getattr(_prims, name).default
     for name in ["abs", "ceil", "floor", "fmax", "fmin", "maximum", "minimum", "neg", "round", "sign", "trunc", "where"]

@@ -1,8 +1,9 @@
 """Splits the graph of a function that reduces rows into stages. Each stage is a function of one element.
 
-A stage computes the operands of the next reductions from the arguments and from earlier reductions. If two stages
-need the same value, both compute it: the operands are read again from the nearest cache or are still in registers. If a
-target can keep the values of a row, only the first of these stages computes the results of slow ops.
+A stage computes the operands of the next reductions from the arguments and from earlier reductions. If two stages need
+the same value, each stage computes the value from operands that are still in registers or are read again from the
+nearest cache. If a target can keep the values of a row, only the first of these stages computes the results of slow
+ops.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _kept(stages: Sequence[Sequence[fx.Node]], reduced: Sequence[fx.Node], kept:
 
 
 def _behind(nodes: Iterable[fx.Node], given: set[fx.Node]) -> set[fx.Node]:
-    """The nodes themselves and all nodes on which they depend, back to but excluding the nodes in `given`."""
+    """These nodes and all nodes on which they depend. The search stops at the nodes in `given`, which are excluded."""
     results: set[fx.Node] = set()
     sought = list(nodes)
     while sought:

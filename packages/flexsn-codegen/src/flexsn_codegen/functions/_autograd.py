@@ -76,7 +76,7 @@ class Differentiated(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class TrainedCall:
-    """A call that autograd follows. It is stored so that it can be repeated.
+    """A call that autograd follows, stored so that the call can be repeated.
 
     Attributes:
         differentiable: for each result, True if a gradient can flow through it.
@@ -182,7 +182,7 @@ def gradients(
 
     Args:
         ctx: the context that `setup` has filled.
-        tensors: the tensors that it has saved. (Checkpointing unpacks them only once.)
+        tensors: the tensors that the context has saved. (Checkpointing unpacks them only once.)
         apply: calls the kernel of the gradient.
     """
     differentiable = ctx.differentiable
@@ -201,7 +201,7 @@ def gradients(
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient in the shape of its tensor. A gradient that has this shape is returned itself, not as a view."""
+    """The gradient in the shape of its tensor. A gradient that already has this shape is returned, not a view of it."""
     result = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
     return result.to(like.dtype)
 
@@ -209,7 +209,7 @@ def _summed(gradient: Tensor, like: Tensor) -> Tensor:
 def _wanted(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
     """True for each tensor with respect to which the call is differentiated.
 
-    In forward mode, these are all floating-point tensors, because torch does not name the ones that are needed.
+    In forward mode, these are all floating-point tensors, because torch does not report which ones are needed.
     """
     if is_forward_mode() or not any(needed):
         return [need or t.is_floating_point() for t, need in zip(tensors, needed, strict=True)]

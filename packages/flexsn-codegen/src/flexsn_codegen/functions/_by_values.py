@@ -100,7 +100,8 @@ def apart_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list
     is_float = [isinstance(number, float | torch.SymFloat) for number in numbers]
     pairs = list(zip(numbers, is_float, strict=True))
     one = torch.ones((), dtype=torch.float64, device="cpu")
-    # Products, because compilers can compute them from the tensors in which the numbers were passed.
+    # Each number is multiplied by a tensor, because compilers can compute this product from the tensors in which the
+    # numbers were passed.
     return [one * number for number, yes in pairs if yes], [number for number, yes in pairs if not yes], is_float
 
 

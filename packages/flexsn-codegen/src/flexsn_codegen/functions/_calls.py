@@ -182,7 +182,7 @@ def results_apart(returned: Any, known: Callable[[Tensor], int | None], results:
     """Splits a function's return value into its structure and its tensors.
 
     Args:
-        known: maps a tensor to the index of the written argument that it is, or to `None`.
+        known: maps a written argument to its index, and any other tensor to `None`.
         results: receives the tensors that are not written arguments.
 
     Returns:

@@ -36,7 +36,7 @@ class Captured:
         self.where: tuple[str, int] | None = (code.co_filename, code.co_firstlineno) if code is not None else None
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Compares all reads from now on.
+        """Starts to compare all values that are read.
 
         Args:
             tensors: the tensors that the function's operations used.
@@ -46,7 +46,7 @@ class Captured:
         self.reads.keep(tensors)
 
     def fetch(self) -> tuple[Tensor, ...] | None:
-        """The current captured tensors. `None` if another value has changed, because this makes the traces invalid."""
+        """The current captured tensors. `None` if any other value has changed, so that the traces are invalid."""
         result = self.reads.fetch()
         if result is not None:
             self.tensors[:] = result  # a trace for other arguments uses the current tensors

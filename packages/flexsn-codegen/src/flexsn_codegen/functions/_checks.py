@@ -88,7 +88,7 @@ def check_into(
 
 
 def outs_of(name: str, out: Any) -> list[Tensor]:
-    """The tensors of ``out=``. Raises `ArgumentError` if it contains another object."""
+    """The tensors of ``out=``. Raises `ArgumentError` for an object that is not a tensor."""
     if isinstance(out, Tensor):
         return [out]
     outs = list(out) if isinstance(out, list | tuple) else [out]
@@ -107,7 +107,7 @@ def into_what_writes(name: str) -> ArgumentError:
 
 
 def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
-    """The error for a call over lists that failed because a list contains other objects than tensors, or `None`."""
+    """The error for a call over lists that failed because of objects other than tensors in a list. Otherwise `None`."""
     _, positional, named = structure
     for where, part in [*enumerate(positional), *named]:
         if part[0] == "list":
@@ -122,7 +122,7 @@ def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> 
 def wants_gradients(tensors: Sequence[Tensor]) -> bool:
     """True if autograd has to follow computations on the tensors."""
     if torch.is_grad_enabled():
-        for tensor in tensors:  # a plain loop: compilers can follow it, and it is the fastest
+        for tensor in tensors:  # a plain loop is the fastest, and compilers can follow it
             if tensor.requires_grad:
                 return True
     return False

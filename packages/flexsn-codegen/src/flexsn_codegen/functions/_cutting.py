@@ -1,8 +1,8 @@
 """Functions that cut dimensions of their arguments. Their kernels depend on the arguments' shapes.
 
-They cut a dimension into pieces and join them (halves of a gate, rotary embeddings, channels, cells), or align a tensor
-with a dimension in the middle, such as a weight for each channel. The kernel of such a function works on the elements
-of one piece. Each piece of an argument or a result is an operand with its own strides. Nothing is copied, and
+They cut a dimension into pieces and join pieces (halves of a gate, rotary embeddings, channels, cells), or align a
+tensor with a dimension in the middle, such as a weight for each channel. The kernel of such a function works on the
+elements of one piece. Each piece of an argument or a result is an operand with its own strides. Nothing is copied, and
 nothing is read twice. See `flexsn_graph.cells`.
 """
 
@@ -133,10 +133,10 @@ def _captured_at_some_size(
     numbers: Sequence[Any],
     reads: Reads,
 ) -> tuple[Tensor, ...]:
-    """The tensors that a function captures. They are found by running it at sizes that it may be able to cut.
+    """The tensors that a function captures, found by runs of the function at sizes that it may be able to cut.
 
     Args:
-        reads: records the values that the function reads in these runs. Its trace records the other values.
+        reads: records the values that the function reads in these runs. The function's trace records the other values.
     """
     results: dict[int, Tensor] = {}
 

@@ -66,7 +66,7 @@ def _is_run(sizes: Sequence[int], strides: Sequence[Sequence[int]], split: int) 
 
 
 def _turned(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
-    """True if an operand's elements are consecutive in memory along another dimension than in the walk."""
+    """True if an operand's elements are adjacent in memory along a dimension other than the walk's innermost one."""
     if not sizes or sizes[-1] < _LEAST_COLUMNS:
         return False
     return any(

@@ -21,7 +21,7 @@ def follow(
     Args:
         trace: returns a trace, the sources of its kernels, and a value that has to be equal for other numbers.
         numbers: the numbers of a call.
-        fixed: positions of numbers whose current values are the only ones for which the trace is valid.
+        fixed: positions of numbers whose current values the trace requires.
     """
     notes = Notes(numbers)
     traced, sources, structure = trace(notes)

@@ -2,8 +2,8 @@
 
 The launches of a call are prepared once and reused by later calls on tensors of equal kinds. Such a call compares all
 properties for which the launches were prepared (shapes, strides, dtypes, devices, addresses) in a few passes over the
-tensors, with functions that Python implements in C. If addresses have changed, it updates them. Then it launches the
-kernels.
+tensors, with functions that Python implements in C. If addresses have changed, the call updates them. Then the call
+launches the kernels.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Step:
     """A prepared call over lists, for tensors of equal kinds. It refers to addresses, not to tensors.
 
     Attributes:
-        key: other values that have to be equal.
+        key: other values that have to be equal in a later call.
         kinds: kinds of all tensors, followed by the kinds of the captured tensors.
-        fetches: functions that fetch captured tensors, or return `None` if the function now reads other values.
+        fetches: functions that fetch captured tensors, or return `None` if the user's function now reads other values.
         variants: traces of the calls, without duplicates.
         returns: True if calls have results, or return arguments.
         in_turn: kernels that one call launches one after the other, or `None` if there are no such kernels.

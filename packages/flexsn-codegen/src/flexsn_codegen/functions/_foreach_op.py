@@ -1,4 +1,4 @@
-"""Calls over lists in compiled graphs: one operator for all places. It launches kernels as eager mode does."""
+"""Calls over lists in compiled graphs: one operator for all places, which launches kernels as eager mode does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Forward-mode derivatives of pointwise kernels.
 
-The arguments' gradients are a linear function of the results' gradients. Take the gradient of this function, with the
-arguments' tangents as its cotangents: it equals the results' tangents. A kernel computes it from the arguments and
+The arguments' gradients are a linear function of the results' gradients. The gradient of this function, with the
+arguments' tangents as cotangents, equals the results' tangents. A kernel computes this gradient from the arguments and
 their tangents alone.
 """
 

@@ -1,10 +1,10 @@
-"""Python numbers among the arguments of a function. Computations with them run on the host at every call.
+"""Python numbers among the arguments of a function. Computations with these numbers run on the host at every call.
 
 While the function is traced, each number is a `HostFloat` or a `HostInt`, which records the expressions that Python
-computes from it. Torch's operators receive a plain number instead. The function is traced twice, with other numbers the
-second time. If a constant of the graph differs between the two traces, it is the value of an expression. If no
-expression has this value, the trace is valid for these numbers only. A kernel takes the values of the expressions as
-arguments. Python computes them in float64, as the function itself does.
+computes from it. Torch's operators receive a plain number instead. The function is traced twice, the second time with
+different numbers. If a constant of the graph differs between the two traces, the constant is the value of an
+expression. If no recorded expression has this value, the trace is valid for the current numbers only. A kernel takes
+the values of the expressions as arguments. Python computes these values in float64, as the function itself does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "float": float,
     "reciprocal": lambda x: 1.0 / x,
 }
-# Functions that decide about a branch. Their outcome is a condition on the numbers.
+# Functions whose results may decide a branch. Each result is a condition on the numbers.
 _DECIDING: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")},
     "bool": bool,
@@ -84,7 +84,7 @@ class Notes:
     Attributes:
         numbers: values of the numbers while the function is traced.
         decided: the outcomes of an earlier trace, which this trace repeats. `None` if this trace is the first one.
-        expressions: everything that is computed from the numbers, with the resulting value.
+        expressions: each expression that is computed from the numbers, with its value.
         conditions: every decision that depends on the numbers, with its outcome, in order.
     """
 
@@ -146,7 +146,7 @@ class _Noted:
         return hash(self.notes.apply("value", self))
 
     def __float__(self) -> float:
-        # Code that reads the number as a float may decide by it, so the trace is valid for this value only.
+        # Code that reads the number as a float may branch on the value, so the trace is valid for this value only.
         return float(self.notes.apply("value", self))
 
     def __int__(self) -> int:
@@ -159,7 +159,8 @@ class _Noted:
         return bool(float(self).is_integer())
 
 
-# Subclasses of torch's symbolic numbers, so that its operators accept them as numbers. All methods are overridden.
+# Subclasses of torch's symbolic numbers, so that torch's operators accept the objects as numbers. All methods are
+# overridden.
 class HostFloat(_Noted, torch.SymFloat):  # type: ignore[misc]
     """A float that records all computations with it."""
 
@@ -287,7 +288,7 @@ def _arguments(expression: Expression) -> set[int]:
 
 
 def _near(expression: Expression, a: Number, b: Number) -> Iterator[tuple[Expression, Any, Any]]:
-    """The expression, and the values that operators may compute from it before a kernel receives it."""
+    """The expression, and the values that operators may compute from the expression before a kernel receives them."""
     for name in (None, "neg", "reciprocal"):
         made: Expression = expression if name is None else (name, expression)
         try:

@@ -1,6 +1,7 @@
 """Launches of C++ kernels, one after the other, by one call from Python.
 
-The arguments of all launches are in one block of memory. Addresses and numbers are replaced there before a call.
+The arguments of all launches are in one block of memory. Before a call, addresses and numbers in this block are
+replaced.
 """
 
 from __future__ import annotations

@@ -348,7 +348,8 @@ class Kernel:
             given[i] = tensors[i].detach()
         if trace.sources is not None:
             for number in {number for is_argument, number in trace.sources if is_argument}:
-                # The tensor itself, because autograd counts references to a gradient before it adds to it.
+                # Passes the tensor itself, because autograd counts the references to a gradient before it adds to the
+                # gradient.
                 given[number] = tensors[number].resolve_neg()
             return self.plan(trace, given).run(given, trace.words(numbers)), trace
         if not self.cuts:
@@ -375,7 +376,7 @@ class Kernel:
         return results_together(self.result, results, tensors)
 
     def sources(self, tensors: Sequence[Tensor], numbers: Sequence[Any], target: Target) -> list[KernelSource]:
-        """The sources of the kernels for arguments like these. There is usually one. Meta tensors are accepted."""
+        """The sources of the kernels for arguments like these, usually one source. Meta tensors are accepted."""
         trace = self.variant(tensors, numbers, [False] * len(tensors), target)
         return [launch.built.source for launch in trace.plan(tensors).launches]
 
@@ -392,7 +393,7 @@ class Kernel:
         """The kernel `(*tensors, *gradients of the differentiable results) -> (*requested gradients)`.
 
         If nothing is cut, each gradient has the shape to which all arguments broadcast. The gradient of an argument
-        without dimensions may have a wider dtype. It is then summed in this dtype.
+        without dimensions may have a wider dtype. The sum is then computed in this dtype.
         """
         key = (tuple(wanted), tuple(differentiable))
         entry = self._gradients.get(key)

@@ -1,4 +1,4 @@
-"""The kernels of one function. There is one for each structure and kind of arguments."""
+"""The kernels of one function: one kernel for each structure and kind of arguments."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _functions: weakref.WeakValueDictionary[str, Kernels] = weakref.WeakValueDiction
 
 
 class Kernels:
-    """The kernels of a function. Each is made when it is first used.
+    """The kernels of a function. Each kernel is made at its first use.
 
     Attributes:
         handle: text by which `kernels_of` finds this object.
         cuts: kernels that cut, for the structures and kinds of arguments in graphs.
-        captured: captured tensors by the kernel's key. Graphs read them here at each call.
+        captured: captured tensors by the kernel's key. Graphs read the tensors here at each call.
         list_calls: calls over lists to which graphs refer.
     """
 

@@ -20,7 +20,7 @@ from flexsn_codegen.targets.triton import TRITON, entry, interpreting, launcher
 BLOCK = 1024
 # The interpreter's run time is proportional to the number of programs, because numpy computes within a program.
 _MAX_INTERPRETED_BLOCK = 1 << 16
-# The number of elements of a C++ program, which is a loop. It is small enough for the values to stay in the L1 cache.
+# Elements per C++ program, which loops over them. With this number, the values stay in the L1 cache.
 CPP_BLOCK = 4096
 
 
@@ -88,8 +88,8 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
 class Launcher:
     """Launches of one kernel over `numel` elements of tensors of the same dtypes, on one device.
 
-    The common part of these launches is prepared once. In C++, this is the compiled function. On a GPU, this is the
-    binary that Triton compiles for the numbers and alignments of a call.
+    The common part of these launches is prepared once. In C++, the common part is the compiled function. On a GPU, it
+    is the binary that Triton compiles for the numbers and alignments of a call.
 
     Args:
         kernel: result of `Target.compile`.

@@ -30,7 +30,7 @@ def _result_strides(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> tuple[
     """The strides of a result.
 
     They are the strides of the first argument with this shape, or contiguous strides if no argument has this shape. If
-    the argument's memory has holes, they are those of `torch.empty_like`.
+    the argument's memory has holes, the result has the strides of `torch.empty_like`.
     """
     for tensor in tensors:
         if tuple(tensor.shape) == shape:

@@ -33,7 +33,7 @@ Source = tuple[bool, int]
 
 @dataclass(slots=True)
 class Built:
-    """A kernel for one layout of its operands. It is compiled at its first launch."""
+    """A kernel for one layout of its operands, compiled at its first launch."""
 
     source: KernelSource
     kernel: Any = None
@@ -258,7 +258,7 @@ class Total:
     dtype: torch.dtype
 
     def of(self, every: Sequence[Tensor]) -> Tensor:
-        """Computes the sum. A tensor that needs no change is returned itself, not as a view."""
+        """Computes the sum. A tensor that needs no change is returned as the same object, not as a view."""
         result = every[self.tensor]
         if self.axes:
             result = result.sum(self.axes, dtype=result.dtype)
@@ -399,7 +399,7 @@ def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Pl
     count, dtypes = len(tensors), trace.graph.dtypes
     inputs = [_View(Operand(i), tuple(t.expand(shape).stride())) for i, t in enumerate(tensors)]
     summed = [_broadcast(tensors[i].shape, shape) for i in like]
-    # If results of the same output are summed over different dimensions, and the kernel can compute all of these sums
+    # Several results may be sums of one output over different dimensions. If the kernel can compute all of these sums
     # except for the first one, it writes the output once for each sum. Otherwise, it writes the whole output once.
     ways: dict[tuple[int, frozenset[int]], int] = {}
     for i in range(len(dtypes)):
@@ -495,7 +495,7 @@ class _StepWalk:
 
     Args:
         shape: the step's shape.
-        order: strides of this shape. The kernel counts elements in their order.
+        order: the order in which the kernel counts elements, as strides of this shape.
         inputs: all inputs of the step, including unused ones.
         summed: for each output, the dimensions over which it is summed.
         whole: in a step that reduces rows, for each output, True if it has all elements of a row, False if it has one.

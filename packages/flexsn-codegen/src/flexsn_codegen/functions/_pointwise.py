@@ -121,8 +121,9 @@ class Pointwise(Generic[P, R]):
     """A function as one kernel.
 
     One trace is valid for one kind of arguments (dtypes, number of dimensions), for all sizes and numbers. The object
-    has the function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class, it is a
-    method. Each instance has a separate kernel, which reads the instance as a module reads itself.
+    has the function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class, the object
+    acts as a method. Each instance has a separate kernel, which reads attributes of the instance as the kernel of a
+    module reads attributes of the module.
     """
 
     __name__: str
@@ -149,7 +150,7 @@ class Pointwise(Generic[P, R]):
         return cast(R, by_operator(self._kernels, structure, parts))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickles a function by name if its module has it under this name, and a method together with its instance.
+        """Pickles a function by name if its module defines it under this name, and a method together with its instance.
 
         Any other function is pickled itself and compiled again.
         """
@@ -184,7 +185,7 @@ class Pointwise(Generic[P, R]):
             self._fn.__get__(instance, owner), autograd=self._autograd, name=self._name, numerics=self._numerics
         )
         bound._instance = (instance, self._attribute)
-        kept[self._attribute] = bound  # Python finds it before it calls `__get__` again
+        kept[self._attribute] = bound  # Python finds this entry first, and does not call `__get__` again
         return bound
 
     def into(self, out: Tensor | Sequence[Tensor], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -197,7 +198,7 @@ class Pointwise(Generic[P, R]):
                 argument.
 
         Raises:
-            ArgumentError: `out` contains other objects than tensors, or tensors unlike the results.
+            ArgumentError: `out` contains objects that are not tensors, or tensors unlike the results.
             WriteError: a tensor of `out` overlaps with itself, or with an argument that is another tensor.
             AutogradError: a tensor of `out`, or an argument, requires a gradient outside of `torch.no_grad()`.
         """

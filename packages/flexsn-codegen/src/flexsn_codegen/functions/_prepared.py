@@ -153,7 +153,7 @@ def _sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def _kinds(tensors: Sequence[Tensor], followed: bool) -> list[Any]:
-    """All properties of the tensors on which a call depends, except for addresses. `followed`: autograd is on."""
+    """Properties of the tensors on which a call depends, except for addresses. `followed`: True if autograd is on."""
     # A sparse tensor has no strides.
     return [
         (t.dtype, t.shape, t.stride(), t.device, t.is_neg(), followed and t.requires_grad)

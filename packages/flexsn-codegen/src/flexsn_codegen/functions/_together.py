@@ -77,7 +77,7 @@ class Member:
 
     @property
     def can_join(self) -> bool:
-        """True if the launch can be part of a group. It has to be in Triton, on dense tensors."""
+        """True if the launch can be part of a group: the kernel is in Triton, and the tensors are dense."""
         source = self.launch.built.source
         return source.target is TRITON and len(self.launch.integers) == 1
 

@@ -1,4 +1,4 @@
-"""Checks written memory: elements have distinct addresses, and no other tensor reads them at other positions."""
+"""Checks written memory: elements have distinct addresses, and no other tensor has them at other positions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def check_apart(name: str, what: str, written: Tensor, other: str, read: Tensor,
     """Raises `WriteError` if a written tensor shares memory with another tensor.
 
     Args:
-        may_be_same: True if the two tensors may have identical elements, because each is read before it is written.
+        may_be_same: True if the two tensors may have identical elements, because each element is read before it is
+            written.
     """
     if not _overlap(written, read):
         return
@@ -82,7 +83,7 @@ def _reach_the_same(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
 
 
 def _columns_apart(a: Tensor, b: Tensor) -> bool:
-    """True if the elements of two tensors with equal layouts only lie in each other's gaps."""
+    """True if two tensors have equal layouts, and the elements of each tensor lie only in the gaps of the other one."""
     distance = abs(int(a.storage_offset()) - int(b.storage_offset()))
     inner = 1
     steps = sorted(_steps(a))

@@ -1,4 +1,4 @@
-"""Recurrent steps in one launch for all T: a loop over time with the products and the exchange of their operands.
+"""Recurrent steps in one launch for all T: a loop over time that computes products and exchanges their operands.
 
 The targets write the kernels: see `targets/triton/_recurrent.py` and `targets/cuda/_clusters.py`.
 """

@@ -1,7 +1,7 @@
 """Replaces a selection among many earlier steps by one load. The selecting number is the same in all steps.
 
-A delayed value is a sum over past steps. Each summand counts for the elements whose number selects its step. One load,
-at an address that the number determines, replaces all of these loads.
+A delayed value is a sum over past steps. Each summand counts for the elements whose number selects its step. The loads
+of all summands are replaced by one load, at an address that the number determines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_SUMS = 2  # the order of two numbers in a sum does not matter
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A load of a value of one of several steps.
+    """A load of a value at one of several steps.
 
     Attributes:
         view: the value at the first of these steps.
@@ -53,16 +53,16 @@ class _Term:
 def gathered(
     stage: Stage, steps: Mapping[Port, tuple[Port, int]], *, back: Callable[[Port], bool], first: int
 ) -> tuple[Stage, Stage, list[Gather]] | None:
-    """Splits a stage that reads earlier steps into the numbers of these steps, which no step changes, and the rest.
+    """Splits a stage that reads earlier steps. The first part computes the numbers of the steps, which no step changes.
 
     Args:
-        steps: for each value that the stage reads, the value of which it is a copy, and the distance in steps.
+        steps: for each value that the stage reads, the original value and the distance from it in steps.
         back: returns True if a greater distance from a value means an earlier step.
         first: number of the first value, of role `AHEAD`, that passes from the first part to the second.
 
     Returns:
-        The two parts, and the loads of the second part, which reads the numbers and then these loads. `None` if the
-        stage selects differently, or also reads other values.
+        The two parts, and the loads of the second part. The second part reads the numbers and then the loaded values.
+        `None` if the stage selects differently, or also reads other values.
     """
     return _Gathering(stage, steps, back, first).run()
 
@@ -187,7 +187,7 @@ class _Gathering:
         return before, behind, [gather for gather, _ in gathers.values()]
 
     def _inside(self, graph: fx.Graph, number: fx.Node, term: _Term, count: int) -> fx.Node:
-        """For each element, True if the group has its number."""
+        """For each element, True if one of the `count` steps of the group has the element's number."""
         low = _called(graph, _prims.ge.default, (number, float(term.which)), term.number, torch.bool)
         high = _called(graph, _prims.le.default, (number, float(term.which + count - 1)), term.number, torch.bool)
         floor = _called(graph, _prims.floor.default, (number,), term.number)

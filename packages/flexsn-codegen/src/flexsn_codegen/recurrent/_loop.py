@@ -22,7 +22,7 @@ _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
 # With more values, registers are spilled. 32 values would spill some kilobytes per thread.
 _MOST_CARRIED = 16
-# If there are more values, those that no product reads pass from step to step in memory, except for this number.
+# If there are more values, all but this number of the values that no product reads pass from step to step in memory.
 _MOST_BESIDE_RING = 4
 # Each value is loaded and written out in the source. With more values, compilation takes minutes.
 _MOST_IN_RING = 128
@@ -61,8 +61,9 @@ class StageCall:
         writes: for each output, the columns that it becomes, or `None` if the program does not need it later.
         stored: for each output, its destination in memory at every step.
         early: `0` or `1` for a stage that only reads values of earlier steps and is computed while the program waits
-            for a product. `0` means for this step, `1` for the next one. `-1` for a stage that reads no values and is
-            computed before all steps. `None` for a stage that is computed at its regular position.
+            for a product. `0` means that the stage is computed for this step, and `1` for the next step. `-1` for a
+            stage that reads no values and is computed before all steps. `None` for a stage that is computed at its
+            regular position.
     """
 
     stage: Stage
@@ -155,10 +156,11 @@ class Loop:
         num_rows: the product of its other sizes.
         parts: the parts, in order.
         carried: the values that pass from step to step, with their width and dtype.
-        ring: the carried values that pass in memory, not in registers. Each program has its own elements of them.
+        ring: the carried values that pass in memory, not in registers. Each program has its own elements of these
+            values.
         exchanges: operands of products, in the order of the products.
         reduced: operands of reductions, with their width and dtype.
-        lasting: the values whose rows of all steps are read after the loop.
+        lasting: the values that are read after the loop, with the rows of all steps.
         absent: carried values that start with zeros.
         shifted: states that are in the memory of another state, and products of later steps. A step loads them at the
             point where it reads them.
@@ -190,8 +192,8 @@ def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
     """The loop of a step.
 
     Args:
-        lasting: the values whose rows of all steps are read after the loop. They include outputs and gradients of
-            inputs.
+        lasting: the values that are read after the loop, with the rows of all steps. They include outputs and gradients
+            of inputs.
 
     Raises:
         NotOneLaunchError: kernels cannot compute a part of the step in one launch.
@@ -497,7 +499,7 @@ def _columns_of(stage: Stage, width: int) -> dict[Port, Columns]:
 def _side_by_side(
     parts: Sequence[StageCall | Multiply | Reduce], carried: frozenset[Port]
 ) -> list[StageCall | Multiply | Reduce]:
-    """The parts, with products of one operand next to each other, unless a product reads the result of one of them."""
+    """The parts, with products of one operand next to each other, unless a product reads the result of another one."""
     ordered: list[StageCall | Multiply | Reduce] = []
     used = {part.operand.port for part in parts if not isinstance(part, StageCall)}
     for part in parts:
@@ -511,10 +513,10 @@ def _side_by_side(
 
 
 def exact_values(staged: StagedStep) -> frozenset[Port]:
-    """The values of which bfloat16 can represent every number that the step writes: whole numbers of a few bits.
+    """Values for which a step only writes whole numbers of a few bits, which bfloat16 can represent exactly.
 
-    A step may write the value of the step before again, as it does where a sequence has ended. The first one is 0: a
-    value that begins with other numbers is not exact for these.
+    A step may write the value of the previous step again, for example after the end of a sequence. The value before the
+    first step counts as 0. Other initial numbers are not necessarily exact.
     """
     first = _bounds(staged, {})
     again = _bounds(staged, first)
@@ -522,10 +524,10 @@ def exact_values(staged: StagedStep) -> frozenset[Port]:
 
 
 def _bounds(staged: StagedStep, before: Mapping[Port, float]) -> dict[Port, float]:
-    """The largest absolute values of values that only have integers.
+    """For each value that contains only integers, the largest absolute value.
 
     Args:
-        before: those of the step before; 0 if absent.
+        before: the results for the previous step. An absent value is 0.
     """
     found: dict[Port, float | None] = {}
     for part in staged.parts:
@@ -542,7 +544,7 @@ def _bounds(staged: StagedStep, before: Mapping[Port, float]) -> dict[Port, floa
 
 
 def _integer_bound(node: Any, known: Mapping[fx.Node, float]) -> float | None:
-    """The largest absolute value of a node that only has integers; `None` if it may have other numbers.
+    """The largest absolute value of a node that contains only integers. `None` if it may contain other numbers.
 
     Args:
         known: largest absolute values of some arguments.

@@ -14,7 +14,7 @@ from flexsn_graph import Port, Role, View
 
 @dataclass(frozen=True, slots=True)
 class ValueLayout:
-    """The layout in memory of a value of each step.
+    """The layout in memory of the steps of a value.
 
     Attributes:
         row: the distance between two rows if columns and steps are adjacent in memory. `None` if the three distances
@@ -25,7 +25,7 @@ class ValueLayout:
 
 
 class Load(NamedTuple):
-    """A view of a value, for a stage to whose shape the value broadcasts."""
+    """A view of a value, for a stage. The value broadcasts to the shape of the stage."""
 
     view: View
     shape: tuple[int, ...]
@@ -41,12 +41,13 @@ class LoopSpec:
         matrix_strides: strides of the matrices, by number.
         backwards: True if the loop runs from the last step to the first.
         from_zero: True if carried values that products read are zero before the first step.
-        ends: each row has a number of steps after which outputs are zeros, states stay and no gradient flows; the
-            kernel receives these numbers, and a program computes steps up to the largest number of its rows.
-        counts: the input with each row's number of remaining steps, which decreases by 1 in each step; `None` if there
-            is none. A kernel may load it once.
-        parts: the number of 16-bit numbers into which products split a float32 number: three represent all of it, two
-            its first 16 bits, and one 8 bits.
+        ends: True if each row has a number of steps, after which outputs are zeros, states stay the same and no
+            gradient flows. The kernel receives these numbers. A program computes steps up to the largest number among
+            its rows.
+        counts: the input with each row's number of remaining steps, which decreases by 1 in each step. `None` if there
+            is no such input. A kernel may load the input once.
+        parts: the number of 16-bit numbers into which products split a float32 number. Three represent the whole
+            number, two its first 16 bits, and one its first 8 bits.
     """
 
     loop: Loop

@@ -2,13 +2,13 @@
 
 Recomputing (the default): for each chunk of `K` steps, from the last to the first, the kernel loads the state before
 the chunk and the chunk's inputs, recomputes the chunk's states, and then walks back through the step's VJP. The rest of
-`T` is a chunk whose last steps are masked: gradients pass through them unchanged. Saving: the VJP takes the saved
-intermediates instead.
+`T` is a chunk whose last steps are masked: gradients pass through masked steps unchanged. Saving: the VJP takes the
+saved intermediates instead.
 
 The gradient of an input with delays is written to the steps from which its values come. The last steps of this input,
 which no step reads, have zero gradients.
 
-If inputs count down, a program starts with the last of its elements that has not ended, as in the forward.
+If inputs count down, a program starts at the step at which the last of its elements ends. The forward stops there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
 
     Args:
         name: start of the kernel's name.
-        core: the step of the forward, which recomputes states if the VJP takes any. `None` if intermediates were saved.
+        core: the step of the forward. It recomputes states if the VJP takes states. `None` if intermediates were saved.
         vjp: `[inputs, states, lifted, *saved, *cotangents] -> [*gradients]`.
         spec: the tensors that are read and written, and their layouts.
     """
@@ -159,7 +159,7 @@ class BackwardTemplate:
             self._chunk("c", chunk, early=f"i + 1 < {count}")
 
     def _skip(self, first: str, behind: str) -> None:
-        """Writes the steps after the end of all elements. States' gradients pass through, and inputs' are zeros."""
+        """Writes the steps after the end of all elements. States' gradients stay the same, inputs' are zeros."""
         w = self._writer
         if self._grad_state_seqs:
             with w.loop("n", first, behind):
@@ -257,7 +257,7 @@ class BackwardTemplate:
         ]
 
     def _load_early(self, exists: str) -> None:
-        """Loads those inputs of the preceding chunk that are loaded one chunk before they are used."""
+        """Loads some inputs of the preceding chunk: those that are loaded one chunk before they are used."""
         w, layouts, chunk = self._writer, self._spec.inputs, self._spec.chunk
         for k in range(chunk):
             for i, param in self._inputs.items():
@@ -270,8 +270,9 @@ class BackwardTemplate:
         Args:
             number: number of the chunk. `None` if it is the only one.
             partial: True to walk only the first `left` steps.
-            early: the condition under which a chunk precedes this one. Some of the preceding chunk's inputs are loaded
-                here, as this chunk's were loaded one chunk earlier. `None` if all inputs of this chunk are loaded now.
+            early: the condition under which a chunk precedes this one. Some inputs of the preceding chunk are loaded
+                here, and the same inputs of this chunk were loaded one chunk earlier. `None` if all inputs of this
+                chunk are loaded now.
         """
         self._early = early is not None
         self._first = "0" if number is None else f"{number} * {self._spec.chunk}"
@@ -429,7 +430,7 @@ class SkewedBackward(BackwardTemplate):
             w.assign(f"came_state_{flag.state}", f"{w.zeros(torch.float32)} {compared} 0", flag=True)
 
     def _whole(self) -> None:
-        """Writes a loop over chunks that lack steps of some elements, and one over the `whole` chunks between these."""
+        """Writes a loop over chunks that lack steps of some elements, and one over the `whole` chunks in between."""
         w, chunk = self._writer, self._spec.chunk
         w.integer("behind", f"(T + {chunk - 1}) // {chunk}")
         w.integer("last", f"behind - (T + {self._rows * chunk - self._most}) // {chunk} + {self._rows}")

@@ -4,12 +4,12 @@ For each chunk of `K` steps, a program issues the loads of all `K` inputs, then 
 store may alias a later load, so the compiler would not move the loads up by itself. With several stages, the loads of
 later chunks are in flight while one chunk is computed. The rest of `T` is computed step by step.
 
-For an input with delays, the kernel loads an earlier step, which is earlier by the integer part of the delay. The
-step differs between the elements of a program, so each element has its own row.
+For an input with delays, the kernel loads the step that is earlier by the integer part of the delay. This step differs
+between the elements of a program, so each element has its own row.
 
 Inputs that count down (lengths of sequences) are one number for each element, loaded once. In chunks in which all
-numbers are above 0, they are treated as constants, so that code which depends on them is eliminated. A program ends
-with the last of its elements. Later outputs are zeros, which are stored and not computed.
+numbers are above 0, the numbers are treated as constants, so that code that depends on them is eliminated. A program
+ends when the last of its elements ends. Later outputs are zeros, which are stored and not computed.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class ForwardTemplate:
         ]
 
     def _load_early(self, shift: int, exists: str) -> None:
-        """Loads those inputs of the chunk `shift` steps ahead that are loaded one chunk before they are used."""
+        """Loads some inputs of the chunk `shift` steps ahead: those that are loaded one chunk before they are used."""
         w, layouts = self._writer, self._spec.inputs
         for k in range(self._spec.chunk):
             for i, param in self._inputs.items():
@@ -296,7 +296,7 @@ class ForwardTemplate:
                     w.load(f"input_{i}_{k}", param, w.at(param, k), both(begins, exists[k] if exists else None))
 
     def _write_checkpoints(self, row: str, begins: str | None) -> None:
-        """Writes the states before segment `j` to row `j - 1` if a segment starts here, which `begins` expresses."""
+        """Writes the states before segment `j` to row `j - 1` if a segment starts here. `begins` is this condition."""
         w = self._writer
         for i, param in self._checkpoints.items():
             w.store(param, f"state_{i}", w.row(param, row), begins)

@@ -1,4 +1,4 @@
-"""Specifications of a scan kernel's operands. Each distinct specification has one kernel. Sizes are its parameters."""
+"""Specifications of a scan kernel's operands. Each distinct specification has one kernel, to which sizes are passed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ForwardSpec:
         states: layout of each initial state. `None` if the state starts at zero and has no argument.
         state_dtypes: dtype of each state.
         lifted: layout of each lifted tensor.
-        lifted_like: for each lifted tensor, the first one whose layout has the same numbers, so that a program computes
-            the positions of its elements once for both. Empty if this is unknown.
+        lifted_like: for each lifted tensor, the first lifted tensor whose layout has the same numbers. A program
+            computes the positions of the elements of both tensors once. Empty if this is unknown.
         ends: True if outputs are zeros and states stay the same where all inputs that count down are 0 or less. In this
-            case, programs end with the last of their elements. The backward must have the same value.
+            case, a program ends when the last of its elements ends. The backward must have the same value.
         follows: pairs of a state and a late input. The state is the input's value at the previous step, and 0 at first,
             so it has no checkpoints.
         outputs, state_seqs, final_states: for each tensor, True if it is written.
@@ -35,8 +35,8 @@ class ForwardSpec:
         rest: False if T is always a multiple of `chunk`, so that less code has to be compiled.
         single: True if T is `chunk` and no input counts down. The kernel then has no loop over chunks.
         strided: layouts of written tensors. A tensor without a layout here is dense.
-        bits: for each output, True if it is (also) written as bits, one for each element, set if the element is not 0.
-            Empty if no output is written as bits.
+        bits: for each output, True if it is (also) written as bits. Each element has one bit, which is set if the
+            element is not 0. Empty if no output is written as bits.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -72,8 +72,8 @@ class BackwardSpec:
             `None` if it is zero.
         grad_inputs, grad_states, grad_lifted: for each tensor, True if its gradient is written.
         lifted_dtypes: dtype of each lifted tensor. Its gradient is summed in the dtype in which registers hold it.
-        saved: number of intermediates that the forward kept. The VJP takes them instead of the states. If
-            `saved` is 0 and the VJP takes states, the states are recomputed from checkpoints.
+        saved: number of intermediates that the forward kept. The VJP takes these intermediates instead of the states.
+            If `saved` is 0 and the VJP takes states, the states are recomputed from checkpoints.
         chunk: the `segment` of the forward that wrote the checkpoints, or T.
         stages: see `ForwardSpec`.
         summed_inputs, summed_lifted: for each tensor, True if each program writes only one number (for each time
@@ -81,9 +81,9 @@ class BackwardSpec:
             whole step. Empty if there are none.
         rest, single: see `ForwardSpec`.
         rows: True if each program walks the rows of the step one after the other, and sums the gradients of lifted
-            tensors over them before it writes these gradients. This requires lifted tensors that are the same for all
-            rows, and a target that has `rows`. The kernel takes the integers ``"ROWS"`` and ``"ROW"``, the number of
-            elements of a row. The last row may have fewer. Gradients of inputs cannot be summed in this case.
+            tensors over the rows before it writes these gradients. This requires lifted tensors that are the same for
+            all rows, and a target that has `rows`. The kernel takes the integers ``"ROWS"`` and ``"ROW"``, the number
+            of elements of a row. The last row may have fewer. Gradients of inputs cannot be summed in this case.
         flags: the flags that the VJP takes.
         strided: layouts of tensors that the forward kept, of incoming gradients, and of written gradients. A tensor
             without a layout here is dense.

@@ -174,7 +174,7 @@ def kept(name: str) -> Path | None:
 
 
 def keep(name: str, content: bytes) -> tuple[Path, bool]:
-    """Writes a file to the cache folder or, if that is full, to the temporary folder. Does nothing if it exists.
+    """Writes a file to the cache folder or, if that is full, to the temporary folder. Does nothing if the file exists.
 
     Returns:
         The file, and True if it was written now.
@@ -266,8 +266,8 @@ def _holds(path: Path, content: bytes) -> bool:
 def write_private(path: Path, text: str | bytes) -> None:
     """Writes a file that is private to this user, for example in `cache_folder()`.
 
-    The file is written under a temporary name and then renamed. A process that reads or writes it at the same time
-    finds all of it or nothing, even if a disk was full.
+    The file is written under a temporary name and then renamed. A process that reads or writes the file at the same
+    time finds the whole file or no file, even if a disk was full.
 
     Raises:
         OSError: the file cannot be written. No part of it remains.

@@ -17,7 +17,7 @@ class Numerics:
 
     Attributes:
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
-            ``"float32"`` keeps them in float32 inside the core, and rounds only the core's results.
+            ``"float32"`` keeps these values in float32 inside the core, and rounds only the core's results.
         fast_math: uses approximate division and functions (`FAST` in `_functions.py`) and fused multiply-add.
             Denormals may be treated as zero. Results are the same on every run, but differ from eager mode's bits.
     """

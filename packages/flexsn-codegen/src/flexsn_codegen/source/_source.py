@@ -28,7 +28,7 @@ RUN: StepLayout = -2
 
 
 class Like(NamedTuple):
-    """The layout of an operand with the same offsets as an earlier operand. The kernel computes them once.
+    """The layout of an operand with the same offsets as an earlier operand. The kernel computes these offsets once.
 
     Attributes:
         operand: the number of the earlier operand.
@@ -60,7 +60,7 @@ class InputLayout:
         counts_down: memory contains one step, int32. The value at step `t` is that number minus `t`. Only its sign
             matters: kernels may replace any value above 0 with 1.
         early: True if the input is loaded into registers one chunk before its use while chunks are in flight. The GPU
-            cannot copy single bytes ahead, so without this a program would have to wait for their load.
+            cannot copy single bytes ahead, so a program would otherwise have to wait for the load.
         late: delays of the input, or `None` if the value at step `t` is that of step `t`.
         once: True if memory contains one step, to which the `late` of other inputs refers.
     """
@@ -89,7 +89,8 @@ class CoreSource:
         target: the target of the source.
         numbers: numbers that follow the arguments. The name and the source do not depend on their values.
         once: the last arguments, which are equal in each step, or `None` if there are none.
-        stages: the stages of a function that reduces rows. Their functions are in `source`. `name` is not one of them.
+        stages: the stages of a function that reduces rows. Their functions are in `source`, and none of these functions
+            is called `name`.
     """
 
     name: str
@@ -116,7 +117,7 @@ class RowStage:
             over all stages.
         reductions: for each result, the op that reduces it and the dtype of the reduction. Empty if the results are
             written.
-        written: for each result of the stage, the result of the whole function that it is.
+        written: for each result of the stage, the corresponding result of the whole function.
         whole: True if the results have one element for each element of a row, False if they have one for the row.
         dtypes: dtypes of the results.
         again: numbers of results that are written twice, as the last entries of `written`.
@@ -142,7 +143,7 @@ class Once:
     """Arguments of a step that are equal in each step and computed before the loop over time.
 
     Attributes:
-        core: the function that computes them from lifted tensors and the step's numbers.
+        core: the function that computes these arguments from lifted tensors and the step's numbers.
         dtypes: dtypes of its results.
     """
 
@@ -159,8 +160,8 @@ class KernelSource:
         params: tensor arguments, which come first.
         sizes: integer arguments, which come next: ``"T"``, ``"NCL"``, then per strided operand
             ``"<operand>_time"`` and ``"<operand>_inner<i>"``, ``"<operand>_size<i>"``,
-            ``"<operand>_stride<i>"``, then ``"ROWS"`` and ``"ROW"`` if the kernel walks rows, then those of the step's
-            numbers (`CoreSource.integers`). In Triton, the last argument is the constexpr `BLOCK`, elements per
+            ``"<operand>_stride<i>"``, then ``"ROWS"`` and ``"ROW"`` if the kernel walks rows, then the integers of the
+            step's numbers (`CoreSource.integers`). In Triton, the last argument is the constexpr `BLOCK`, elements per
             program.
         target: the target of the source.
     """
@@ -176,7 +177,7 @@ _MAX_NAME = 80
 
 
 def identifier(text: str, limit: int | None = _MAX_NAME, reserved: Collection[str] = ()) -> str:
-    """`text` as an identifier of limited length, because it also becomes a file name.
+    """`text` as an identifier of limited length, because the identifier also becomes a file name.
 
     Args:
         reserved: names that already have another meaning.

@@ -2,7 +2,7 @@
 
 The templates of kernels (`flexsn_codegen.scan`, `_pointwise`) are written once, for any `KernelWriter`. They pass
 scalar integer expressions to it in Python's syntax, with ``+ - * // % > < ==`` and ``&`` between comparisons.
-No operand is negative, so `//` and `%` are equal in all languages.
+No operand is negative, so `//` and `%` have the same results in all languages.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class OpCall:
         return self.constants[position] is not None or position in self.computed
 
     def number_of(self, position: int, function: Callable[[float], float]) -> str:
-        """Source text of `function` of an operand that is a number. Computed in float64 as a literal or an argument."""
+        """Source text of `function` of a number operand. The value is a literal or an argument, computed in float64."""
         constant = self.constants[position]
         return self.computed[position](function) if constant is None else self.number(function(constant))
 
@@ -154,7 +154,7 @@ class Target(ABC):
         reserved: names with a meaning in generated sources.
         header: the first lines of every module of generated source.
         once: True if values that are equal in each step have to be computed before the loop over time, because a
-            compiler would not move them there.
+            compiler would not move the computation there.
         rows: True if programs can walk the rows of a step.
         segments: True if programs can walk segments of time in parallel.
         reduces_rows: True if there are kernels on rows and columns (`row_kernel`).
@@ -322,7 +322,7 @@ class KernelWriter(ABC):
     """Collects the arguments and lines of one kernel.
 
     A value is a name for all elements of a step that one run of the kernel's lines computes together. A place is the
-    source text of an address, at which a step of an operand starts. For some operands, the elements of a step are
+    source text of the address at which a step of an operand starts. For some operands, the elements of a step are
     summed, and each run writes one number.
 
     Args:
@@ -374,7 +374,7 @@ class KernelWriter(ABC):
         """Declares a tensor argument and its offset within a step.
 
         Args:
-            like: an earlier operand with the same layout and the same numbers in it.
+            like: an earlier operand with the same layout and the same numbers in this layout.
         """
         port = Port(role, index)
         known = self._strided.get(port)
@@ -536,7 +536,7 @@ class KernelWriter(ABC):
         """Stores one step, or its sum. See `load` for `place` and `exists`."""
 
     def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
-        """Stores a bit for each element of one step, set if the element is not 0. Elements beyond the last count as 0.
+        """Stores a bit for each element of one step: 1 if the element is not 0. Elements beyond the last count as 0.
 
         Raises:
             UnsupportedOpError: the language does not support it.
@@ -590,7 +590,7 @@ class KernelWriter(ABC):
     def segment(self, first: int = 0) -> None:
         """Assigns the number of the program's segment of time, counted from `first`, to `segment`.
 
-        The kernel takes the integers ``"SEGMENTS"`` and ``"BESIDE"``. The latter is the number of segments that run
+        The kernel takes the integers ``"SEGMENTS"`` and ``"BESIDE"``. ``"BESIDE"`` is the number of segments that run
         in parallel. Each segment has separate programs.
 
         Raises:

@@ -1,6 +1,7 @@
 """The forward scan of affine steps by composition: each segment of time is an affine map of the state before it.
 
-The order of summation differs from that of the serial kernel, so both kernels give equal results up to rounding.
+The order of summation differs from that of the serial kernel, so the results of the two kernels are equal up to
+rounding.
 """
 
 from __future__ import annotations

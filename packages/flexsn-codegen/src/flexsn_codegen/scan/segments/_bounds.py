@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flexsn_codegen.targets import KernelWriter
 
-# Number of segments whose rows are loaded together in a program that walks them one after the other.
+# Number of segments whose rows are loaded together in a program that walks the segments one after the other.
 TOGETHER = 8
 
 

@@ -182,7 +182,7 @@ class _Repair(SegmentsTemplate):
                     w.load(f"guess_{i}_{u}", start, w.row(start, f"n * {TOGETHER} + {u + 1}"), exists)
                     w.load(f"before_{i}_{u}", end, w.row(end, f"n * {TOGETHER} + {u}"), exists)
             for u in range(TOGETHER):
-                if ends:  # the states of elements that continue in the previous segment, which may be their last one
+                if ends:  # states of elements that continue in the previous segment, possibly their last one
                     self._left("left", self._begin_of(f"(n * {TOGETHER} + {u})"))
                     for i in range(len(self._ends_of)):
                         w.choose(f"gone_on_{i}", "left", f"before_{i}_{u}", f"state_{i}")

@@ -60,10 +60,10 @@ def why_no_compiler() -> str | None:
 
 
 def load(source: str) -> ctypes.CDLL:
-    """The library of a source. It is compiled, unless the cache folder has it.
+    """The library of a source, which is compiled unless the cache folder has the library.
 
-    It is loaded once per process. It is closed when it and the functions that were obtained by `library["name"]` are
-    deleted.
+    The library is loaded once per process. It is closed when the library object and the functions that were obtained by
+    `library["name"]` are deleted.
 
     Raises:
         CompilerMissingError: there is no compiler.
@@ -80,7 +80,7 @@ def load(source: str) -> ctypes.CDLL:
 
 
 def library_of(source: str) -> bytes:
-    """The content of the library's file for a source. It is compiled at each call. Raises the errors of `load`."""
+    """The content of a library's file. The source is compiled at each call. Raises the errors of `load`."""
     return _compiled(source)
 
 

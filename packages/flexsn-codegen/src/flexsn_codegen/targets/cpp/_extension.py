@@ -99,7 +99,7 @@ _SEAL = hashlib.sha256().digest_size
 
 
 def _sealed(content: bytes) -> bytes:
-    """The content and its hash. Loaders ignore the hash. It detects partial files, which would crash the process."""
+    """The content and its hash, which detects partial files before they crash the process. Loaders ignore the hash."""
     return content + hashlib.sha256(content).digest()
 
 

@@ -68,7 +68,7 @@ namespace {name}_ {{
 def _add(headers: dict[str, str], name: str, folder: Path) -> None:
     """Adds a header after the headers that it includes.
 
-    Each has a guard, because other sources may include it, too.
+    Each header has a guard, because other sources may include it, too.
     """
     path = next(path for path in (folder / name, _HEADERS / name) if path.exists())
     key = path.relative_to(_HEADERS).as_posix()

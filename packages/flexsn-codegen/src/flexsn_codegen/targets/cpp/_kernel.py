@@ -30,7 +30,8 @@ class CppKernel:
 
     Attributes:
         __name__: name of the kernel's function.
-        first_written: number of the first tensor to which the kernel writes. It also writes to all later tensors.
+        first_written: number of the first tensor to which the kernel writes. The kernel also writes to all later
+            tensors.
     """
 
     def __init__(self, source: KernelSource) -> None:
@@ -47,7 +48,7 @@ class CppKernel:
         """The program for these dtypes.
 
         Its arguments are the tensors' addresses, the sizes, and the largest number of threads (0 for OpenMP's number).
-        It uses fewer threads if more of them would not be faster.
+        The program uses fewer threads if more threads would not be faster.
 
         Args:
             dtypes: dtypes of the kernel's tensors, in order.
@@ -90,7 +91,7 @@ _MORE_HEADERS = {
 
 
 def more_headers(source: str) -> str:
-    """The lines that include the headers that a source needs in addition to those that every source includes."""
+    """The lines that include the headers that a source needs in addition to the headers of every source."""
     return "".join(f'#include "{name}"\n' for name, calls in _MORE_HEADERS.items() if calls.search(source))
 
 

@@ -1,10 +1,11 @@
 """Pointwise kernels in C++: nested loops over dimensions, with adjacent elements in the innermost one.
 
 Dimensions are merged if they are evenly spaced in the memory of every operand. In the innermost dimension, an operand
-has adjacent elements, one element for all, or elements with a stride. Each of these is a separate form of loop, which
-compilers turn into vector code. If the innermost dimension is short, such as that of pixels with three colours, blocks
-of elements are first gathered row by row, so that the computation is still vector code. If an operand has its adjacent
-elements in another dimension, programs compute tiles of these two dimensions, and transpose the operand's tile.
+has adjacent elements, one element for all, or elements with a stride. Each of these three cases is a separate form of
+loop, and compilers turn all three forms into vector code. If the innermost dimension is short, such as that of pixels
+with three colours, blocks of elements are first gathered row by row, so that the computation is still vector code. If
+an operand has its adjacent elements in another dimension, programs compute tiles of these two dimensions, and transpose
+the operand's tile.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from flexsn_graph import Port
 
 # Blocks are gathered if the innermost dimension has fewer elements than this.
 _SHORT = 16
-# The number of elements that are gathered at a time. It is small enough for all operands to stay in the L1 cache.
+# The number of elements that are gathered at a time. With this number, all operands stay in the L1 cache.
 _GATHERED = 512
 
 # Rows and columns of a tile: several cache lines in either direction, and an operand's tile stays in the L1 cache.
 _TILE = 64
-# The least size of the two dimensions of tiles.
+# Tiles are only used if both of their dimensions have at least this size.
 _LEAST_TILE = 16
 
 Layout = str
-"""Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``; the first layout is
+"""Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``. The first layout is
 ``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"DIMENSIONS turned"``."""
 
 
@@ -61,7 +62,7 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
 
 
 def _turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
-    """The first dimension in which an operand has its adjacent elements, if those of its rows are far apart."""
+    """The first dimension in which an operand has its adjacent elements, if the elements of its rows are far apart."""
     for d, size in enumerate(sizes[:-1]):
         if type(size) is not int or type(sizes[-1]) is not int or min(size, sizes[-1]) < _LEAST_TILE:
             continue

@@ -21,8 +21,8 @@ _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: 
 _LEAST_ROWS, _MOST_PROGRAMS = 64, 64
 
 Layout = str
-"""Positions of an operand's elements in a row: ``"following"``, ``"one"`` or ``"apart"``; ``"sum"`` for a result summed
-over rows, ``"sum of columns"`` for a result summed over a row. The first layout is the number of dimensions."""
+"""Positions of an operand's elements in a row: ``"following"``, ``"one"`` or ``"apart"``. ``"sum"`` means a result
+summed over rows, and ``"sum of columns"`` a result summed over a row. The first layout is the number of dimensions."""
 
 
 def row_launch(count: int, width: int, *, sums: bool) -> RowLaunch:

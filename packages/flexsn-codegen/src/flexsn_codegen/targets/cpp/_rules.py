@@ -1,7 +1,7 @@
 """The C++ code of each op, for single elements. Each op has one row.
 
 All operands of an op have one dtype, because the tracer has inserted every conversion. Half values are float in
-registers. The result of an op on them is rounded afterwards, unless the op can only return a value of one of its
+registers. The result of an op on half values is rounded afterwards, unless the op can only return a value of one of its
 arguments.
 
 An expression has the type of the result. C++ computes with narrow integers and bools as int, so such expressions are
@@ -127,7 +127,7 @@ def _pow(call: OpCall) -> str:
         raise call.refuse("convert to a number first.")
     if not call.is_float:
         return f"dev::int_pow({x}, {y})"
-    # Eager mode writes these powers out, which rounds differently from pow.
+    # These powers are written out, as in eager mode, because pow rounds differently.
     written_out = {
         0.5: f"dev::sqrt({x})",
         2.0: f"{x} * {x}",

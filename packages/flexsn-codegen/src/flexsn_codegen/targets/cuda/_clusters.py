@@ -5,10 +5,10 @@ these columns. A warp stores its columns of the matrices as fragments of `mma.m1
 not fit into registers are in shared memory. Fragments that do not fit there either are read from the matrix in every
 step. The operand of a product is sent to the shared memory of each block of the cluster, by stores that the receiver's
 barrier counts. Zeros and ones are sent as bits, other values as one to three 16-bit numbers. If memory is short,
-float32 values are sent and stored in shared memory unsplit, and split when they are multiplied, which takes longer.
-There are two slots with a barrier each: when a warp writes to a slot again, it has received values that the other warps
-sent after they had read the slot. If there is memory for one slot only, a warp that has read the slot arrives at a
-barrier of each block, and senders wait for this barrier.
+float32 values are sent and stored in shared memory unsplit. They are then split when they are multiplied, so the
+products take longer. There are two slots, each with a barrier. A warp that writes to a slot again has already received
+values that the other warps sent after they had read the slot. If there is memory for one slot only, a warp that has
+read the slot arrives at a barrier of each block, and senders wait for this barrier.
 
 `splits` warps share the sums over an operand's terms, for all rows. In parts that are not products, each of these warps
 computes every `splits`-th tile of 8 rows.
@@ -34,7 +34,7 @@ from flexsn_graph import Port, Role, View, not_zero_one
 _COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns and rows of a fragment, and threads of a warp
 _FRAGMENT_BYTES = 16  # bytes of a matrix's fragment in one thread
 _STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
-_AHEAD = 4  # fragments whose loads are in flight, of a matrix that is in neither kind of memory
+_AHEAD = 4  # loads in flight, of fragments that are neither in registers nor in shared memory
 # Registers of a thread for addresses and loops, and values of an element in addition to its states and loads, as ptxas
 # assigns them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
@@ -52,7 +52,7 @@ class Cluster:
         blocks: number of blocks in a cluster, a power of two, at most 16.
         splits: number of warps that share the sums of a product.
         row_tiles: tiles of 8 rows of a cluster.
-        held: number of tiles of 16 terms of a product that a warp has in registers. `None` means all.
+        held: number of a product's tiles of 16 terms that a warp has in registers. `None` means all.
         stored: number of the other tiles that the warp has in shared memory. `None` means all.
         slots: number of slots for values that blocks send to each other: two or one.
         compact: True if float32 values that are sent or in shared memory are split only when they are multiplied.
@@ -72,7 +72,7 @@ class Cluster:
         return _ROWS * self.row_tiles
 
     def tiles(self, width: int) -> int:
-        """The number of tiles of 16 columns that one block has of a value of this width."""
+        """For a value of this width, the number of tiles of 16 columns in one block."""
         return -(-width // (_COLUMNS * self.blocks))
 
     def threads(self, width: int) -> int:
@@ -114,7 +114,7 @@ class ClusterNeeds:
         matrices: 32-bit numbers of the matrices in registers of a thread.
         others: an estimate of the other registers of a thread.
         of_a_term: number of registers that a thread needs for one more tile of 16 terms.
-        terms: number of tiles of terms that one warp has of the longest product.
+        terms: for the longest product, the number of tiles of terms in one warp.
         shared: bytes of shared memory.
         shared_of_a_term: bytes of shared memory for one more tile of 16 terms.
         away: bytes of matrices that the block reads in every step.
@@ -240,7 +240,7 @@ class _ClusterWriter:
                     found = True
                     graph = part.stage.graph
                     reads = [(port, part.reads[port.index]) for port in graph.arguments if port.role is Role.INPUT]
-                    # Of the step before: zeros at first, and then by this rule.
+                    # The previous step's value: zeros at first, and later zeros and ones by this rule.
                     own = [port for port, read in reads if isinstance(read, Columns) and read.port == exchange.port]
                     if not_zero_one(graph, i, own if exchange.carried else ()) is not None:
                         return False
@@ -278,7 +278,7 @@ class _ClusterWriter:
             yield
 
     def _exists(self, width: int) -> str:
-        """The name of the flags of the elements of a thread that exist in a value of this width."""
+        """The name of a thread's flags, one per element: set if the element exists in a value of this width."""
         return "exists" if width == self._width else f"exists_{width}"
 
     def _column_exists(self, width: int) -> str:
@@ -391,7 +391,7 @@ class _ClusterWriter:
 
     @property
     def _sum_buffers(self) -> int:
-        """Two, because a warp may be one step ahead of others. With one, all warps would have to wait once more."""
+        """Number of buffers: two, because a warp may be one step ahead. With one, warps would wait once more."""
         return self._cluster.slots
 
     def _sum_floats(self, part: Multiply) -> int:
@@ -698,7 +698,7 @@ class _ClusterWriter:
         return found
 
     def _memory(self, loads: Sequence[int], following: str) -> None:
-        """Issues the loads for the next step as soon as a part allows it, and stores after them."""
+        """Issues the loads for the next step as soon as a part allows it, and then the stores."""
         if not self._later and not loads:
             return
         with self._block("if (split < row_tiles)"):
@@ -737,7 +737,7 @@ class _ClusterWriter:
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in others]
 
     def _counts(self) -> list[int]:
-        """The loads that are issued once, of steps that are left."""
+        """The loads that are issued only once: the numbers of remaining steps."""
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source == self._spec.counts]
 
     def _compute_early(self, part: StageCall, step: str) -> None:

@@ -14,8 +14,8 @@ _one_launch = threading.RLock()
 def interpreting() -> Iterator[None]:
     """The context of a launch.
 
-    It hides warnings of numpy, which the interpreter uses to compute. Overflow is common, and lanes outside of the data
-    compute with zeros whose results are not stored.
+    The context hides the warnings of numpy, with which the interpreter computes. Overflow is common, and lanes outside
+    of the data compute with zeros whose results are not stored.
     """
     with _one_launch, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

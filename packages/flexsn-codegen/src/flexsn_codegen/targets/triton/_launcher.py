@@ -17,15 +17,16 @@ _PREPARING = threading.Lock()
 
 
 def prepare_driver() -> None:
-    """Loads what each launch needs. If Triton's cache is empty, another program compiles it, in half a second."""
+    """Loads Triton's driver. If Triton's cache is empty, another program compiles the driver, in half a second."""
     with _PREPARING:
         _load_driver()
 
 
 def prepare_compiler() -> None:
-    """Does what the first compilation of a process does besides compiling the kernel.
+    """Performs the steps of a process's first compilation that do not depend on the kernel.
 
-    Threads that call it at the same time wait for the first one. Otherwise, each of them would do all of the work.
+    Threads that call this function at the same time wait for the first thread. Otherwise, each thread would do all the
+    work.
     """
     with _PREPARING:
         _load_driver()
@@ -57,7 +58,7 @@ def launcher(
 
     Args:
         compiled: the result of `kernel[grid](...)`. It is compiled for dtypes, alignments to 16 bytes and some
-            properties of the numbers. These have to be the same in each launch, and launches do not check them.
+            properties of the numbers. All of these have to be the same in each launch. Launches do not check this.
         grid: the grid of each launch.
         numbers: the numbers of each launch, including constants. They follow the tensors.
         device: a GPU, which need not be the current one.

@@ -1,4 +1,4 @@
-"""Compiles for a GPU that is not present, and reports the resources that the kernel uses.
+"""Compiles kernels for a GPU that the machine may lack, and reports the resources that they use.
 
 Triton's interpreter replaces the compiler in its process. If the interpreter is on, as in most tests, the compilation
 runs in a separate process, which runs this module. It reads jobs from its standard input and writes results.
@@ -190,7 +190,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     begun = time.perf_counter()
     try:
         with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
-            # Compile even if Triton's cache has the kernel, because the assembler only then reports the resources.
+            # Compile even if Triton's cache has the kernel, because only the assembler reports the resources.
             triton.knobs.compilation.always_compile = True
             triton.knobs.nvidia.dump_ptxas_log = True
             compiled = triton.compile(source, target=GPUTarget(backend, arch, warp_size), options=options)

@@ -10,11 +10,11 @@ If many values pass from step to step, such as gradients of delayed values, most
 and writes its own elements there, with separate rows for even and odd steps, so that no program has to wait for
 another one.
 
-While a program waits, the loads of the next step and the stores of this step are in flight, and it computes the parts
-of stages that only depend on values of earlier steps.
+While a program waits, the loads of the next step and the stores of this step are in flight, and the program computes
+the parts of stages that only depend on values of earlier steps.
 
 A reduction of a row needs all of its columns. Therefore, programs that share rows also exchange the operand of the
-reduction, and each of them reduces the whole row, in the same order. Products of one operand are computed together,
+reduction, and each program reduces the whole row, in the same order. Products of one operand are computed together,
 chunk by chunk, because all chunks of an operand in three parts do not fit into registers.
 
 A program that has all columns of its rows exchanges nothing. It multiplies and reduces the values in its registers.
@@ -130,10 +130,10 @@ def _power(n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block of the terms of a product's sums. Its terms are multiplied at a time.
+    """A block of terms of a product's sums, which are multiplied together.
 
     Attributes:
-        range: the name that the kernel gives to the `size` numbers from 0 on.
+        range: the kernel's name for the numbers from 0 to `size - 1`.
         size: number of terms, with padding.
         offset: number of the first term. Numbers below 0 are not terms.
         end: number after the last term.
@@ -204,7 +204,7 @@ class _LoopWriter:
         self._line("rows_in_all = tl.cast(B, tl.int64)")
         if tiles.exchanged:
             self._line(f"padded = {groups}.to(tl.int64) * BLOCK")
-        # The step is rounded up. With fewer programs than share a row, it would otherwise be 0, an endless loop.
+        # Rounded up, because a step of 0 would be an endless loop if there are fewer programs than share a row.
         first, step = f"tl.program_id(0) // {tiles.count}", f"tl.cdiv(tl.num_programs(0), {tiles.count})"
         self._line(f"for group in range({first}, {groups}, {step}):")
         self._depth += 1
@@ -712,7 +712,7 @@ class _LoopWriter:
         return sorted(found, key=lambda columns: columns.first)
 
     def _fetch(self, operand: Columns, begin: int, count: int) -> None:
-        """Loads some blocks of an operand, for all of the group's rows, into registers, unless already loaded."""
+        """Loads some blocks of an operand, for all rows of the group, into registers, unless they are already there."""
         blocks = self._blocks(operand)
         for j in range(begin, min(begin + count, len(blocks))):
             if (operand, j) in self._fetched:
@@ -804,8 +804,8 @@ def _pairwise(terms: Sequence[str]) -> str:
 def _synchronisation(events: Sequence[tuple[int, str]]) -> tuple[set[int], set[int]]:
     """The parts after which a program arrives, and the parts before which it waits.
 
-    Events are cyclic: the first values that the next step reads are those that a step writes last. A program always
-    waits between two arrivals, so that the counter alone shows the progress of all programs.
+    Events are cyclic: the first values that the next step reads are the values that a step writes last. A program
+    always waits between two arrivals, so that the counter alone shows the progress of all programs.
     """
     arrives, waits = set(), set()
     for place, (part, kind) in enumerate(events):

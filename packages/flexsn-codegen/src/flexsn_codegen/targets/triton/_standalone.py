@@ -36,7 +36,7 @@ _KNOWN = frozenset({"triton", "tl", "libdevice"})
 
 def standalone(kernel: Any) -> Any:
     """Rewrites `kernel`, a `triton.JITFunction` of generated source, so that it calls nothing outside of its module."""
-    # AMD's compilers lack this instruction, so a product and a sum may become one operation there.
+    # AMD's compilers lack this instruction, so they may merge a product and a sum into one operation.
     linker = _Linker(kernel, rounds=launches_on_nvidia())
     return compile_triton_code_str(linker.source(), kernel.fn.__name__)
 

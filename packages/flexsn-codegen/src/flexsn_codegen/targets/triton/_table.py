@@ -10,7 +10,7 @@ import torch
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.triton._literals import tl_name
 
-# In bytes and in elements. If Triton is given this alignment, it moves vectors, as for tensors that are arguments.
+# In bytes and in elements. If addresses have this alignment, Triton moves vectors, as for tensors that are arguments.
 ALIGNMENT = 16
 
 

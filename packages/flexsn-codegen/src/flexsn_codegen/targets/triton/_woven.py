@@ -1,7 +1,7 @@
 """Triton kernels with interleaved results, such as pixels of three colours.
 
-A program writes adjacent elements, and computes each of them together with its neighbours. If it stored every third
-element separately, each of these stores would touch all of the memory.
+A program writes adjacent elements, and computes each element together with its neighbours. If a program stored every
+third element separately, each of these stores would touch all of the memory.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class TritonWriter(KernelWriter):
         with self._block("for row in range(0, ROWS):"):
             self.line("off = first + row * tl.cast(ROW, tl.int64)")
             self.line(f"mask = within & (off < {self._elements})")
-            self._computed.clear()  # these offsets are those of the first row
+            self._computed.clear()  # the computed offsets are for the first row
             yield
         self.line("off = first")
         self.line("mask = within")

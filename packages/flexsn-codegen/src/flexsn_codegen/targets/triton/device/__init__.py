@@ -1,9 +1,9 @@
 """The functions that generated sources call. There is one set of names with two implementations.
 
 When compiled, they are `@triton.jit` functions that use libdevice. Under Triton's interpreter (`TRITON_INTERPRET=1`
-when triton is imported), libdevice does not work, and they are plain functions that call torch. Functions that
-only need these functions are in `_composed`, for both implementations. A generated source imports this module as `dev`
-and runs unchanged with either implementation.
+when triton is imported), libdevice does not work, and they are plain functions that call torch. Functions that only
+call these functions are in `_composed`, for both implementations. A generated source imports this module as `dev` and
+runs unchanged with either implementation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Functions for programs of one launch that work on one step: matrix products, and the exchange of values.
 
 A program publishes its part of a value and arrives at a counter. A program that reads the whole value waits until all
-programs have arrived. The counter only grows. A wait ends after a limited number of reads of the counter, which takes
-seconds. The value will not arrive then. The program marks the counter, so that all programs that share it give up.
+programs have arrived. The counter only grows. A wait ends after a limited number of reads of the counter, which take
+seconds, because the value will then never arrive. The program marks the counter, so that all programs that share the
+counter give up.
 """
 
 from __future__ import annotations
