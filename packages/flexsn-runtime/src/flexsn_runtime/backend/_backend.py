@@ -22,7 +22,7 @@ class Backend(ABC):
     Attributes:
         name: name by which programs select the backend.
         target: the language.
-        by_address: True if launches in a loop receive addresses that are computed before the loop, instead of tensors.
+        by_address: True if launches in a loop receive addresses, computed before the loop, instead of tensors.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Backend(ABC):
 
     @abstractmethod
     def size_class(self, ncl: int) -> int:
-        """The largest step in the size class of a step of `ncl` elements."""
+        """The maximum number of elements per step in the size class that contains `ncl`."""
 
     @abstractmethod
     def plan(self, ncl: int, cost: StepCost, carried: int) -> LaunchPlan:

@@ -143,7 +143,7 @@ def _is_seen(grad: Tensor) -> bool:
 def _gradients(
     function: Callable[..., Tensor], tensors: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients with respect to these tensors; `None` where a gradient is not needed."""
+    """The gradients with respect to these tensors; `None` for each gradient that is not needed."""
     again = torch.is_grad_enabled()
     first, *others = tensors
     if first is None:  # no other gradient depends on its value, since the function is linear in it

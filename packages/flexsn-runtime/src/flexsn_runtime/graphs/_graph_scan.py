@@ -1,4 +1,4 @@
-"""The two scans of an elementwise step that is given as graphs: recorded in a compiler's graph, or run."""
+"""Runs the scans of an elementwise step that is given as graphs, or records them in a compiler's graph."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def scan_forward(
     """The results of the forward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
-        ahead: True if the program is compiled ahead of time. Parallel segments of time are then chosen now.
+        ahead: True if the program is compiled ahead of time. In this case, parallel segments of time are chosen during
+            compilation.
     """
     interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
     arguments = arguments_of(step, layout, flat_args)
@@ -114,7 +115,7 @@ def _forward(
     spare_rows: int,
     ahead: bool = False,
 ) -> ForwardResult:
-    if step.is_recorded:  # sizes may be symbols, which are not keys
+    if step.is_recorded:  # sizes may be symbols, which cannot be keys
         segments = choose_ahead(step, arguments.num_steps, math.prod(step.trace.step_shape)) if ahead else None
         scan = ForwardScan(
             step, arguments, state_seqs=state_seqs, training=training, spare_rows=spare_rows, segments=segments
@@ -130,6 +131,6 @@ def _spare(num_steps: int) -> int:
 
 
 def _every(rows: Tensor, ratio: int, count: int) -> Tensor:
-    """The last row of every `ratio` rows. Meaningless rows follow, so that there are `count` rows."""
+    """Returns the last row of each group of `ratio` rows, followed by meaningless rows up to `count` rows."""
     last = torch.arange(count, device=rows.device) * ratio + (ratio - 1)
     return rows.index_select(0, last.clamp(max=rows.shape[0] - 1))

@@ -85,8 +85,8 @@ class GraphStep:
     def key(self) -> Hashable:
         """A value that is equal for steps with equal kernels; `None` if this cannot be decided.
 
-        It cannot be decided if a size is a symbol, since symbols belong to one compilation, or if the graph has
-        constant tensors, of which its code contains only the names.
+        The value is `None` if a size is a symbol, because symbols belong to one compilation. It is also `None` if the
+        graph has constant tensors, because the graph's code contains only their names.
         """
         graphs = [graph for graph in (self.core, self.vjp) if graph is not None]
         symbolic = any(type(size) is not int for size in self.sizes)
@@ -170,7 +170,8 @@ class GraphSpecialization(Specialization):
         return super().segment(plan, num_steps) if self.distance is None else self.distance
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
-        # If T is a number, the graph runs for this T only. If whole chunks cover T, a kernel needs no code for a rest.
+        # If T is a number, the graph runs for this T only. If whole chunks cover T, a kernel needs no code for
+        # remaining steps.
         return not self.is_recorded or not isinstance(num_steps, int) or num_steps % chunk > 0
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
@@ -181,7 +182,7 @@ class GraphSpecialization(Specialization):
 
     @property
     def _launch(self) -> Callable[..., Launch]:
-        """The function that makes launches. For a tracer, these launches record themselves."""
+        """The function that creates launches. If `is_recorded` is True, these launches record themselves."""
         return self.backend.recorded if self.is_recorded else self.backend.launch
 
     def _layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:

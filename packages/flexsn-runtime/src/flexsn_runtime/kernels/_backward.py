@@ -237,7 +237,7 @@ class BackwardScan:
         taken = [places.index(param) for param in kernel.params]
         steps = launching(operands, launched, taken, len(places), copies)
         first = first_grad + len(cotangent_params)
-        # Gradients that the kernel writes in another shape than that of their tensors.
+        # Gradients that the kernel writes in a shape other than the shape of their tensors.
         steps += (
             Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
             for i, x in enumerate(arguments.inputs)
@@ -279,7 +279,7 @@ class BackwardScan:
     def _flows(self) -> tuple[bool, ...]:
         """For each of `[*inputs, *states, *lifted]`, True if any gradient flows to it.
 
-        Without a gradient, operations before the scan must not receive zeros: their derivatives may be infinite.
+        If no gradient flows, operations before the scan must not receive zeros: their derivatives may be infinite.
         """
         if self._num_steps == 0:
             states = (there and not self._state_seqs for there in self._states_present)
@@ -288,7 +288,7 @@ class BackwardScan:
         return self._presence.flows(self._num_steps)
 
     def _zero_gradients(self, memory: Memory) -> None:
-        """Computes gradients if T is 0: the final states are the initial ones, and so are their gradients."""
+        """Computes gradients if T is 0. The initial states are then the final states, and have the same gradients."""
         first = len(memory) - len(self._wanted)
         for i, want in enumerate(self._wanted):
             primal = memory[i]

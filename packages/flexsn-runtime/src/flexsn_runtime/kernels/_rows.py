@@ -14,8 +14,8 @@ from typing import NamedTuple
 from flexsn_graph import LiftedLayout
 from flexsn_runtime._availability import triton_interpreted
 
-# More rows save little more. With fewer programs, a GPU like the H200 would not be full, so writing more bytes is
-# faster.
+# Maximum number of rows. More rows would save few additional bytes. They would also leave too few programs to fill a
+# GPU like the H200, which costs more time than the saved bytes.
 _MOST = 16
 _FEWEST_PROGRAMS = 1024
 
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
     Attributes:
         number: number of rows; the last row may be incomplete.
-        shape: shape of a row, in the order in which the kernel counts.
+        shape: shape of a row, in the order in which the kernel counts elements.
         outer: number of the step's leading dimensions that are divided; they form the first dimension of `shape`.
     """
 

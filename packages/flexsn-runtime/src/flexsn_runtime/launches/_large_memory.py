@@ -26,7 +26,7 @@ _HUGE_PAGE = 2**21
 # Maximum bytes of free memory that are kept.
 _MOST = 2**31
 
-# Only appended to and popped from, since threads and finalizers may do either at any moment.
+# Code only appends to it and pops from it, because threads and finalizers may do either at any moment.
 _free: deque[mmap.mmap] = deque()
 
 _POSSIBLE = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_FREE"))
@@ -44,7 +44,7 @@ def allocator(
 
 
 def is_large(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> bool:
-    """True if a result on the CPU is in memory of this module."""
+    """True if this module provides the memory of a CPU result with this layout."""
     return _POSSIBLE and _bytes(shape, strides, dtype) >= LARGE
 
 

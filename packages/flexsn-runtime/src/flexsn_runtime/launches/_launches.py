@@ -26,7 +26,7 @@ class Launch(Protocol):
         """Returns a function that each call uses to allocate a tensor that the kernel writes."""
 
     def entry(self) -> Entry | None:
-        """The data for a launch by address, without Python; `None` if there is none, or if it is not available yet."""
+        """The data for a launch by address, without Python; `None` if no data exists, or if it is not available yet."""
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Compiles the kernel for tensors with these dtypes and alignments, without launching it."""
