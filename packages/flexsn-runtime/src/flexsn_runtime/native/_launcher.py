@@ -20,8 +20,8 @@ LauncherChoice = Literal["auto", "compiled", "python"]
 
 _VARIABLE = "FLEXSN_LAUNCHER"
 _NAME = "flexsn_launcher"
-# After this number of calls of one kind, a program counts as a training loop. Half a minute of compilation then pays
-# off.
+# After this number of calls of one kind, a program counts as a training loop, for which half a minute of compilation
+# pays off.
 _MANY = 64
 
 

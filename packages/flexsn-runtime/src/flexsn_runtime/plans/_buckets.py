@@ -78,7 +78,7 @@ class StepCost:
 
     @property
     def backward_ops(self) -> int:
-        """Operations per backward step: it computes the step again, and then its VJP, about three times as long."""
+        """Operations per backward step: those of the step itself, and about three times their number for its VJP."""
         return 4 * self.num_ops
 
     @classmethod
@@ -294,8 +294,8 @@ def writable(interval: int, ops_per_step: int) -> int:
     """Returns the distance between checkpoints in a kernel, which is also the kernel's chunk.
 
     A kernel contains the code of all steps of a chunk. The distance is `interval`, unless this code would be too long.
-    It is then the largest divisor of `interval` that is at most the longest chunk of a plan. An interval can have any
-    size if another lowering chose it, or if it means that there are no checkpoints.
+    In that case, it is the largest divisor of `interval` that is at most the longest chunk of a plan. An interval may
+    have any size if another lowering chose it, or if it stands for a scan without checkpoints.
     """
     if interval * max(ops_per_step, 1) <= _MAX_UNROLLED:  # even a step without operations has code
         return interval

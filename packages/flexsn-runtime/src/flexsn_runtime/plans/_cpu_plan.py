@@ -23,7 +23,7 @@ _BLOCKS = 16
 
 
 def cpu_size_class(ncl: int) -> int:
-    """Returns the largest step in the size class of a step of `ncl` elements."""
+    """Returns the maximum number of elements per step in the size class that contains `ncl`."""
     if ncl <= _FEW:
         return _FEW
     limit = _BLOCKS * _SMALLEST

@@ -16,7 +16,7 @@ class SegmentRule:
     """Conditions under which segments are worthwhile, and their number.
 
     Attributes:
-        elements: number of segments times elements of a step that fills the device.
+        elements: number of segments times elements per step that fills the device.
         largest: maximum elements of a step. A larger step fills the device without segments.
         moved: bytes that a step reads and writes. From this number on, a step keeps the memory busy without segments.
         shortest: minimum steps of a sequence.
@@ -67,7 +67,8 @@ ON_GPU = SegmentRule(
     elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, kept=True
 )
 
-# Elements of the smallest program on the CPU. Steps of a segment take some ms, so compiling for them pays off.
+# Elements of the smallest program on the CPU, and minimum steps of a segment. A segment then takes some ms, so
+# compiling for it pays off.
 _PROGRAM, _STEPS = 256, 2**15
 
 

@@ -65,7 +65,7 @@ def _differentiable_gradient(grad: Tensor, codes: Tensor, shape: Sequence[int], 
 
 
 class MaxPool(SingleLevelFunction):
-    """Max pooling by kernels. (By the name of its node, flexsn-nn recognizes values that are made from spikes.)"""
+    """Max pooling by kernels. From the name of this node, flexsn-nn recognizes values that are computed from spikes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:

@@ -86,7 +86,7 @@ def why_no_kernel(x: Tensor, window: Window) -> str | None:
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """True if results are channels-last, as those of PyTorch's pooling are."""
+    """True if the results for `x` are channels-last, like the results of PyTorch's pooling."""
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 

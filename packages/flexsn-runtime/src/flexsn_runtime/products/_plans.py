@@ -103,7 +103,7 @@ class BackwardKind(NamedTuple):
     Attributes:
         shape: shape of the spikes, `[..., K]`.
         outputs: N.
-        parts: numbers of parts of the weight and of gradients.
+        parts: number of parts of the weight, and number of parts of gradients.
         scale: scale of the spikes.
         spikes: row length of the spikes in bfloat16; 0 if the plan converts them.
         pieces: True if the weight is already split into parts; False if the plan splits it.

@@ -63,8 +63,8 @@ def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device
     return tile._replace(stages=max(1, min(tile.stages, _shared_memory(device) // of_stage)))
 
 
-# Maximum number of terms of a sum that stays in the tensor core. Its error is at most 2.4e-6, which is the error of two
-# parts.
+# Maximum number of terms of a sum that stays in the tensor core. The error of such a sum is at most 2.4e-6, like the
+# error of two parts.
 _STAYING_OUTPUTS, _STAYING_INPUTS = 2048, 1024
 
 
