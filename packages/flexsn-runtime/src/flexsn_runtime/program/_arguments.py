@@ -52,14 +52,14 @@ def prepare(
 ) -> tuple[CoreSpecialization, Arguments]:
     """Checks `[*input_seqs, *init_states, *lifted]`, and specializes the step on them.
 
-    Either all initial states are passed or none; without them, they are zeros. Either all lifted tensors are passed or
-    none; without them, they are the tensors that the core captures now. Inputs and states whose gradient is excluded by
-    the program's `requires_grad` are returned detached.
+    Either all initial states are passed, or none is; in the latter case, they are zeros. Either all lifted tensors are
+    passed, or none is; in the latter case, they are the tensors that the core captures now. Inputs and states whose
+    gradient is excluded by the program's `requires_grad` are returned detached.
 
     Args:
-        autocast: True if `torch.autocast` also applies inside of the core when it is on, as in a loop.
-        instead: replacements of captured tensors, by the `id` of the captured tensor. This call reads a replacement,
-            which has the same shape, strides and dtype.
+        autocast: True to apply an active `torch.autocast` inside of the core, as a loop does.
+        instead: replacements of captured tensors, by the `id` of the captured tensor. This call reads the replacement,
+            which has the shape, strides and dtype of the captured tensor.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -154,8 +154,8 @@ def split_flat(
     """Splits the arguments, by their number, into inputs, initial states and lifted tensors.
 
     Absent initial states are `None`, and absent lifted tensors are empty. The tensors after the inputs are the states,
-    the lifted tensors, or both. If the states and the lifted tensors have equal numbers, and only one kind is present,
-    it is the states.
+    the lifted tensors, or both. If a step has equal numbers of states and lifted tensors, and only one kind is passed,
+    the tensors are the states.
     """
     inputs, rest = tuple(flat_args[: program.num_inputs]), tuple(flat_args[program.num_inputs :])
     num_states, num_lifted = program.num_states, program.num_lifted

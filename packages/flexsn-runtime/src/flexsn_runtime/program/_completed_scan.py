@@ -59,7 +59,7 @@ def completed_scan(
     *,
     state_seqs: bool,
 ) -> Sequence[Tensor]:
-    """Like `prepare` and `scan`, for a first input with another gradient in addition to the one through the scan.
+    """Like `prepare` and `scan`, for a first input that has a second gradient besides the gradient through the scan.
 
     The tensors that autograd saves do not depend on earlier calls, because checkpointing compares the saved tensors of
     two calls.

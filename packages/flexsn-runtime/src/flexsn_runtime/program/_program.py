@@ -71,11 +71,12 @@ class ScanProgram:
             time. In the latter case, kernels end when the sequences end. An empty sequence means that no input counts
             down.
         late: for each input, its delays, or `None`. Delays are another input, which is one step expanded over time.
-            Kernels load the value that number of steps earlier, and write its gradient there. Only elementwise steps in
-            Triton have such inputs. An empty sequence means that no input is late.
+            Kernels load the value from this number of steps earlier, and write the gradient to the same step. Only
+            elementwise steps in Triton have such inputs. An empty sequence means that no input is late.
         zero_one: for each output, True to raise an error for a step in which it may be neither 0 nor 1. An empty
             sequence means that no output is checked.
-        pieces: if given, `core` is another core on these pieces, and may do what `trace_step(on_pieces=True)` accepts.
+        pieces: pieces of another core's values, on which `core` runs; `None` if `core` runs on whole values. On pieces,
+            `core` may contain all operations that `trace_step(on_pieces=True)` accepts.
 
     Raises:
         PrecisionError: the precision is unknown.
@@ -156,8 +157,8 @@ class ScanProgram:
         self._takes_numbers = False  # True after the first change of a number
         # For each set of shapes and dtypes, the step of the last forward that will be differentiated.
         self._differentiated: Recent[CoreSpecialization] = Recent()
-        # For each kind of call, prepared runs, with the latest first; see `_repeated.py`. Also, by the layout of the
-        # arguments of `prepare`, the step and the position of the first lifted tensor.
+        # For each kind of call, prepared runs, with the latest first; see `_repeated.py`. Also maps the layout of the
+        # arguments of `prepare` to the step and to the position of the first lifted tensor.
         self.plans: Recent[tuple[Any, ...]] = Recent()
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
@@ -199,7 +200,7 @@ class ScanProgram:
         Args:
             inputs: sequences `[T, *step]`.
             states: initial states `[*step]`; `None` for zeros of the step's shape and the first input's dtype.
-            autocast: True if `torch.autocast` also applies inside of the core when it is on, as in a loop.
+            autocast: True to apply an active `torch.autocast` inside of the core, as a loop does.
         """
         step_inputs = tuple(StepValue(tuple(x.shape[1:]), x.dtype) for x in inputs)
         step_shape = broadcast_shape([value.shape for value in step_inputs])
@@ -270,7 +271,7 @@ class ScanProgram:
         self._differentiated[step.trace.inputs, step.trace.states] = step
 
     def check_differentiated(self, step: CoreSpecialization) -> None:
-        """Raises an error if the core has changed since the last such forward, which ran another step."""
+        """Raises an error if the last such forward ran another step, whose core has changed since then."""
         before = self._differentiated.get((step.trace.inputs, step.trace.states), step)
         if before is not step:
             before.check_unchanged()

@@ -124,8 +124,8 @@ def _states(
 ) -> list[Tensor]:
     """Allocates memory for each state at all times, or two alternating rows. Sets the first row.
 
-    If a state equals another state some steps later, it shares the memory of that state, and begins this number of rows
-    earlier.
+    If a state takes the values of another state a few steps later, the two states share memory, and the rows of the
+    first state begin this number of rows earlier.
     """
     num_steps = arguments.num_steps
     shifts = step.trace.forward.shifts
@@ -189,9 +189,9 @@ def _compiling_backward(
     *,
     state_seqs: bool,
 ) -> AbstractContextManager[None]:
-    """Context of a forward, which also compiles its backward if it is the first backward of the step.
+    """Context of a forward that compiles the step's first backward.
 
-    As in a pointwise step, this is the backward that most calls need. Only the layout of its memory matters, not the
+    As for a pointwise step, this is the backward that most calls need. Only the layout of its memory matters, not the
     contents.
     """
     if needed is None or step.backward_plans or not _compiles(step):
@@ -219,7 +219,7 @@ def backward_staged(
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
-    """Computes the gradients of `[*inputs, *states, *lifted]`; `None` if one is not needed, or if no gradient flows."""
+    """Computes the gradients of `[*inputs, *states, *lifted]`; `None` for those not needed, or without gradients."""
     if arguments.num_steps == 0 or 0 in step.trace.step_shape:
         return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
     return _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs).run()

@@ -14,7 +14,8 @@ from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# For a segment's map, S * S + S numbers are in registers, and each step takes S + 1 evaluations.
+# Maximum number S of states for maps of segments. A map has S * S + S numbers in registers, and each step takes S + 1
+# evaluations.
 _MOST_STATES = 4
 
 # A backward in segments computes each step twice, and its VJP S + 2 times.

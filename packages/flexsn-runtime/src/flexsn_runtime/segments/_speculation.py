@@ -35,7 +35,8 @@ class Speculation:
 
     With the longest warm-up, calls may have a few repairs. If they have many, the forward becomes serial.
 
-    Counts are read without waiting: some calls later, when the device has written them. Results do not depend on this.
+    Counts are read without waiting: some calls later, when the device has written them. Results do not depend on this
+    delay.
 
     Args:
         rule: rule with the first and the longest warm-up.

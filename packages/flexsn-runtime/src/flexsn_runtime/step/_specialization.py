@@ -55,7 +55,7 @@ class CoreSpecialization:
     ) -> Self | None:
         """Returns this step for another core with the same code. Kernels are shared; the batch size may differ.
 
-        The result refers to nothing of this step's core. It is `None` if the other core has to be traced; see
+        The result holds no references to this step's core. It is `None` if the other core has to be traced; see
         `CoreTrace.of_twin` and `of_batch`.
         """
         trace: CoreTrace | None = self.trace.of_twin(core)
@@ -68,7 +68,7 @@ class CoreSpecialization:
         return twin
 
     def written_in(self, target: TargetName) -> Self:
-        """Returns this step with kernels in another language. None of them is generated yet.
+        """Returns this step with kernels in another language. The kernels are not generated yet.
 
         Raises:
             DtypeError: the language lacks a dtype of the step.
