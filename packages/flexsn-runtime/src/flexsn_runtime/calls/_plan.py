@@ -152,7 +152,7 @@ class Unbound(NamedTuple):
 
 
 class RowsSummed(NamedTuple):
-    """Sums a tensor over all dimensions but the last one.
+    """Sums a tensor over all dimensions except the last.
 
     Attributes:
         place: position of the tensor.

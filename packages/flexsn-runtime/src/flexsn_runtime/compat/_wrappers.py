@@ -33,7 +33,7 @@ def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Te
 def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *final_states)`.
 
-    If `T == 0`, the outputs are empty, and the final states are copies of the initial ones, or zeros.
+    If `T == 0`, the outputs are empty, and the final states are copies of the initial states, or zeros.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=False, training=False)

@@ -29,7 +29,7 @@ def values_of(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | 
 
 
 def arguments_of(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> Arguments:
-    """Selects the arguments of a step's kernels from those of the operator."""
+    """Selects the arguments of a step's kernels from the arguments of the operator."""
     inputs, states, _ = layout.split(flat_args)
     lifted = tuple(flat_args[position] for position in step.lifted)
     return Arguments(tuple(inputs), tuple(unknown_states(layout, states)), lifted)
@@ -81,7 +81,8 @@ def scan_backward(
     """The results of the backward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
-        flat_args, saved, gradients: from `layout.split`; the gradients of outputs come first, then those of states.
+        flat_args, saved, gradients: results of `layout.split`. The gradients of outputs precede the gradients of
+            states.
     """
     scan = layout.scan
     arguments = arguments_of(step, scan, flat_args)

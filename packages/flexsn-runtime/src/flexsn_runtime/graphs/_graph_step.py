@@ -50,7 +50,7 @@ class GraphStep:
     Attributes:
         core: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
-        arguments: descriptions of one step's arguments: tensors and, among the lifted ones, sizes.
+        arguments: descriptions of one step's arguments, which are tensors. Lifted arguments may also be sizes.
         vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None` if no gradient will be needed.
         cotangents: for each of `[*outputs, *new_states]`, True if `vjp` takes its gradient.
         wanted: for each argument, True if `vjp` returns its gradient.
@@ -148,7 +148,7 @@ class GraphSpecialization(Specialization):
     def of(
         cls, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
     ) -> GraphSpecialization:
-        """Returns one specialization for all equal layers of a network. The arguments are those of the class."""
+        """Returns one specialization for all equal layers of a network. Takes the arguments of the class."""
         step_key = step.key
         if step_key is None:
             return cls(step, device, segment, on_cpu)

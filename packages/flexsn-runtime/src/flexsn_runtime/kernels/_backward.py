@@ -68,7 +68,7 @@ class BackwardScan:
     Attributes:
         plan: allocations, steps and results of a call. It takes `[*inputs, *states, *lifted, *checkpoints or
             *residuals, *grad_outputs, *grad_states]`, and returns a gradient for each tensor of the forward that needs
-            one, in the tensor's shape. The gradient is zeros if no gradient flows to the tensor.
+            a gradient, in the tensor's shape. The gradient is zeros if no gradient flows to the tensor.
         flowing: like `plan`, but it returns `None` for tensors to which no gradient flows, as the loop does.
     """
 
@@ -303,9 +303,9 @@ class BackwardScan:
 def _is_copied(gradient: Tensor) -> bool:
     """True if an incoming gradient is copied before a kernel reads it.
 
-    The memory of a lazily negated view lacks the sign. An expanded gradient, such as that of a sum over time, would
-    need its own kernel. The compilation of this kernel takes longer than many copies, and the last layer of a network
-    is small. Zeros that autograd made may have no memory.
+    The memory of a lazily negated view lacks the sign. An expanded gradient, such as the gradient of a sum over time,
+    would need its own kernel. The compilation of this kernel takes longer than many copies, and the last layer of a
+    network is small. Zeros that autograd made may have no memory.
     """
     if gradient.is_neg() or gradient._is_zerotensor():
         return True

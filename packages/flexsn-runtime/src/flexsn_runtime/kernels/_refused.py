@@ -16,7 +16,7 @@ from flexsn_runtime.operands._memory import check_tensor
 def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
     """Raises an error unless kernels can read a backward's arguments and write to the memory that it allocates.
 
-    Memory of the forward, such as that of a sharded parameter, may have been freed since the forward.
+    Memory of the forward, such as the memory of a sharded parameter, may have been freed since the forward.
 
     Args:
         tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.

@@ -21,7 +21,7 @@ class LiftedGradient:
     Args:
         written: shape of the gradient that the kernel writes: `[programs]`, the shape of the step, or the shape of a
             row of the step (`Rows`), in the order in which the kernel counts elements.
-        tensor: the captured tensor, or another one with its layout.
+        tensor: the captured tensor, or another tensor with its layout.
         layout: layout in which the step or the row reads the tensor, in the same order; `None` if no result depends on
             it.
         by_program: True if `written` is `[programs]`.
@@ -133,7 +133,7 @@ _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 def _of_planes(
     shape: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]:
-    """The steps of a sum over dimensions other than the leading ones."""
+    """The steps of a sum over dimensions other than the leading dimensions."""
     direct = ((None, dims),)
     if not all(type(size) is int for size in shape):
         return direct

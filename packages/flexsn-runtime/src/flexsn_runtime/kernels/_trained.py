@@ -323,7 +323,7 @@ def not_differentiable(
 def differentiable_results(
     step: Any, wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> tuple[bool, ...]:
-    """For each result, True if a gradient flows from it to a tensor that requires one, as in a loop.
+    """For each result, True if a gradient flows from it to a tensor that requires grad, as in a loop.
 
     Args:
         step: a `CoreSpecialization`.

@@ -35,7 +35,7 @@ def batch_moments(
 
     Args:
         x: `[N, C, ...]`, a tensor for which `has_moments` is True.
-        running: running mean and variance `[C]`, float32, which are updated by `momentum` like those of
+        running: running mean and variance `[C]`, float32, which are updated with `momentum`, as by
             `torch.nn.functional.batch_norm`. Requires results in float32.
         momentum: weight of the batch in the update.
         tracked: int64 counter of batches.

@@ -26,7 +26,7 @@ def again_of(module: ModuleType, tensors: Sequence[Tensor | None], *, scan: Any 
     Python objects.
 
     Args:
-        scan, program: objects of the launcher. The one that is passed runs the calls.
+        scan, program: object of the launcher that runs the calls. One of the two arguments is passed.
     """
     run: Again = module.Again(tensors, scan, program).run
     return run
@@ -76,11 +76,11 @@ class NativeScan:
         owner: function that returns the `Owner`. Its argument is True if the owner is needed. Otherwise, if the owner
             is freed, the function may return `None`; see `weakly`. An owner with links also has a method
             `refuse_hooks()`, which raises an error because a hook would miss the gradients that arrive through links.
-        forward: recording of a call for which `can_be_native` returns True. Its first `first_kept` results are
-            returned, and those from `first_bits` on are bits. The remaining results are saved for the backward.
+        forward: recording of a call for which `can_be_native` returns True. Callers receive its first `first_kept`
+            results, of which the results from `first_bits` on are bits. The backward receives the remaining results.
         fixed: positions of the results through which no gradient flows.
-        saved: positions in `[*given, *results]` of the tensors that a backward receives, or `None` for an absent one.
-            By default, these are all given tensors and the results that are saved for the backward.
+        saved: positions in `[*given, *results]` of the tensors that a backward receives, or `None` for an absent
+            tensor. By default, these are all given tensors and the results that are saved for the backward.
         links: True if gradients of the results after the first one may come from a reader that hooks of the first
             result do not see.
     """
@@ -175,7 +175,7 @@ def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
-    """Returns the owner of a scan, or `None` if both it and the core are freed, so that no code can change the core.
+    """Returns the owner of a scan, or `None` if the owner and the core are freed, so that no code can change the core.
 
     Args:
         owner, core: weak references.

@@ -30,7 +30,7 @@ def order_of(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
 
 
 def unusual_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """Returns the order of a tensor's dimensions in memory; `None` if it is the usual one."""
+    """Returns the order of a tensor's dimensions in memory; `None` for the usual order."""
     order = order_of(tensor)
     return None if order == tuple(range(len(order))) else order
 

@@ -388,7 +388,7 @@ LATE = (
 
 
 def _sum(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:
-    """Adds a gradient and the parts of another one, in float32."""
+    """Adds a gradient and the parts of another gradient, in float32."""
     total = grad
     for part in reversed(parts):
         if part is not None:

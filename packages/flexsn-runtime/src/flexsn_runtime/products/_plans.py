@@ -47,8 +47,8 @@ class Forward(NamedTuple):
     """A forward's plan over `[s, written, weight, bias]`. `written` and `bias` may be absent.
 
     Attributes:
-        results: number of leading results that the caller receives: `y` and the links. The record of rows that bfloat16
-            cannot represent follows them, if there is one.
+        results: number of leading results that the caller receives: `y` and the links. If there is a record of rows
+            that bfloat16 cannot represent, it is the next result.
         spikes, pieces: places of the spikes and of the weight's parts in memory.
         seen: place of the record; `None` if there is none.
     """

@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 
 
 def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device: torch.device) -> Tile:
-    """Returns the tile for a result of `rows` and `columns`, each a sum of `terms`: the fastest measured one.
+    """Returns the fastest measured tile for a result of `rows` and `columns`, whose numbers are sums of `terms`.
 
     Args:
         parts: number of parts of the operand that has more parts.

@@ -64,10 +64,10 @@ def prepare(
     Raises:
         TypeError: an argument is not a tensor.
         LayoutError: an argument or a captured tensor is sparse, nested, quantized or fake, or has no memory.
-        TensorCountError: the number of tensors differs from that of the step.
+        TensorCountError: the number of tensors differs from the number that the step takes.
         ShapeError: the inputs' leading dimensions differ, an input has none, or the steps do not broadcast.
         DtypeError: kernels do not support the dtype of a state or a captured tensor.
-        DtypeError, ShapeError: a lifted tensor differs from the captured one that it replaces.
+        DtypeError, ShapeError: a lifted tensor differs from the captured tensor that it replaces.
         DeviceError, BackendUnavailableError: kernels cannot run on these tensors.
         TransformError: the call is inside of a transform of `torch.func`, forward-mode differentiation, `make_fx` or a
             similar mode.
@@ -135,7 +135,8 @@ def _set_derived(
 ) -> None:
     """Sets the attributes that the core derives from captured tensors, as a loop would. Kernels do not set them.
 
-    Runs the core for one step. Forward pre-hooks, such as those of `torch.nn.utils.prune`, set attributes in this way.
+    Runs the core for one step. Forward pre-hooks, such as the hooks of `torch.nn.utils.prune`, set attributes in this
+    way.
     """
     if not inputs[0].shape[0]:
         return

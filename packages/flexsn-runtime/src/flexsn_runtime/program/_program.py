@@ -63,13 +63,13 @@ class ScanProgram:
             setting: the custom ops, the wrappers and compiled graphs recompute.
         on_cpu: language of kernels on the CPU: C++, or Triton, which runs in its interpreter there.
         bits: for each output, True if the forward also writes it as bits. A bit is 1 if the element is not 0. A byte
-            has 8 elements of a step, and its lowest bit is the first one. Bits follow the other results of `scan`, as
-            uint8 `[T, bytes]` with a multiple of 4 bytes for a step. If the output's elements are not stored step after
-            step, they are `[0, bytes]`. An empty sequence means that no output has bits.
+            has 8 elements of a step, and its lowest bit is the first element. Bits follow the other results of `scan`,
+            as uint8 `[T, bytes]` with a multiple of 4 bytes for a step. If the output's elements are not stored step
+            after step, they are `[0, bytes]`. An empty sequence means that no output has bits.
         counts_down: for each input, True if it is the number of remaining steps of a sequence: an int32 that decreases
             by 1 in each step. Only its sign matters. It is passed as `[T, *step]`, or as its first step expanded over
-            time. In the latter case, kernels end when the sequences end. An empty sequence means that no input counts
-            down.
+            time. If the first step is expanded, kernels end when the sequences end. An empty sequence means that no
+            input counts down.
         late: for each input, its delays, or `None`. Delays are another input, which is one step expanded over time.
             Kernels load the value from this number of steps earlier, and write the gradient to the same step. Only
             elementwise steps in Triton have such inputs. An empty sequence means that no input is late.

@@ -132,7 +132,7 @@ def repeated_call(
     single: bool = False,
     state_seqs: bool = False,
 ) -> Sequence[Tensor] | None:
-    """Returns the results of a call if the program has run a similar one; otherwise `None`.
+    """Returns the results of a call if the program has run a similar call; otherwise `None`.
 
     The earlier call has passed all checks of `prepare` and `scan`. This function compares everything on which these
     checks depend: the kind of call, the layout of all tensors, the values that the core reads, gradients, autocast and

@@ -54,7 +54,7 @@ def why_no_clusters(device: torch.device) -> str | None:
 
 
 def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: bool = False) -> Iterator[Cluster]:
-    """Yields the possible divisions of a loop, with the best one first.
+    """Yields the possible divisions of a loop, with the best division first.
 
     Better divisions run all rows at the same time, keep all of the matrices in a block, and have fewer rows and fewer
     blocks.

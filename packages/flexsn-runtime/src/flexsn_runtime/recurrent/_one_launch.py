@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # With more arrivals, a counter would reach the number that marks programs that gave up.
 _MOST_ARRIVALS = 1 << 29
-# Maximum number of divisions among clusters that are compiled to find one that needs as few turns as estimated.
+# Maximum number of cluster divisions that are compiled to find a division with no more turns than estimated.
 _MOST_COMPILED = 3
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
 _Source = Callable[[OverTime], Tensor]

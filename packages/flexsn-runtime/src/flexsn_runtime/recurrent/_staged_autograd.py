@@ -38,7 +38,7 @@ def _intermediates(
 ) -> dict[Port, Rows]:
     """Allocates memory for operands and products.
 
-    If a step reads values of later steps, the memory includes zeros for the steps after the last one.
+    If a step reads values of later steps, the memory includes zeros for the steps after the last step.
     """
     behind: dict[Port, int] = {}
     for port, steps in staged.later.values():
@@ -219,7 +219,7 @@ def backward_staged(
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
-    """Computes the gradients of `[*inputs, *states, *lifted]`; `None` for those not needed, or without gradients."""
+    """Computes the gradients of `[*inputs, *states, *lifted]`; `None` for an absent or unneeded gradient."""
     if arguments.num_steps == 0 or 0 in step.trace.step_shape:
         return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
     return _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs).run()
@@ -243,7 +243,7 @@ class _Backward:
         self._step, self._arguments, self._memory = step, arguments, memory
         self._needed, self._state_seqs = needed, state_seqs
         self._order = _order(step, arguments)
-        # An expanded gradient, such as that of a sum over time, would need another kernel, so it is copied.
+        # An expanded gradient, such as the gradient of a sum over time, would need another kernel, so it is copied.
         self._of_outputs = [
             _copied(g, step.format(arguments.inputs, arguments.states, v.shape).sequence)
             if g is not None and (g.is_neg() or g._is_zerotensor() or 0 in g.stride())
@@ -365,7 +365,7 @@ def _without_steps(
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
-    """Returns the gradients of a scan of zero steps, whose final states are the initial ones."""
+    """Returns the gradients of a scan of zero steps, whose final states are the initial states."""
     trace = step.trace
     gradients: list[Tensor | None] = [None] * len(needed)
     empty = math.prod(trace.step_shape) == 0 and arguments.num_steps > 0

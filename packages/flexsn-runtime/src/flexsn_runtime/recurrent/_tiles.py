@@ -167,7 +167,7 @@ def _best(
     processors: int,
     shared: int,
 ) -> Tiles | None:
-    """Returns the tiles with the fewest rounds. Among these, prefers small ones, since they are faster.
+    """Returns the tiles with the fewest rounds. Among these tiles, prefers small tiles, which are faster.
 
     Args:
         gathered: for values that programs exchange for reductions, the number of columns, and the bytes of a column.

@@ -20,8 +20,8 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
     """Returns the sum over time of `left @ right`, for `[T, rows, inner]` and `[T, inner, columns]`.
 
     Args:
-        exact: for each factor, True if bfloat16 can represent its numbers, except perhaps those of an initial state. If
-            the other factor is float32, it is then multiplied in three parts, which is as exact as in float32.
+        exact: for each factor, True if bfloat16 can represent its numbers, except perhaps the numbers of an initial
+            state. A float32 factor is then multiplied in three parts, which is as exact as a product in float32.
     """
     steps, rows, inner = left.shape
     columns = right.shape[2]
