@@ -34,7 +34,7 @@ class Backend(ABC):
         """True if kernels run in an interpreter, so that nothing is compiled."""
         return False
 
-    # -- where it runs ---------------------------------------------------------------------------------------------
+    # -- devices ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def why_unavailable(self, device: torch.device) -> str | None:
@@ -51,7 +51,7 @@ class Backend(ABC):
     def begin(self, device: torch.device) -> None:  # noqa: B027
         """Loads libraries for the first launch on a device, in another thread."""
 
-    # -- how it is launched ----------------------------------------------------------------------------------------
+    # -- launches --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def size_class(self, ncl: int) -> int:

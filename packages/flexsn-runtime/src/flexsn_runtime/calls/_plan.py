@@ -20,7 +20,7 @@ Memory = list[Tensor | None]
 
 
 class PlanStep(Protocol):
-    """A step of a plan. It adds or replaces tensors in the memory of a call, or writes to them."""
+    """A step of a plan. A step adds or replaces tensors in the memory of a call, or writes to tensors in it."""
 
     def __call__(self, memory: Memory) -> None: ...
 
@@ -58,7 +58,7 @@ class Launched(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A copy of a tensor whose layout a kernel cannot read, in a layout that it can read."""
+    """Copies a tensor from a layout that a kernel cannot read to a layout that the kernel can read."""
 
     place: int
     shape: tuple[int, ...]

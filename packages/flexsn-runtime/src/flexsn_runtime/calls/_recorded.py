@@ -365,7 +365,7 @@ class CallRecorder(TorchDispatchMode):
             self._lines.append((Fixed(self._new(tensor), tensor), frozenset(), False))
 
     def refuse(self, why: str) -> None:
-        """Marks the call as one that cannot be repeated. The first reason is kept."""
+        """Marks the call as one that cannot be repeated. Later reasons are ignored."""
         self.why = self.why or why
 
     def recording(self, results: Sequence[Any], empty: Collection[int] = ()) -> Recording | str:
@@ -390,7 +390,7 @@ class CallRecorder(TorchDispatchMode):
                 lines.append(line)
         return Recording(self._given, tuple(reversed(lines)), numbers)
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- recorded events -------------------------------------------------------------------------------------------
 
     def _operator(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
         given = [*_tensors((args, options))]

@@ -79,7 +79,7 @@ def register_flexsn_kernel_handle(
 
 
 def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
-    """The bundle of a handle. Raises `UnknownHandleError` if it does not exist."""
+    """The bundle of a handle. Raises `UnknownHandleError` if the handle does not exist."""
     number = _number(handle)
     with _lock:
         bundle = _handles.get(number)

@@ -216,7 +216,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
     ctx.step = step = _specialize(kernel, sequences, states)
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
-    wanted = [t.requires_grad for t in flat_args]  # the mask excludes none: autograd counts all
+    wanted = [t.requires_grad for t in flat_args]  # without the mask: autograd counts all tensors
     num_steps = sequences[0].shape[0]
     fixed = not_differentiable(
         step,

@@ -126,7 +126,7 @@ def _wanted(
     states: Sequence[Tensor | None],
     lifted: Sequence[Tensor],
 ) -> list[bool]:
-    """For each tensor, True if it has a gradient: if it is floating-point and `requires_grad` does not exclude it."""
+    """For each tensor, True if it has a gradient: it is floating-point, and `requires_grad` does not exclude it."""
     tensors = (*inputs, *states, *lifted)
     mask = program.requires_grad or (True,) * (len(inputs) + len(states))
     return [
@@ -162,7 +162,7 @@ def _one_step(sequence: Tensor) -> Tensor:
 
 
 def _templates(role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None) -> Sequence[Tensor]:
-    """Returns tensors shaped like the gradients: the templates or, without them, `like` for every gradient."""
+    """Returns tensors shaped like the gradients: the templates or, without templates, `like` for every gradient."""
     if templates is None and like is not None:
         return [like] * count
     if templates is None and count:

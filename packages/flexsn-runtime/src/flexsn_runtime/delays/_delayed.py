@@ -132,7 +132,7 @@ def _summed(total: Tensor, size: int, inner: int) -> Tensor:
     return total.reshape(-1, size, inner).sum((0, 2))
 
 
-# -- in terms of PyTorch's operations, for gradients of gradients and batches of gradients ---------------------
+# -- PyTorch's operations, for second gradients and batched gradients ------------------------------------------
 
 
 def _is_seen(grad: Tensor) -> bool:

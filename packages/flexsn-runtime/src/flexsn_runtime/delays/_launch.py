@@ -54,8 +54,9 @@ def between_gradient(
     inner: int,
     most: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Returns gradients of `x`, `past` and the fraction. The gradient of the fraction has one value per element of a
-    step.
+    """Returns gradients of `x`, `past` and the fraction.
+
+    The gradient of the fraction has one value per element of a step.
 
     Args:
         x: `None` if the gradient of the fraction is not needed.

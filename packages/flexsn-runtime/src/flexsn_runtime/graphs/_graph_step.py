@@ -166,7 +166,7 @@ class GraphSpecialization(Specialization):
         return plan if self.distance is None else with_segment(plan, self.distance)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
-        # The distance decides how much memory the graph's checkpoints take, so it also holds for short sequences.
+        # The distance determines the memory of the graph's checkpoints, so it also applies to short sequences.
         return super().segment(plan, num_steps) if self.distance is None else self.distance
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:

@@ -5,7 +5,7 @@ text, so that a compiled program contains them when another process runs it.
 
 A compiled graph has one node for the operator, for any T. When the operator runs, sizes are numbers again. The operator
 therefore traces the step for these numbers, as in eager mode. The backward of a step with products runs the forward
-again to compute the values of each step that it needs.
+again to compute the values that it needs from each step.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ScanGraph:
         return found
 
     def check(self, args: Sequence[Any]) -> None:
-        """Traces the step and generates its kernels, so that their errors are raised now.
+        """Traces the step and generates its kernels now, so that errors are raised now.
 
         Args:
             args: same as for the call, without gradients and checkpoints. A symbolic size stands for any number.

@@ -59,8 +59,8 @@ class ForwardScan:
 
     Attributes:
         plan: allocations and launches that each call performs.
-        first_bits, first_kept: position of the first bits of outputs, and position of the first value for the backward,
-            among the results of `run`.
+        first_bits, first_kept: positions, among the results of `run`, of the first bits of outputs and of the first
+            value for the backward.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ class Trained:
         return self.step.trace.reads.holds_for_backward()
 
     def gradients(self, tensors: Given, needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Scans backward. For each tensor that needs a gradient, returns it, or `None` if none flows to the tensor.
+        """Scans backward. Returns the gradient of each tensor that needs one; `None` if no gradient flows to it.
 
         Args:
             tensors: `[*inputs, *states, *lifted, *kept for the backward, *grad_outputs, *grad_states]`.

@@ -39,7 +39,7 @@ class LaunchByAddress(Launch, Protocol):
     """A launch by a backend whose attribute `by_address` is True."""
 
     def at(self, example: Sequence[Tensor], addresses: Sequence[Sequence[int]]) -> Callable[[int], None]:
-        """Returns a function that launches for one of several sets of tensors, by its index.
+        """Returns a function that takes an index, and launches the kernel on the set of tensors with this index.
 
         Args:
             example: one of the sets.

@@ -113,7 +113,7 @@ def _of_planes(x: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _shared(tiles: int, beside: int, device: torch.device, by: MomentTiles) -> tuple[int, int]:
-    """Returns the number of programs that share the tiles, and the number of tiles of each program.
+    """Returns the number of programs that share the tiles, and the number of tiles per program.
 
     Args:
         beside: number of programs that process other tiles.

@@ -20,9 +20,9 @@ def saving_hooks(
 ) -> Any | None:
     """Hooks for `torch.autograd.graph.saved_tensors_hooks`; `None` if the compiled launcher is not loaded.
 
-    The hooks keep a tensor unchanged if it is not the result of a node, is smaller than `fewest_bytes`, is not of a
-    floating-point dtype, is of a subclass, or is the result of a node named in `layers`. They also keep it unchanged if
-    `packed` returns `None` for it. They raise an error for a tensor that was changed in place.
+    The hooks keep a tensor unchanged if it is not the result of a node, is smaller than `fewest_bytes`, has no
+    floating-point dtype, is an instance of a subclass, or is the result of a node named in `layers`. They also keep a
+    tensor unchanged if `packed` returns `None` for it. They raise an error for a tensor that was changed in place.
 
     Args:
         packed: function that maps a tensor to an object that is saved instead.

@@ -62,9 +62,9 @@ class Owner(Protocol):
         """True if all values that backward formulas read are unchanged. Checked first in a backward with `reads`."""
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Computes the gradients of a backward with a layout that was not registered by `follow`.
+        """Computes the gradients of a backward with a layout that `follow` has not registered.
 
-        The arguments are those of the backward.
+        Receives the arguments of the backward.
         """
 
 

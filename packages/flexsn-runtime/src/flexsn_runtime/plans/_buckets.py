@@ -187,12 +187,12 @@ _MAX_IN_FLIGHT = 2**16
 
 
 def size_class(ncl: int) -> int:
-    """Returns the largest number of elements of a step with the same launch settings as a step of `ncl` elements."""
+    """Returns the maximum number of elements per step to which the launch settings for `ncl` elements apply."""
     return next(limit for limit in _PLANS if ncl <= limit)
 
 
 def fits(plan: LaunchPlan, usual: LaunchPlan) -> bool:
-    """True if kernels can be generated from a plan, and its checkpoints are at the same distance as in `usual`."""
+    """True if kernels can be generated from a plan, and the plan has the checkpoint distance of `usual`."""
     configs = (plan.inference, plan.forward, plan.backward)
     numbers = [n for c in configs for n in (c.chunk, c.block, c.num_warps, c.stages)]
     return (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# Kernels multiply a segment's number by its steps in 32 bits. These products stay below this number.
+# Kernels multiply a segment's index by its number of steps in 32 bits. These products stay below this number.
 _MOST = 2**31
 
 

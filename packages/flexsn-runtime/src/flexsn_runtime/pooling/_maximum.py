@@ -99,7 +99,7 @@ def max_pool_op(
     dilation: Sequence[int],
     ceil: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the result of `max_pool`, and codes of the positions of its numbers."""
+    """Returns the result of `max_pool`, and codes for the positions of the maxima."""
     y, codes = _launch.maximum(x, _window(size, stride, padding, dilation, ceil), codes=True)
     assert codes is not None
     return y, codes

@@ -44,8 +44,8 @@ class Signature:
 class ScanProgram:
     """A step function that is scanned over time. It is specialized when it is called.
 
-    If the step multiplies its values by captured matrices, `scan` launches kernels step by step, with products of a
-    library between them.
+    If the step multiplies its values by captured matrices, `scan` launches kernels step by step, and a library computes
+    the products between the launches.
 
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`.
@@ -65,7 +65,7 @@ class ScanProgram:
         bits: for each output, True if the forward also writes it as bits. A bit is 1 if the element is not 0. A byte
             has 8 elements of a step, and its lowest bit is the first element. Bits follow the other results of `scan`,
             as uint8 `[T, bytes]` with a multiple of 4 bytes for a step. If the output's elements are not stored step
-            after step, they are `[0, bytes]`. An empty sequence means that no output has bits.
+            after step, the bits are `[0, bytes]`. An empty sequence means that no output has bits.
         counts_down: for each input, True if it is the number of remaining steps of a sequence: an int32 that decreases
             by 1 in each step. Only its sign matters. It is passed as `[T, *step]`, or as its first step expanded over
             time. If the first step is expanded, kernels end when the sequences end. An empty sequence means that no
@@ -73,8 +73,8 @@ class ScanProgram:
         late: for each input, its delays, or `None`. Delays are another input, which is one step expanded over time.
             Kernels load the value from this number of steps earlier, and write the gradient to the same step. Only
             elementwise steps in Triton have such inputs. An empty sequence means that no input is late.
-        zero_one: for each output, True to raise an error for a step in which it may be neither 0 nor 1. An empty
-            sequence means that no output is checked.
+        zero_one: for each output, True to raise an error for a step in which the output may be neither 0 nor 1. An
+            empty sequence means that no output is checked.
         pieces: pieces of another core's values, on which `core` runs; `None` if `core` runs on whole values. On pieces,
             `core` may contain all operations that `trace_step(on_pieces=True)` accepts.
 
@@ -301,7 +301,7 @@ class ScanProgram:
                     step.forget_plans()
 
     def close(self) -> None:
-        """Drops the compiled kernels. If the program is used again, it compiles them again."""
+        """Drops the compiled kernels. Later calls of the program compile the kernels again."""
         with self._lock:
             self._specializations.clear()
             self._differentiated.clear()

@@ -1,4 +1,4 @@
-"""Checks whether compiled kernels would accept a step function, on machines where they cannot run."""
+"""Checks, on machines that cannot run compiled kernels, if such kernels would accept a step function."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class RepeatedCall:
         return call
 
     def places(self, instead: Mapping[int, Tensor]) -> list[int] | None:
-        """Positions, among the tensors of `run`, of the tensors of `instead`; `None` if others are captured, too."""
+        """Positions of the tensors of `instead` among the tensors of `run`; `None` if other tensors are captured."""
         captured, first = self.step.captured(), self.step.trace.num_inputs + self.step.trace.num_states
         if captured is None or len(captured) != len(instead):
             return None

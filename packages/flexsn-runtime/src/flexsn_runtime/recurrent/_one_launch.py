@@ -223,7 +223,7 @@ class InClusters:
         return self.kernel.function(self.tensors(over))
 
     def tensors(self, over: OverTime) -> list[Tensor]:
-        """Tensors of the kernel, in its order."""
+        """Tensors of the kernel, in the order of its parameters."""
         return [give(over) for give in self.sources]
 
 
@@ -439,7 +439,9 @@ def _sources(
     exchanged: Mapping[Port, _Source],
     device: torch.device,
 ) -> Iterator[_Source]:
-    """Returns the sources of a kernel's tensors, in its order. For a value with steps, only its first address matters.
+    """Returns the sources of a kernel's tensors, in the kernel's order.
+
+    Of a value at several steps, only the first address matters.
 
     Args:
         exchanged: sources of the memory through which programs exchange values.

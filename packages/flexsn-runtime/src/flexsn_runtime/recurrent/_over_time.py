@@ -156,7 +156,7 @@ class Seen(NamedTuple):
 
     Attributes:
         view: the view. It is kept alive, because its id is part of a key.
-        shape, strides, offset: layout of the view. If there are no strides, the memory has to be made contiguous first.
+        shape, strides, offset: layout of the view. Without strides, the memory must be made contiguous first.
     """
 
     view: View

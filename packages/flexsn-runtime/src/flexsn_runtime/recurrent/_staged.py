@@ -236,7 +236,7 @@ class RecurrentSpecialization(CoreSpecialization):
         return found
 
     def check(self, *, training: bool) -> None:
-        """Raises the errors that generating the step's kernels raises, without compiling them."""
+        """Raises each error that kernel generation for the step raises, without compiling kernels."""
         steps = [self.trace.forward]
         if training:
             trace = self.trace

@@ -175,7 +175,7 @@ def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> 
 
 
 def _compiles(step: RecurrentSpecialization) -> bool:
-    """True if kernels have to be compiled. It is False in an interpreter."""
+    """True if kernels have to be compiled, False if an interpreter runs them."""
     return not step.backend.interpreted
 
 
@@ -258,7 +258,7 @@ class _Backward:
             g = self._of_states[i]
             if g is None and port not in plan.results:
                 continue
-            # The gradient after step t is in row t + 1, and the gradient before it in row t.
+            # The gradient after step t is in row t + 1, and the gradient before step t is in row t.
             rows = num_steps + 1 if state_seqs or port in plan.sequences else 2
             zero = port not in plan.absent
             gradient = rows_of(rows, value.shape, self._order, dtype=value.dtype, device=device, zero=zero)

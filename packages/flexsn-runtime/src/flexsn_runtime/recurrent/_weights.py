@@ -39,7 +39,7 @@ def compilations_of_sum(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -
 
 
 def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Tensor, Tensor] | None:
-    """Returns the factors of one product of all rows, with an exact second one; `None` to use a library."""
+    """Returns the factors of one product of all rows, with an exact second factor; `None` to use a library."""
     steps, rows, inner = left.shape
     columns = right.shape[2]
     if not any(exact) or not _pays(left, steps * inner, rows, columns):

@@ -122,7 +122,7 @@ class Specialization(CoreSpecialization):
         self.plans, self.has_backward = Recent(), False
 
     def check(self, *, training: bool) -> None:
-        """Raises the errors that generating the kernels would raise about the step, without compiling them."""
+        """Raises each error about the step that kernel generation would raise, without compiling kernels."""
         self.core()
         if training:
             trace = self.trace
