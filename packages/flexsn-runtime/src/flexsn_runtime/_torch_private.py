@@ -116,8 +116,8 @@ def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
     If it returns True, the tensors have equal types, dtypes, devices, shapes, strides and `requires_grad`, and equal
     flags for lazy negation. The dispatcher is then in the same state: autocast, modes, `torch.func`, inference mode.
-    The predicate does not check grad mode, forward mode, autocast's dtype or memory addresses. It
-    returns False if any tensor is not a plain tensor.
+    The predicate does not check grad mode, forward mode, autocast's dtype or memory addresses. It returns False if any
+    tensor is not a plain tensor or parameter.
     """
     if _TensorGuards is None or not all(type(t) in _PLAIN and t.layout is torch.strided for t in tensors):
         return never

@@ -1,7 +1,7 @@
 """A scan as an operator for compilers, for launches that depend on values that a compiler does not have.
 
 Steps with matrix products and parallel segments of time have such launches. The operator receives the scan's graphs as
-text, so that a compiled program contains them when another process runs it.
+text, so that a compiled program contains the graphs when another process runs the program.
 
 A compiled graph has one node for the operator, for any T. When the operator runs, sizes are numbers again. The operator
 therefore traces the step for these numbers, as in eager mode. The backward of a step with products runs the forward

@@ -1,6 +1,7 @@
 """An operator for compilers that launches a C++ kernel.
 
-The kernel's source is an argument of the operator, so that a compiled program contains it when another process runs it.
+The kernel's source is an argument of the operator, so that a compiled program contains the source when another process
+runs the program.
 """
 
 from __future__ import annotations

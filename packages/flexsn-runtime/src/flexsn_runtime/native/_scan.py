@@ -81,8 +81,7 @@ class NativeScan:
         fixed: positions of the results through which no gradient flows.
         saved: positions in `[*given, *results]` of the tensors that a backward receives, or `None` for an absent
             tensor. By default, these are all given tensors and the results that are saved for the backward.
-        links: True if gradients of the results after the first one may come from a reader that hooks of the first
-            result do not see.
+        links: True if gradients of later results may come from a reader that hooks of the first result do not see.
     """
 
     def __init__(

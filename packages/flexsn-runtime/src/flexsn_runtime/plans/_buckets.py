@@ -167,8 +167,8 @@ _MAX_UNROLLED = 512
 # Number of steps of the longest chunk in a plan.
 _LONGEST = 8
 
-# A sequence of up to `_SHORT` steps is a single chunk of its own length. A longer chunk that is only half full would
-# take as long as a full one, and with a single chunk there are no loads to issue ahead.
+# A sequence of up to `_SHORT` steps is a single chunk of its own length. A longer chunk that is half full would take as
+# long as a full chunk, and a single chunk leaves no loads to issue ahead.
 _SHORT = 8
 
 # Minimum bytes of a thread's elements for loads that are issued ahead. The GPU copies no smaller pieces. With fewer

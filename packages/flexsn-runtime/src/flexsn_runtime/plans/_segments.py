@@ -58,11 +58,11 @@ class SegmentRule:
 
 # Measured on an H100 with LIF, see benchmarks/long_sequences.py. A step of a serial kernel takes at least its latency,
 # even if it moves few bytes. Compared with a copy, serial training takes 5.6 times as long with 2048 elements in
-# float32, and 4.8 times as long with 8192 in bfloat16; segments take 1.9 and 2.2. With 8192 elements in float32, serial
-# training takes 1.6 and segments take 1.8. One program checks all segments of its elements, so too many segments take
-# longer again. In CUDA graphs, 512 steps in segments are 1.3 to 1.7 times faster than serially. Python launches a call
-# in segments in 66 us and a training step in 245 us. Serial kernels compute 2,200 and 2,900 steps in these times: see
-# benchmarks/results/short_segments.md.
+# float32, and 4.8 times as long with 8192 in bfloat16; segments take 1.9 and 2.2 times as long. With 8192 elements in
+# float32, serial training takes 1.6 times as long, and segments take 1.8 times as long. One program checks all segments
+# of its elements, so too many segments take longer again. In CUDA graphs, 512 steps in segments are 1.3 to 1.7 times
+# faster than serially. Python launches a call in segments in 66 us and a training step in 245 us. Serial kernels
+# compute 2,200 and 2,900 steps in these times: see benchmarks/results/short_segments.md.
 ON_GPU = SegmentRule(
     elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, kept=True
 )

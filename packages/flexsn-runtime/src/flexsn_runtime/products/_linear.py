@@ -227,7 +227,7 @@ def gradients(
 
 
 def come_alone(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
-    """True if the whole gradient arrives, or all of its parts."""
+    """True unless the whole gradient and parts arrive together, or only some of the parts arrive."""
     return len({part is None for part in parts}) == 1 and (whole is None or parts[0] is None)
 
 

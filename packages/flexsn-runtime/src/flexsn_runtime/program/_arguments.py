@@ -53,8 +53,8 @@ def prepare(
     """Checks `[*input_seqs, *init_states, *lifted]`, and specializes the step on them.
 
     Either all initial states are passed, or none is; in the latter case, they are zeros. Either all lifted tensors are
-    passed, or none is; in the latter case, they are the tensors that the core captures now. Inputs and states whose
-    gradient is excluded by the program's `requires_grad` are returned detached.
+    passed, or none is; in the latter case, they are the tensors that the core captures now. Inputs and states are
+    detached if the program's `requires_grad` excludes their gradient.
 
     Args:
         autocast: True to apply an active `torch.autocast` inside of the core, as a loop does.

@@ -27,8 +27,8 @@ def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer
     """Measures a few launch configurations on these tensors, and stores the best one in the cache folder.
 
     Later launches, in this process and in later processes, use this plan. It applies to this step with tensors of these
-    dtypes, on GPUs of this name, at all sizes of this size class. It does not affect the results of kernels. The
-    operator inside of `torch.compile` does not use it.
+    dtypes, on GPUs of this name, at all sizes of this size class. The plan does not affect the results of kernels. The
+    operator inside of `torch.compile` does not use the plan.
 
     Args:
         program: the step.

@@ -71,8 +71,8 @@ class ScanProgram:
             time. If the first step is expanded, kernels end when the sequences end. An empty sequence means that no
             input counts down.
         late: for each input, its delays, or `None`. Delays are another input, which is one step expanded over time.
-            Kernels load the value from this number of steps earlier, and write the gradient to the same step. Only
-            elementwise steps in Triton have such inputs. An empty sequence means that no input is late.
+            For an element with a delay of d, kernels load the value of d steps earlier, and write the gradient to that
+            step. Only elementwise steps in Triton have such inputs. An empty sequence means that no input is late.
         zero_one: for each output, True to raise an error for a step in which the output may be neither 0 nor 1. An
             empty sequence means that no output is checked.
         pieces: pieces of another core's values, on which `core` runs; `None` if `core` runs on whole values. On pieces,

@@ -32,8 +32,8 @@ _MOST_OF_MATRICES = 192
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
 # Maximum columns of gates in a cluster on an H100. For wider steps, clusters are faster only in forwards in which all
 # rows run at the same time and each block holds all of its matrices. In half precision, they are faster only for few
-# columns (benchmarks/results/clusters.md, cluster_divisions_h200.md). The second number is for spikes, which are sent
-# as bits.
+# columns (benchmarks/results/clusters.md, cluster_divisions_h200.md). The numbers are for float32 values, for spikes,
+# which are sent as bits, and for half precision.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
 

@@ -20,10 +20,10 @@ _OPERAND_BYTES = 512  # per thread: half of its registers
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
-# Maximum bytes of the matrices by which float32 numbers in three parts are multiplied, for neurons and for their gates.
-# Measured for a GRU of 512 neurons, whose matrices have 4.5 MiB, and for a LIF of 1024 neurons
-# (benchmarks/results/clusters.md). The matrices of two populations of 512 and 128 neurons have 2.2 MiB. These
-# populations take 97 ms step by step, and 10 ms in one launch.
+# Maximum bytes of the matrices that multiply float32 numbers in three parts, for neurons and for their gates. Measured
+# for a GRU of 512 neurons, whose matrices have 4.5 MiB, and for a LIF of 1024 neurons (benchmarks/results/clusters.md).
+# The matrices of two populations of 512 and 128 neurons have 2.2 MiB. These populations take 97 ms step by step, and 10
+# ms in one launch.
 _MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 4 << 20
 # Limits for float32 steps that read more than `_FEW_SHIFTED` values of earlier steps, or that store such values in
 # memory. For an H100, the compiler spills an operand in parts, unless the operand is multiplied in pieces. If the
