@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 try:
-    # Triton fixes this value when it is imported, and every call reads it. A constant costs nothing, both in eager mode
-    # and under torch.compile.
+    # Triton sets `INTERPRETED` when it is imported and never changes it. Every call reads this constant, which costs
+    # nothing in eager mode and under torch.compile.
     from flexsn_codegen.targets.triton.device import INTERPRETED as _INTERPRETED
 
     _INSTALLED = True
@@ -20,12 +20,12 @@ def triton_interpreted() -> bool:
 
 
 def kernel_device() -> torch.device:
-    """Device of compiled kernels on this machine. Without such a device, the CPU, which serves for tracing only."""
+    """Returns the device of compiled kernels on this machine; the CPU, for tracing only, if there is none."""
     return torch.device("cuda" if torch.cuda.is_available() and not _INTERPRETED else "cpu")
 
 
 def why_no_triton(device: torch.device) -> str | None:
-    """The reason why kernels in Triton cannot run on `device`, with a remedy; `None` if they can."""
+    """The reason why Triton kernels cannot run on `device`, with a remedy; `None` if they can."""
     if not _INSTALLED:
         return "Triton is not installed. Run `pip install triton` (Linux), or use backend='torch'."
     if device.type == "cpu" and not triton_interpreted():

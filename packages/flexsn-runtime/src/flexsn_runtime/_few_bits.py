@@ -22,23 +22,23 @@ _launches: Recent[Launches] = Recent()
 def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> Tensor | None:
     """The numbers stored in bytes, beginning with the lowest bits; `None` if no Triton kernel can read them.
 
-    The kernel writes the numbers of a byte as words of up to 64 bits, the width of a memory transfer. It therefore
-    takes hardly longer than writing the numbers.
+    The kernel writes the numbers of a byte as words of up to 64 bits, the width of a memory transfer. Unpacking
+    therefore takes hardly longer than writing the numbers alone.
 
     Args:
         packed: uint8, dense, of any shape.
         bits: bits of each number: 1, 2 or 4.
         low: integer added to each number.
-        dtype: dtype of the result: floating-point, of 2, 4 or 8 bytes. No kernel exists for others.
+        dtype: dtype of the result: floating-point, of 2, 4 or 8 bytes. No kernel exists for other dtypes.
 
     Returns:
-        One dimension, with `8 / bits` numbers for each byte.
+        A tensor of one dimension, with `8 / bits` numbers for each byte.
     """
     return _unpacking(bits, low, dtype)((packed,))[0] if _has_kernels(packed, dtype) else None
 
 
 def native_unpacking(bits: int, low: int, dtype: torch.dtype) -> Any:
-    """Returns the compiled launcher's calls of `unpack_numbers`, for `saving_hooks`; `None` if it has none yet."""
+    """Returns the compiled launcher's calls of `unpack_numbers`, for `saving_hooks`; `None` if none exist yet."""
     return _unpacking(bits, low, dtype).native
 
 
@@ -59,12 +59,12 @@ def pack_numbers(numbers: Tensor, bits: int, low: int) -> Tensor | None:
     """The bytes that `unpack_numbers` reads; `None` if no Triton kernel can write them.
 
     Args:
-        numbers: one dimension, contiguous, in a dtype that `unpack_numbers` takes; integers from `low` to
-            `low + 2 ** bits - 1`.
+        numbers: contiguous tensor of one dimension, in a dtype that `unpack_numbers` accepts. Its values are integers
+            from `low` to `low + 2 ** bits - 1`.
         bits: bits of each number: 1, 2 or 4.
 
     Returns:
-        uint8, one dimension. In the last byte, bits after the last number are 0.
+        A uint8 tensor of one dimension. Bits after the last number are 0.
     """
     return _packing(bits, low)((numbers,))[0] if _has_kernels(numbers, numbers.dtype) else None
 

@@ -11,7 +11,7 @@ _Value = TypeVar("_Value")
 class Recent(dict[Hashable, _Value]):
     """A dictionary of at most `LIMIT` entries. When it is full, it drops the entry that was added first.
 
-    Results that depend on sizes are stored in it, so that the memory of a program with many different sizes is limited.
+    The dictionary stores results that depend on sizes, and limits the memory of programs with many different sizes.
     """
 
     LIMIT = 256

@@ -47,12 +47,13 @@ _saved_tensors_hooks = private(
     "torch._C", "_autograd._top_saved_tensors_default_hooks", _BLIND, default=lambda ignores_tracing: None
 )
 number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
-# The level of forward mode, which is at least 0 inside of it. A constant if this version of torch does not expose it.
+# Returns the nesting level of forward mode, which is at least 0 inside of forward mode. If this version of torch does
+# not expose the level, always returns the same number.
 forward_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", 0)
 _mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
 _sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
 expect("torch.fx.experimental.sym_node", ["SymNode.expr", "SymNode.hint"], _NO_SIZES)  # sympy is slow to import
-# True if `torch.autocast` is on for at least one device. The caller need not know which one.
+# Returns True if `torch.autocast` is on for at least one device.
 is_any_autocast = private("torch._C", "_is_any_autocast_enabled", "calls take longer", default=lambda: True)
 
 _TensorGuards = private("torch._C", "_dynamo.guards.TensorGuards", "calls take longer", default=None)
@@ -111,12 +112,12 @@ def transform_at_work() -> str | None:
 
 
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """Returns a fast predicate that compares `len(tensors)` tensors with these.
+    """Returns a fast predicate that compares `len(tensors)` other tensors with `tensors`.
 
     If it returns True, the tensors have equal types, dtypes, devices, shapes, strides and `requires_grad`, and equal
     flags for lazy negation. The dispatcher is then in the same state: autocast, modes, `torch.func`, inference mode.
-    The predicate does not check grad mode, forward mode, autocast's dtype or memory addresses. It
-    returns False if any tensor is not a plain one.
+    The predicate does not check grad mode, forward mode, autocast's dtype or memory addresses. It returns False if any
+    tensor is not a plain tensor or parameter.
     """
     if _TensorGuards is None or not all(type(t) in _PLAIN and t.layout is torch.strided for t in tensors):
         return never
@@ -147,7 +148,7 @@ def has_saved_tensors_hooks() -> bool:
 
 
 def size_expression(size: int | torch.SymInt) -> sympy.Expr:
-    """A size as a formula of symbols."""
+    """The sympy expression of a size."""
     if isinstance(size, torch.SymInt):
         return _of_symbol(size, "expr")
     import sympy
@@ -156,7 +157,7 @@ def size_expression(size: int | torch.SymInt) -> sympy.Expr:
 
 
 def size_hint(size: int | torch.SymInt) -> int | None:
-    """The value of a symbolic size when it was traced, or `None` if it is unknown. Reading it adds no guard."""
+    """The value that a symbolic size had in the trace, or `None` if it is unknown. Reading it adds no guard."""
     hint: int | None = _of_symbol(size, "hint") if isinstance(size, torch.SymInt) else size
     return hint
 
@@ -227,7 +228,7 @@ def convolution_into(
 
 
 def copy_each(into: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Copies tensors into others of equal shapes and dtypes. If all have one dtype, this takes few launches."""
+    """Copies each tensor into one of equal shape and dtype. Tensors of a single dtype are copied in few launches."""
     if len({tensor.dtype for tensor in tensors}) == 1:
         torch._foreach_copy_(list(into), list(tensors))
         return

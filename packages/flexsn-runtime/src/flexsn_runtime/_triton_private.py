@@ -18,7 +18,7 @@ if importlib.util.find_spec("triton") is not None:
 
 
 def resources(compiled: Any, most: int) -> tuple[int, int] | None:
-    """Resources of a compiled kernel: registers of a thread, and bytes of shared memory of a program.
+    """Resources of a compiled kernel: registers per thread, and bytes of shared memory per program.
 
     Returns `None` if the kernel cannot run because it needs more than `most` bytes of shared memory. Also returns
     `None` if the kernel spills many values to local memory, since a series of launches is then faster.

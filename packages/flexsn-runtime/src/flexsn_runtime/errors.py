@@ -16,7 +16,7 @@ class LauncherError(ValueError):
 
 
 class TensorCountError(ValueError):
-    """The number of tensors differs from that of the step function."""
+    """The number of tensors differs from the number that the step function takes or returns."""
 
 
 class ShapeError(ValueError):
@@ -36,7 +36,7 @@ class ResidualsError(ValueError):
 
 
 class SpikeBitsError(ValueError):
-    """Bits are requested for an output that is not known to be 0 or 1, or that no kernel of one launch writes."""
+    """Bits are requested for an output that may be neither 0 nor 1, or for a step that has no single kernel."""
 
 
 class LateInputError(ValueError):

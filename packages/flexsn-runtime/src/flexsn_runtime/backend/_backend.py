@@ -22,7 +22,7 @@ class Backend(ABC):
     Attributes:
         name: name by which programs select the backend.
         target: the language.
-        by_address: True if launches in a loop receive addresses that are computed before the loop, instead of tensors.
+        by_address: True if launches in a loop receive addresses, computed before the loop, instead of tensors.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Backend(ABC):
         """True if kernels run in an interpreter, so that nothing is compiled."""
         return False
 
-    # -- where it runs ---------------------------------------------------------------------------------------------
+    # -- devices ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def why_unavailable(self, device: torch.device) -> str | None:
@@ -51,11 +51,11 @@ class Backend(ABC):
     def begin(self, device: torch.device) -> None:  # noqa: B027
         """Loads libraries for the first launch on a device, in another thread."""
 
-    # -- how it is launched ----------------------------------------------------------------------------------------
+    # -- launches --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def size_class(self, ncl: int) -> int:
-        """The largest step in the size class of a step of `ncl` elements."""
+        """The maximum number of elements per step in the size class that contains `ncl`."""
 
     @abstractmethod
     def plan(self, ncl: int, cost: StepCost, carried: int) -> LaunchPlan:

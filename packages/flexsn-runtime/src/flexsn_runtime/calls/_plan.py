@@ -20,7 +20,7 @@ Memory = list[Tensor | None]
 
 
 class PlanStep(Protocol):
-    """A step of a plan. It adds or replaces tensors in the memory of a call, or writes to them."""
+    """A step of a plan. A step adds or replaces tensors in the memory of a call, or writes to tensors in it."""
 
     def __call__(self, memory: Memory) -> None: ...
 
@@ -33,7 +33,7 @@ class Allocation(NamedTuple):
     dtype: torch.dtype
 
     def like(self) -> Tensor:
-        """Returns a tensor of this layout that has no memory."""
+        """Returns a tensor with this layout but without memory."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
@@ -58,7 +58,7 @@ class Launched(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A copy of a tensor whose layout a kernel cannot read, in a layout that it can read."""
+    """Copies a tensor from a layout that a kernel cannot read to a layout that the kernel can read."""
 
     place: int
     shape: tuple[int, ...]
@@ -73,13 +73,13 @@ class Copied(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """The reduction of the values that a kernel has written to a gradient with the shape of its tensor.
+    """Reduces the values that a kernel has written. The result is a gradient in the shape of its tensor.
 
     Attributes:
         place: position of the gradient in memory.
         like: position of the tensor to which the gradient belongs.
         sum: function that computes the gradient from these two tensors.
-        plain: the same function as data, if it only sums.
+        plain: description of this function as data, if it only sums; otherwise `None`.
     """
 
     place: int
@@ -95,7 +95,7 @@ class Summed(NamedTuple):
 
 
 class SummedTogether(NamedTuple):
-    """Gradients that a kernel has written one after the other to one tensor. One sum reduces all of them.
+    """Gradients that a kernel has written to one tensor, one after the other. One sum reduces all of them.
 
     Attributes:
         given: number of a call's given tensors, which precede the allocated ones.
@@ -110,7 +110,7 @@ class SummedTogether(NamedTuple):
     sum: PlainSum
 
     def allocate(self, memory: Memory, device: torch.device) -> None:
-        """Allocates one tensor for all gradients, and puts its parts in the places of the gradients."""
+        """Allocates one tensor for all gradients, and stores its parts at the positions of the gradients."""
         whole = torch.empty_strided(self.written.shape, self.written.strides, dtype=self.written.dtype, device=device)
         for i, part in zip(self.results, whole.unbind(), strict=True):
             memory[self.given + i] = part
@@ -128,7 +128,7 @@ class Moved(NamedTuple):
 
     Attributes:
         operands: the kernel's operands.
-        places: positions of these tensors.
+        places: positions of the captured tensors to replace.
     """
 
     operands: Operands
@@ -152,7 +152,7 @@ class Unbound(NamedTuple):
 
 
 class RowsSummed(NamedTuple):
-    """Sums a tensor over all dimensions but the last one.
+    """Sums a tensor over all dimensions except the last.
 
     Attributes:
         place: position of the tensor.
@@ -171,12 +171,12 @@ class RowsSummed(NamedTuple):
 def launching(
     operands: Operands, launch: Launch, places: Sequence[int], size: int, between: Sequence[PlanStep] = ()
 ) -> list[PlanStep]:
-    """Returns the steps that prepare a kernel's launch, and the launch.
+    """Returns the steps that prepare and perform a kernel's launch.
 
     Args:
         places: positions of the tensors that the kernel takes.
         size: number of given and allocated tensors in memory.
-        between: the steps right before the launch.
+        between: steps to insert immediately before the launch.
     """
     moved = {place: size + i for i, place in enumerate(operands.moved)}
     first: list[PlanStep] = [Moved(operands, operands.moved)] if moved else []
@@ -190,10 +190,10 @@ class Plan:
     Attributes:
         device: device of the allocated tensors.
         allocations: for each result, its allocation; `None` if the result is absent.
-        allocators: for each result, the function that allocates it; `None` if a step does.
+        allocators: for each result, the function that allocates it; `None` if a step allocates it.
         steps: the steps after the allocations.
         together: the steps that allocate the results without an allocator.
-        absent: results that are not returned, although they are computed or allocated.
+        absent: positions of results that are computed or allocated, but not returned.
     """
 
     device: torch.device
@@ -267,5 +267,5 @@ class Plan:
         return replace(self, absent=self.absent | absent)
 
     def then(self, step: PlanStep, absent: frozenset[int]) -> Plan:
-        """The plan with one more step. Of its results, exactly these are absent."""
+        """The plan with one more step, in which exactly these results are absent."""
         return replace(self, steps=(*self.steps, step), absent=absent)

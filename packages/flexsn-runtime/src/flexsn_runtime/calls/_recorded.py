@@ -40,7 +40,7 @@ _FILE = "<flexsn_runtime.calls>"
 
 @dataclass(frozen=True, slots=True)
 class TensorNumber:
-    """Placeholder of a tensor among arguments. It holds the tensor's number; the given tensors of a call come first."""
+    """Placeholder for a tensor among arguments, by its number. A call's given tensors have the first numbers."""
 
     number: int
 
@@ -77,10 +77,11 @@ class Called(NamedTuple):
     """A line that calls a function.
 
     Attributes:
-        into: numbers of the returned tensors; empty if the function returns tensors that already have numbers, or none.
+        into: numbers of the returned tensors; empty if the function returns no tensors, or tensors that already have
+            numbers.
         function: an operator, or a function that was passed to `noted`.
         arguments, options: arguments of the function, with a `TensorNumber` in place of each tensor.
-        entry: data for a launch by address. The first argument is then a sequence of the kernel's tensors.
+        entry: data for a launch by address. If it is present, the first argument is a sequence of the kernel's tensors.
     """
 
     into: tuple[int, ...]
@@ -201,11 +202,11 @@ current = _RecorderOfThread()
 def noted(
     function: Callable[_Parameters, _Result], *arguments: _Parameters.args, **options: _Parameters.kwargs
 ) -> _Result:
-    """Calls a function, and makes a recording repeat this call. The function launches kernels.
+    """Calls a function that launches kernels. An active recording repeats this call.
 
     The function may write to any tensor among its arguments, and returns nothing or new tensors. If the function has a
-    method `entry`, this method takes the same arguments without the first one, which is a sequence of the kernel's
-    tensors. It returns the data for a launch by address.
+    method `entry`, the first argument must be a sequence of the kernel's tensors. The method takes the other arguments,
+    and returns the data for a launch by address.
     """
     recorder = current.recorder
     return function(*arguments, **options) if recorder is None else recorder.note(function, arguments, options)
@@ -224,7 +225,7 @@ def noted_check(check: Callable[[], object], number: Tensor) -> None:
 
 
 def written_by_kernel(tensors: Sequence[Tensor]) -> None:
-    """Increases the version of tensors, like operators that write to them. A recording does this, too."""
+    """Increases the version of tensors, like operators that write to them. A repetition of the call does this, too."""
     torch.autograd.graph.increment_version(tensors)
     recorder = current.recorder
     if recorder is not None:
@@ -251,13 +252,13 @@ def recorded(
     given: Sequence[Tensor | None],
     empty: Collection[int] = (),
 ) -> tuple[Sequence[Any], Recording | str]:
-    """Returns the results of a call, and its recording or the reason why it has none.
+    """Returns the results of a call, and its recording or the reason why it cannot be recorded.
 
     Args:
-        call: a function that only reads its arguments, without gradients. Its results are tensors or `None`.
+        call: a function that only reads its arguments, and computes no gradients. Its results are tensors or `None`.
         empty: positions of results without meaningful values.
     """
-    # One tensor that is passed twice in this call may be two tensors in the next one.
+    # One tensor that is passed twice in this call may be two tensors in the next call.
     different = list[Tensor | None]()
     for tensor in given:
         is_known = tensor is not None and any(tensor is other for other in different)
@@ -299,7 +300,7 @@ class CallRecorder(TorchDispatchMode):
         self._alive: dict[int, Tensor] = {}  # by number; kept alive, so that ids and addresses stay unique
         self._numbers: dict[int, int] = {}
         self._memory: dict[int, _RecordedMemory] = {}
-        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # with tensors that it reads; True if it writes
+        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # line, tensors that it reads, True if it writes
         self._given = tuple([tensor is not None for tensor in given])
         self._count = len(given)
         for i, tensor in enumerate(given):
@@ -332,7 +333,7 @@ class CallRecorder(TorchDispatchMode):
         options: dict[str, Any] | None = None,
         result: Any = None,
     ) -> None:
-        """Records a launch that has been made."""
+        """Records a launch that has already run."""
         if self._paused or self.why is not None:
             return
         for tensor in _tensors((arguments, options)):
@@ -364,7 +365,7 @@ class CallRecorder(TorchDispatchMode):
             self._lines.append((Fixed(self._new(tensor), tensor), frozenset(), False))
 
     def refuse(self, why: str) -> None:
-        """Marks the call as one that cannot be repeated. The first reason is kept."""
+        """Marks the call as one that cannot be repeated. Later reasons are ignored."""
         self.why = self.why or why
 
     def recording(self, results: Sequence[Any], empty: Collection[int] = ()) -> Recording | str:
@@ -389,7 +390,7 @@ class CallRecorder(TorchDispatchMode):
                 lines.append(line)
         return Recording(self._given, tuple(reversed(lines)), numbers)
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- recorded events -------------------------------------------------------------------------------------------
 
     def _operator(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
         given = [*_tensors((args, options))]

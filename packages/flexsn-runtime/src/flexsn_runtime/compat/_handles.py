@@ -1,4 +1,4 @@
-"""Integer handles of kernels, because an operator's schema has no other way to name them.
+"""Integer handles of kernels. The schema of an operator has no other way to name kernels.
 
 A bundle of kernels exists as long as it has an owner (a module) or a use (a saved autograd context). One lock guards
 both counts. The release that brings their sum to zero removes the bundle, and then closes its kernels outside of the
@@ -22,7 +22,7 @@ from flexsn_runtime.errors import UnknownHandleError
 
 @dataclass(slots=True)
 class FlexSNKernelHandle:
-    """The kernels of one step function, by purpose, and the numbers of their owners and uses."""
+    """The kernels of one step function, by purpose, with counts of owners and uses."""
 
     inference_kernel: ScanKernel | None
     inference_info: FlexSNInfo | None
@@ -48,7 +48,7 @@ class FlexSNKernelHandle:
 
 _handles: dict[int, FlexSNKernelHandle] = {}
 _numbers = itertools.count(1)
-# Reentrant, since a finalizer may run during a call of this thread.
+# Reentrant, because a finalizer may run while this thread holds the lock.
 _lock = threading.RLock()
 
 
@@ -79,7 +79,7 @@ def register_flexsn_kernel_handle(
 
 
 def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
-    """The bundle of a handle. Raises `UnknownHandleError` if it does not exist."""
+    """The bundle of a handle. Raises `UnknownHandleError` if the handle does not exist."""
     number = _number(handle)
     with _lock:
         bundle = _handles.get(number)
@@ -129,7 +129,7 @@ def release_flexsn_kernel_handle(handle: int | Tensor) -> None:
 
 
 def attach_flexsn_handle_finalizer(owner: object, handle: int) -> weakref.finalize[Any, Any]:
-    """Releases one ownership of `handle` when `owner` is collected."""
+    """Registers a finalizer of `owner` that removes one owner of `handle`."""
     return weakref.finalize(owner, release_flexsn_kernel_handle, handle)
 
 

@@ -1,7 +1,7 @@
 """The scans as custom ops, for compilers: `(handle, flat_args) -> results`, with fake tensors and autograd.
 
-`flat_args` is `[*input_seqs, *init_states, *lifted]`. Either all initial states are passed or none; without them, they
-are zeros.
+`flat_args` is `[*input_seqs, *init_states, *lifted]`. Either all initial states are passed, or none is. In the latter
+case, all initial states are zeros.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _required(kernel: ScanKernel | None, handle: int, purpose: str) -> ScanKerne
 
 @torch.library.custom_op("flexsn::flexsn_inductor_inference", mutates_args=())
 def flexsn_inductor_inference(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    """`(*output_seqs, *state_seqs)`, without gradients."""
+    """Returns `(*output_seqs, *state_seqs)`, without gradients."""
     return _inference(_inference_kernel(handle, state_seqs=True), flat_args, state_seqs=True)
 
 
@@ -117,7 +117,7 @@ def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.library.custom_op("flexsn::flexsn_inductor_inference_final_state", mutates_args=())
 def flexsn_inductor_inference_final_state(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    """`(*output_seqs, *final_states)`, without gradients."""
+    """Returns `(*output_seqs, *final_states)`, without gradients."""
     return _inference(_inference_kernel(handle, state_seqs=False), flat_args, state_seqs=False)
 
 
@@ -129,7 +129,7 @@ def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.library.custom_op("flexsn::flexsn_inductor_training", mutates_args=())
 def flexsn_inductor_training(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    """`(*output_seqs, *state_seqs, *checkpoints)`, differentiable."""
+    """Returns `(*output_seqs, *state_seqs, *checkpoints)`, differentiable."""
     return _training(_training_kernel(handle), flat_args, state_seqs=True)
 
 
@@ -140,7 +140,7 @@ def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.library.custom_op("flexsn::flexsn_inductor_training_final_state", mutates_args=())
 def flexsn_inductor_training_final_state(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    """`(*output_seqs, *final_states, *checkpoints)`, differentiable."""
+    """Returns `(*output_seqs, *final_states, *checkpoints)`, differentiable."""
     return _training(_training_kernel(handle), flat_args, state_seqs=False)
 
 
@@ -157,7 +157,7 @@ def flexsn_inductor_backward(
     wanted: Sequence[bool],
     state_seqs: bool = True,
 ) -> list[Tensor]:
-    """The gradients, one for each true entry of `wanted`.
+    """Returns the gradients, one for each true entry of `wanted`.
 
     `flat_args` is `[*grad_outputs, *grad_states, *flat_args of the forward, *checkpoints]`. A gradient that is `None`
     stands for zeros. `wanted` has an entry for each of the forward's flat arguments.
@@ -216,7 +216,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
     ctx.step = step = _specialize(kernel, sequences, states)
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
-    wanted = [t.requires_grad for t in flat_args]  # also True where the mask is not: autograd counts all
+    wanted = [t.requires_grad for t in flat_args]  # without the mask: autograd counts all tensors
     num_steps = sequences[0].shape[0]
     fixed = not_differentiable(
         step,

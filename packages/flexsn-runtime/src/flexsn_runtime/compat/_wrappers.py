@@ -15,15 +15,15 @@ from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.program._arguments import check_lifted, prepare
 from flexsn_runtime.program._program import PointwiseProgram
 
-# The attribute of a checkpoint that holds its step.
+# Name of an attribute of checkpoints. It holds the step that wrote the checkpoint.
 _MADE_BY = "_flexsn_step"
 
 
 def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *state_seqs)`.
 
-    Initial states that are left out are zeros. Lifted tensors that are left out are those that the core captures now.
-    If `T == 0`, the sequences are empty.
+    Omitted initial states are zeros. Omitted lifted tensors are the tensors that the core captures now. If `T == 0`,
+    the sequences are empty.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, training=False)
@@ -33,7 +33,7 @@ def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Te
 def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *final_states)`.
 
-    If `T == 0`, the outputs are empty, and the final states are copies of the initial ones, or zeros.
+    If `T == 0`, the outputs are empty, and the final states are copies of the initial states, or zeros.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=False, training=False)
@@ -44,8 +44,8 @@ def flexsn_forward(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tens
     """Scans forward and saves the tensors that the backward needs.
 
     Returns:
-        `(*output_seqs, *state_seqs, *saved)`; `saved` is for `flexsn_backward`: the arguments themselves
-        and the checkpoints.
+        `(*output_seqs, *state_seqs, *saved)`; `saved` contains the arguments and the checkpoints, for
+        `flexsn_backward`.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, training=True)
@@ -67,10 +67,10 @@ def flexsn_backward(
     """Scans backward: from `(*grad_output_seqs, *grad_state_seqs, *saved)` to gradients.
 
     Args:
-        args: gradients, each of which may be `None` (zero), then `saved` of `flexsn_forward`.
+        args: gradients, each of which may be `None` (zero), then `saved` from `flexsn_forward`.
         input_templates, state_templates: tensors shaped like the inputs and initial states, for calls without `saved`.
-            Such a call is possible only if every gradient is `None` or `T == 0`. Without templates, the step and its
-            inputs and states have the shape of the gradients after T.
+            Such a call is possible only if every gradient is `None` or `T == 0`. Without templates, the step, its
+            inputs and its states are assumed to have the shape of the gradients without the dimension T.
 
     Returns:
         The gradients of `[*input_seqs, *init_states, *lifted]`.
@@ -126,7 +126,7 @@ def _wanted(
     states: Sequence[Tensor | None],
     lifted: Sequence[Tensor],
 ) -> list[bool]:
-    """For each tensor, True if it has a gradient: if it is floating-point and `requires_grad` does not exclude it."""
+    """For each tensor, True if it has a gradient: it is floating-point, and `requires_grad` does not exclude it."""
     tensors = (*inputs, *states, *lifted)
     mask = program.requires_grad or (True,) * (len(inputs) + len(states))
     return [
@@ -162,7 +162,7 @@ def _one_step(sequence: Tensor) -> Tensor:
 
 
 def _templates(role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None) -> Sequence[Tensor]:
-    """Returns tensors shaped like the gradients: the templates or, without them, `like` for every gradient."""
+    """Returns tensors shaped like the gradients: the templates or, without templates, `like` for every gradient."""
     if templates is None and like is not None:
         return [like] * count
     if templates is None and count:

@@ -1,4 +1,4 @@
-"""Delays of sequences in two or three passes over memory, whatever the number of delays."""
+"""Delays of sequences in two or three passes over memory, for any number of delays."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _summed(total: Tensor, size: int, inner: int) -> Tensor:
     return total.reshape(-1, size, inner).sum((0, 2))
 
 
-# -- in terms of PyTorch's operations, for gradients of gradients and batches of gradients ---------------------
+# -- PyTorch's operations, for second gradients and batched gradients ------------------------------------------
 
 
 def _is_seen(grad: Tensor) -> bool:
@@ -143,7 +143,7 @@ def _is_seen(grad: Tensor) -> bool:
 def _gradients(
     function: Callable[..., Tensor], tensors: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients with respect to these tensors; `None` where a gradient is not needed."""
+    """The gradients with respect to these tensors; `None` for each gradient that is not needed."""
     again = torch.is_grad_enabled()
     first, *others = tensors
     if first is None:  # no other gradient depends on its value, since the function is linear in it

@@ -11,7 +11,7 @@ from torch import Tensor
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._written_kernels import run_kernel
 
-_STEPS = 8  # steps of one program, whose loads are in flight together
+_STEPS = 8  # steps per program; their loads are in flight together
 _BLOCK = 128
 _INTERPRETED_BLOCK = 1024
 _HALF = {torch.float16: 1, torch.bfloat16: 2}
@@ -24,7 +24,8 @@ def between(x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | No
     Args:
         x: `[T, *step]`.
         past: `[most, *step]`, the values before the first step; `None` for zeros.
-        whole, fraction: `[size]`, int32 and the dtype of `x`. `fraction` is `None` if all delays are whole steps.
+        whole, fraction: `[size]` each. `whole` is int32. `fraction` has the dtype of `x`, or is `None` if all delays
+            are whole steps.
         inner: number of neighbouring elements that share a delay.
         most: the largest number of whole steps in a delay.
     """
@@ -53,7 +54,9 @@ def between_gradient(
     inner: int,
     most: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Returns gradients of `x`, `past` and the fraction. The last one has a value for each element of a step.
+    """Returns gradients of `x`, `past` and the fraction.
+
+    The gradient of the fraction has one value per element of a step.
 
     Args:
         x: `None` if the gradient of the fraction is not needed.
@@ -110,7 +113,7 @@ def _of_step(grad: Tensor) -> Tensor:
 
 
 def _all(given: tuple[Tensor | None, ...], other: Tensor) -> tuple[Tensor, ...]:
-    """Returns the tensors, with `other` in place of each one that is `None`, which a kernel does not read."""
+    """Returns the tensors, with `other` in place of each `None`. Kernels do not read these replacements."""
     return tuple([other if tensor is None else tensor for tensor in given])
 
 

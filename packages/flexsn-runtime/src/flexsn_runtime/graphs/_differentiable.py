@@ -43,7 +43,7 @@ def differentiable(
 
 
 def _apart(results: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Returns the results, with a copy of each one that is an argument, an earlier result, or a view.
+    """Returns the results. Copies each result that is an argument, an earlier result, or a view.
 
     Autograd marks tensors, not positions. If one tensor is two results, marking one of them as constant removes the
     gradient of both.

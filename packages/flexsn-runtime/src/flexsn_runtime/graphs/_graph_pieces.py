@@ -25,7 +25,7 @@ class GraphPieces:
     """The pieces of a step's arguments and results.
 
     Attributes:
-        arguments: pieces of `[*inputs, *states, *lifted]`; None for an argument that is not cut.
+        arguments: pieces of `[*inputs, *states, *lifted]`; `None` for an argument that is not cut.
         num_inputs, num_states: numbers of inputs and of states among them.
         outputs: pieces of the outputs.
     """

@@ -1,4 +1,4 @@
-"""The two scans of an elementwise step that is given as graphs: recorded in a compiler's graph, or run."""
+"""Runs the scans of an elementwise step that is given as graphs, or records them in a compiler's graph."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def values_of(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | 
 
 
 def arguments_of(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> Arguments:
-    """Selects the arguments of a step's kernels from those of the operator."""
+    """Selects the arguments of a step's kernels from the arguments of the operator."""
     inputs, states, _ = layout.split(flat_args)
     lifted = tuple(flat_args[position] for position in step.lifted)
     return Arguments(tuple(inputs), tuple(unknown_states(layout, states)), lifted)
@@ -47,7 +47,8 @@ def scan_forward(
     """The results of the forward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
-        ahead: True if the program is compiled ahead of time. Parallel segments of time are then chosen now.
+        ahead: True if the program is compiled ahead of time. In this case, parallel segments of time are chosen during
+            compilation.
     """
     interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
     arguments = arguments_of(step, layout, flat_args)
@@ -80,7 +81,8 @@ def scan_backward(
     """The results of the backward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
-        flat_args, saved, gradients: from `layout.split`; the gradients of outputs come first, then those of states.
+        flat_args, saved, gradients: results of `layout.split`. The gradients of outputs precede the gradients of
+            states.
     """
     scan = layout.scan
     arguments = arguments_of(step, scan, flat_args)
@@ -114,7 +116,7 @@ def _forward(
     spare_rows: int,
     ahead: bool = False,
 ) -> ForwardResult:
-    if step.is_recorded:  # sizes may be symbols, which are not keys
+    if step.is_recorded:  # sizes may be symbols, which cannot be keys
         segments = choose_ahead(step, arguments.num_steps, math.prod(step.trace.step_shape)) if ahead else None
         scan = ForwardScan(
             step, arguments, state_seqs=state_seqs, training=training, spare_rows=spare_rows, segments=segments
@@ -130,6 +132,6 @@ def _spare(num_steps: int) -> int:
 
 
 def _every(rows: Tensor, ratio: int, count: int) -> Tensor:
-    """The last row of every `ratio` rows. Meaningless rows follow, so that there are `count` rows."""
+    """Returns the last row of each group of `ratio` rows, followed by meaningless rows up to `count` rows."""
     last = torch.arange(count, device=rows.device) * ratio + (ratio - 1)
     return rows.index_select(0, last.clamp(max=rows.shape[0] - 1))

@@ -50,7 +50,7 @@ class GraphStep:
     Attributes:
         core: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
-        arguments: descriptions of one step's arguments: tensors and, among the lifted ones, sizes.
+        arguments: descriptions of one step's arguments, which are tensors. Lifted arguments may also be sizes.
         vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None` if no gradient will be needed.
         cotangents: for each of `[*outputs, *new_states]`, True if `vjp` takes its gradient.
         wanted: for each argument, True if `vjp` returns its gradient.
@@ -85,8 +85,8 @@ class GraphStep:
     def key(self) -> Hashable:
         """A value that is equal for steps with equal kernels; `None` if this cannot be decided.
 
-        It cannot be decided if a size is a symbol, since symbols belong to one compilation, or if the graph has
-        constant tensors, of which its code contains only the names.
+        The value is `None` if a size is a symbol, because symbols belong to one compilation. It is also `None` if the
+        graph has constant tensors, because the graph's code contains only their names.
         """
         graphs = [graph for graph in (self.core, self.vjp) if graph is not None]
         symbolic = any(type(size) is not int for size in self.sizes)
@@ -148,7 +148,7 @@ class GraphSpecialization(Specialization):
     def of(
         cls, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
     ) -> GraphSpecialization:
-        """Returns one specialization for all equal layers of a network. The arguments are those of the class."""
+        """Returns one specialization for all equal layers of a network. Takes the arguments of the class."""
         step_key = step.key
         if step_key is None:
             return cls(step, device, segment, on_cpu)
@@ -166,11 +166,12 @@ class GraphSpecialization(Specialization):
         return plan if self.distance is None else with_segment(plan, self.distance)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
-        # The distance decides how much memory the graph's checkpoints take, so it also holds for short sequences.
+        # The distance determines the memory of the graph's checkpoints, so it also applies to short sequences.
         return super().segment(plan, num_steps) if self.distance is None else self.distance
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
-        # If T is a number, the graph runs for this T only. If whole chunks cover T, a kernel needs no code for a rest.
+        # If T is a number, the graph runs for this T only. If whole chunks cover T, a kernel needs no code for
+        # remaining steps.
         return not self.is_recorded or not isinstance(num_steps, int) or num_steps % chunk > 0
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
@@ -181,7 +182,7 @@ class GraphSpecialization(Specialization):
 
     @property
     def _launch(self) -> Callable[..., Launch]:
-        """The function that makes launches. For a tracer, these launches record themselves."""
+        """The function that creates launches. If `is_recorded` is True, these launches record themselves."""
         return self.backend.recorded if self.is_recorded else self.backend.launch
 
     def _layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:

@@ -66,7 +66,7 @@ class KernelLowering:
         return backend_on(device, self._on_cpu).why_unavailable(device)
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
-        """Computes the distance of the checkpoints from T, the size of the step and the number of its operators."""
+        """Returns the distance between checkpoints. It depends on T, the step's size and its number of operators."""
         hints = [size_hint(value.numel()) for value in primals]
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
@@ -120,7 +120,7 @@ class KernelLowering:
     def _operator(
         step: GraphSpecialization, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """Lowers to a scan that chooses its launches when it runs, as in eager mode."""
+        """Lowers a scan to an operator, which chooses its launches when it runs, as in eager mode."""
         step.check(training=graph.vjp is not None)
         return graph([*_with_zeros(graph.scan, flat_args), *rest])
 
@@ -194,7 +194,7 @@ def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) ->
 
 
 def _run_in_segments(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> bool:
-    """True if kernels that process time in segments save more time than a call of Python takes.
+    """True if processing segments of time in parallel saves more time than a call of Python takes.
 
     Sizes may be symbols with hints. A program that is compiled ahead of time has to run without Python.
     """
@@ -233,7 +233,7 @@ _PRODUCTS = frozenset(_MATRIX_PRODUCTS | _CONVOLUTIONS)
 def _may_have_products(core: fx.GraphModule) -> bool:
     """True if a core multiplies matrices or convolves, with any operators.
 
-    Checks only names, since a wrong result affects only memory.
+    Checks only the names of operators, because a wrong result affects only the amount of memory.
     """
     called = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
     names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in called)

@@ -1,11 +1,11 @@
 """A scan as an operator for compilers, for launches that depend on values that a compiler does not have.
 
-These are the launches of a step with matrix products, and the launches of parallel segments of time. The scan's graphs
-are an argument of the operator, as text, so that a compiled program contains them when another process runs it.
+Steps with matrix products and parallel segments of time have such launches. The operator receives the scan's graphs as
+text, so that a compiled program contains the graphs when another process runs the program.
 
-A compiled graph has one node for the operator, whatever T is. When the operator runs, sizes are numbers again, so it
-traces the step for them as in eager mode. The backward of a step with products runs the forward again to compute the
-values that it needs of each step.
+A compiled graph has one node for the operator, for any T. When the operator runs, sizes are numbers again. The operator
+therefore traces the step for these numbers, as in eager mode. The backward of a step with products runs the forward
+again to compute the values that it needs from each step.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class ScanGraph:
         """Records the operator, or runs it.
 
         Args:
-            args: `[*input_seqs, *init_states, *lifted]`; lifted ones may be sizes. For a gradient, they are
-                followed by `[*saved]`, unless the step has products, and by `[*gradients]`.
+            args: `[*input_seqs, *init_states, *lifted]`; entries of `lifted` may be sizes. For a gradient, `[*saved]`
+                follows, unless the step has products, and then `[*gradients]`.
         """
         sizes = [i for i, value in enumerate(args) if not isinstance(value, Tensor)]
         tensors = [value for value in args if isinstance(value, Tensor)]
@@ -77,7 +77,7 @@ class ScanGraph:
         return found
 
     def check(self, args: Sequence[Any]) -> None:
-        """Traces the step and generates its kernels, so that their errors are raised now.
+        """Traces the step and generates its kernels now, so that errors are raised now.
 
         Args:
             args: same as for the call, without gradients and checkpoints. A symbolic size stands for any number.
@@ -112,7 +112,7 @@ class _Like(NamedTuple):
         return cls(shape, stride, value.dtype, value.device)
 
     def primal(self) -> Tensor:
-        """A stand-in of one element. It is enough for any size: the tracer uses only shape, dtype and device."""
+        """A stand-in of one element, which is enough for any size: the tracer uses only shape, dtype and device."""
         tensor = torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
         return tensor.requires_grad_(tensor.is_floating_point())
 

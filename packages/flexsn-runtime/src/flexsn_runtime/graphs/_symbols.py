@@ -48,7 +48,7 @@ class Assignment:
 def symbolic_layout(
     assignments: Sequence[Assignment], layouts: Sequence[LiftedLayout], shape: Sequence[Size]
 ) -> LiftedLayout:
-    """The layout in terms of the captured tensor's shape; `layouts` has its value for each assignment."""
+    """The layout in terms of the captured tensor's shape. `layouts` contains the numeric layout for each assignment."""
     candidates = _contiguous_strides(shape)
 
     def symbolic(numbers: Sequence[int]) -> Size:

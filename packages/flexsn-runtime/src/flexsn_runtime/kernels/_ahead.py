@@ -1,7 +1,7 @@
 """Compiles the backward kernel while the forward kernel is being compiled.
 
-Each compilation takes nearly a second, and spends most of it outside of Python. Without this module, the first training
-step would wait for one compilation after the other.
+Each compilation takes nearly a second, and spends most of this time outside of Python. Without this module, the first
+training step would wait for one compilation after the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def compiling_backward(
 ) -> AbstractContextManager[None]:
     """Context that compiles the step's first backward while `scan` is compiled and runs.
 
-    This backward is the one that most calls need: only the outputs have gradients, and these have the outputs' format.
+    Most calls need this backward: only the outputs have gradients, and the gradients have the format of the outputs.
     Any other backward is compiled when it runs.
 
     Args:
@@ -47,7 +47,7 @@ def compiling_backward(
         results = scan.results()
         outputs, kept = results[: trace.num_outputs], results[scan.first_kept :]
         cotangents = Cotangents(tuple(outputs), (None,) * trace.num_states, state_seqs)
-        # Kernels are compiled for dtypes and alignment, so tensors without elements can stand for later ones.
+        # Compilation depends only on dtypes and alignments, so tensors without elements can stand for later tensors.
         to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
         segments = choose_segments(step, arguments)
         backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments)

@@ -1,4 +1,4 @@
-"""A scan with gradients as one `autograd.Function` over the two kernels, which has little overhead.
+"""A scan with gradients as one `autograd.Function` with little overhead, over the two kernels.
 
 The custom ops in `compat/_ops.py` do the same for compilers, but their dispatch takes several times as long.
 """

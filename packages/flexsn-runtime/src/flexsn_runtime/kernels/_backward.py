@@ -68,7 +68,7 @@ class BackwardScan:
     Attributes:
         plan: allocations, steps and results of a call. It takes `[*inputs, *states, *lifted, *checkpoints or
             *residuals, *grad_outputs, *grad_states]`, and returns a gradient for each tensor of the forward that needs
-            one, in the tensor's shape. The gradient is zeros if no gradient flows to the tensor.
+            a gradient, in the tensor's shape. The gradient is zeros if no gradient flows to the tensor.
         flowing: like `plan`, but it returns `None` for tensors to which no gradient flows, as the loop does.
     """
 
@@ -237,7 +237,7 @@ class BackwardScan:
         taken = [places.index(param) for param in kernel.params]
         steps = launching(operands, launched, taken, len(places), copies)
         first = first_grad + len(cotangent_params)
-        # Gradients that the kernel writes in another shape than that of their tensors.
+        # Gradients that the kernel writes in a shape other than the shape of their tensors.
         steps += (
             Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
             for i, x in enumerate(arguments.inputs)
@@ -279,7 +279,7 @@ class BackwardScan:
     def _flows(self) -> tuple[bool, ...]:
         """For each of `[*inputs, *states, *lifted]`, True if any gradient flows to it.
 
-        Without a gradient, operations before the scan must not receive zeros: their derivatives may be infinite.
+        If no gradient flows, operations before the scan must not receive zeros: their derivatives may be infinite.
         """
         if self._num_steps == 0:
             states = (there and not self._state_seqs for there in self._states_present)
@@ -288,7 +288,7 @@ class BackwardScan:
         return self._presence.flows(self._num_steps)
 
     def _zero_gradients(self, memory: Memory) -> None:
-        """Computes gradients if T is 0: the final states are the initial ones, and so are their gradients."""
+        """Computes gradients if T is 0. The initial states are then the final states, and have the same gradients."""
         first = len(memory) - len(self._wanted)
         for i, want in enumerate(self._wanted):
             primal = memory[i]
@@ -303,9 +303,9 @@ class BackwardScan:
 def _is_copied(gradient: Tensor) -> bool:
     """True if an incoming gradient is copied before a kernel reads it.
 
-    The memory of a lazily negated view lacks the sign. An expanded gradient, such as that of a sum over time, would
-    need its own kernel. The compilation of this kernel takes longer than many copies, and the last layer of a network
-    is small. Zeros that autograd made may have no memory.
+    The memory of a lazily negated view lacks the sign. An expanded gradient, such as the gradient of a sum over time,
+    would need its own kernel. The compilation of this kernel takes longer than many copies, and the last layer of a
+    network is small. Zeros that autograd made may have no memory.
     """
     if gradient.is_neg() or gradient._is_zerotensor():
         return True

@@ -48,7 +48,8 @@ class ForwardScan:
     Args:
         arguments: example arguments. Their shapes, strides, dtypes, device and alignment are the layout.
         state_seqs: True to write the states after every step, False to write only the final states.
-        training: True to write values for the backward: residuals, or checkpoints from which it recomputes states.
+        training: True to write values for the backward: residuals, or checkpoints from which the backward recomputes
+            states.
         residuals: residuals of the step; `None` to save checkpoints.
         spare_rows: additional rows of checkpoints to allocate.
         padding: number of elements to append to the checkpoints, which are then stored as one flat tensor; `None` for
@@ -58,8 +59,8 @@ class ForwardScan:
 
     Attributes:
         plan: allocations and launches that each call performs.
-        first_bits, first_kept: position of the first bits of outputs, and position of the first value for the backward,
-            among the results of `run`.
+        first_bits, first_kept: positions, among the results of `run`, of the first bits of outputs and of the first
+            value for the backward.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class ForwardScan:
         return self._single()
 
     def results(self) -> list[Tensor]:
-        """Returns tensors like the results of the plan that have no memory."""
+        """Returns tensors like the plan's results, but without memory."""
         return [one.like() for one in self.plan.allocations if one is not None]
 
     def __call__(self, arguments: Arguments) -> ForwardResult:

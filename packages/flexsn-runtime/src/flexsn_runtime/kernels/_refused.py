@@ -16,7 +16,7 @@ from flexsn_runtime.operands._memory import check_tensor
 def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
     """Raises an error unless kernels can read a backward's arguments and write to the memory that it allocates.
 
-    Memory of the forward, such as that of a sharded parameter, may have been freed in the meantime.
+    Memory of the forward, such as the memory of a sharded parameter, may have been freed since the forward.
 
     Args:
         tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
@@ -52,7 +52,7 @@ def several_at_once() -> TransformError:
 
 
 def refuse_double_backward(gradients: list[Tensor | None], came_from: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """`flexsn_hop.double_backward.refuse_double_backward`, with a message about scans."""
+    """Calls `flexsn_hop.double_backward.refuse_double_backward` with a message about scans."""
     return undifferentiable(
         gradients,
         came_from,

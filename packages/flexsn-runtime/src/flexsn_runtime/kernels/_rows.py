@@ -1,4 +1,4 @@
-"""Division of a step into rows, which a program processes one after the other, for gradients of captured tensors.
+"""Division of a step into rows that a program processes one after the other, for gradients of captured tensors.
 
 Each element of the step contributes to such a gradient. Elements at equal positions in different rows read equal
 elements of all captured tensors. A program therefore adds up their contributions in its registers, and writes only a
@@ -14,8 +14,8 @@ from typing import NamedTuple
 from flexsn_graph import LiftedLayout
 from flexsn_runtime._availability import triton_interpreted
 
-# More rows save little more. With fewer programs, a GPU like the H200 would not be full, so writing more bytes is
-# faster.
+# Maximum number of rows. More rows would save few additional bytes. They would also leave too few programs to fill a
+# GPU like the H200, which costs more time than the saved bytes.
 _MOST = 16
 _FEWEST_PROGRAMS = 1024
 
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
     Attributes:
         number: number of rows; the last row may be incomplete.
-        shape: shape of a row, in the order in which the kernel counts.
+        shape: shape of a row, in the order in which the kernel counts elements.
         outer: number of the step's leading dimensions that are divided; they form the first dimension of `shape`.
     """
 
@@ -76,7 +76,7 @@ def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> R
 
 
 def fewer_elements(block: int, num_warps: int, step: int) -> int:
-    """Returns the block of programs that process rows of a step of `step` elements. It is at most `block`."""
+    """Returns the number of elements per program, at most `block`, for rows of a step with `step` elements."""
     # A symbol is not compared with a number, because steps of symbolic sizes have no rows.
     small = type(step) is int and step <= _SMALL and not triton_interpreted()
     elements = min(_ELEMENTS, _ELEMENTS_OF_SMALL) if small else _ELEMENTS

@@ -70,8 +70,8 @@ def run_backward(
         wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
 
     Returns:
-        The gradient of each tensor, in the tensor's shape. It is `None` if it is not needed, and zeros if no gradient
-        flows to the tensor.
+        The gradient of each tensor, in the tensor's shape: `None` if the gradient is not needed, and zeros if no
+        gradient flows to the tensor.
 
     Raises:
         The errors of `check_readable`.

@@ -1,4 +1,4 @@
-"""Reduces the gradients that a kernel writes to the shapes of the tensors that it reads. These may be smaller."""
+"""Reduces gradients from the shapes that a kernel writes to the shapes of their tensors, which may be smaller."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from flexsn_runtime.operands._order import in_order, unusual_order
 
 
 class LiftedGradient:
-    """Sums over the elements of the step that read one element of a captured tensor.
+    """Sums the gradients of all elements of the step that read the same element of a captured tensor.
 
     Args:
         written: shape of the gradient that the kernel writes: `[programs]`, the shape of the step, or the shape of a
             row of the step (`Rows`), in the order in which the kernel counts elements.
-        tensor: the captured tensor, or another one with its layout.
+        tensor: the captured tensor, or another tensor with its layout.
         layout: layout in which the step or the row reads the tensor, in the same order; `None` if no result depends on
             it.
         by_program: True if `written` is `[programs]`.
@@ -39,7 +39,7 @@ class LiftedGradient:
             dims = [d for d, stride in enumerate(layout.strides) if stride == 0 and written[d] > 1]
             self._shape = tuple(1 if d in dims else size for d, size in enumerate(written))
             self._sum = sum_over(written, dims)
-        # True if the step reads all elements in the order in which they are in memory.
+        # True if the step reads all elements in memory order.
         self._all_in_order = math.prod(self._shape) == tensor.numel() and all(
             size == 1 or read == has
             for size, read, has in zip(self._shape, layout.strides, contiguous_strides(self._shape), strict=True)
@@ -96,17 +96,17 @@ def summed_together(given: int, sums: Sequence[tuple[Allocation, Summed]]) -> li
     return steps
 
 
-# On an H200, torch sums the columns of a large matrix three times as fast if their number is 2048 as if it is 128.
+# On an H200, torch sums the columns of a large matrix three times as fast with 2048 columns as with 128.
 _COLUMNS = 2048
 _LARGE = 2**20  # elements
 
 
 def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
-    """The steps of `tensor.sum(dims)` for a contiguous tensor. They yield its elements in order, in any shape.
+    """The steps of `tensor.sum(dims)` for a contiguous tensor. They yield the sum's elements in order, in any shape.
 
     Args:
         shape: the tensor's shape.
-        dims: dimensions to sum over. Without any, the elements are those of the tensor itself.
+        dims: dimensions to sum over. If empty, the result has the elements of the tensor itself.
     """
     if not dims:
         return Sum(())
@@ -133,7 +133,7 @@ _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 def _of_planes(
     shape: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]:
-    """The steps of a sum over dimensions other than the leading ones."""
+    """The steps of a sum over dimensions other than the leading dimensions."""
     direct = ((None, dims),)
     if not all(type(size) is int for size in shape):
         return direct

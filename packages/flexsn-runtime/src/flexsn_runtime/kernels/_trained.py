@@ -58,7 +58,7 @@ class Known:
         layout: layout of the tensors.
         has_layout: fast predicate for this layout. It may wrongly return False.
         call: function that computes the gradients.
-        recordings: recordings of the backward by itself, by environment.
+        recordings: recordings of the backward without its forward, by environment.
         registered: environments for which the backward was offered to the compiled launcher.
     """
 
@@ -90,7 +90,7 @@ class Trained:
 
     def __init__(self, step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> None:
         self.step, self._state_seqs, self._device = step, state_seqs, arguments.device
-        # The most recent ones are first. The tuple is replaced as a whole, because threads may share this object.
+        # The most recent backwards are first. The tuple is replaced as a whole, because threads may share this object.
         self._backwards: tuple[Known, ...] = ()
         # Scans that run without Python, once the compiled launcher is loaded and a backward has run.
         self._natives: dict[Hashable, NativeScan] = {}
@@ -110,7 +110,7 @@ class Trained:
         return self.step.trace.reads.holds_for_backward()
 
     def gradients(self, tensors: Given, needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Scans backward. For each tensor that needs a gradient, returns it, or `None` if none flows to the tensor.
+        """Scans backward. Returns the gradient of each tensor that needs one; `None` if no gradient flows to it.
 
         Args:
             tensors: `[*inputs, *states, *lifted, *kept for the backward, *grad_outputs, *grad_states]`.
@@ -154,7 +154,7 @@ class Trained:
         return known
 
     def _hand_over(self, module: ModuleType, forward: Recording | str | None, known: Known, tensors: Given) -> None:
-        """Passes calls like this one to the compiled launcher, if it can execute them."""
+        """Passes calls like this one to the compiled launcher, if the launcher can execute them."""
         now = self._environment()
         known.registered.add(now)
         with untraced():  # no dispatch mode sees it
@@ -187,7 +187,7 @@ class Trained:
 
 
 class TrainedScan(Trained):
-    """A `Trained` scan of a pointwise step, which consists of plans.
+    """A `Trained` scan that executes the plans of a pointwise step.
 
     Args:
         last: the last step of the backward, which processes the gradient of the first input.
@@ -244,7 +244,7 @@ class TrainedScan(Trained):
         Args:
             compute: function that takes tensors like these, and returns the computed ones, by position.
             tensors: `[*inputs, *states, *lifted]` with another object in place of each tensor that is computed, and
-                further tensors after them. This call does not change them.
+                further tensors after them. The call does not change these tensors.
 
         Returns:
             The function; `None` if the compiled launcher cannot run these calls.
@@ -323,7 +323,7 @@ def not_differentiable(
 def differentiable_results(
     step: Any, wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> tuple[bool, ...]:
-    """For each result, True if a gradient flows from it to a tensor that requires one, as in a loop.
+    """For each result, True if a gradient flows from it to a tensor that requires grad, as in a loop.
 
     Args:
         step: a `CoreSpecialization`.

@@ -1,7 +1,7 @@
 """Compiles kernels in other threads, before they are launched.
 
 Compilers take seconds, which they spend mostly outside of Python. Other threads can therefore compile without delaying
-this one.
+this thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_THREADS = 8
 def compiling(prepare: Callable[[], Sequence[Callable[[], object]]]) -> Iterator[None]:
     """Context in which other threads compile. It waits for them at its end.
 
-    Errors are ignored here. They are raised when the kernel is launched, if it ever is.
+    Errors are ignored here. They are raised again if the kernel is launched.
 
     Args:
         prepare: function that is called at once. It returns the functions that the other threads call.

@@ -50,7 +50,7 @@ class ClusterLaunch:
     def launch(self, tensors: Sequence[Tensor], groups: int, numbers: Sequence[int]) -> LaunchedClusters:
         """Returns the launch on tensors like these, with one cluster for each group of rows.
 
-        If the GPU has no room for all clusters at once, it runs them in turns.
+        If the GPU has no room for all clusters at once, they run in several turns.
         """
         return LaunchedClusters(self.function(tensors), groups * self._cluster.blocks, tuple(numbers))
 

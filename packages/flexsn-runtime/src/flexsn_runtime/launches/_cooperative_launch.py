@@ -17,7 +17,7 @@ from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
 from flexsn_runtime.launches._kernel import CompiledKernel
 
-# Bytes of shared memory that each program takes in addition to those that it requests.
+# Bytes of shared memory that each program takes in addition to the bytes that it requests.
 _RESERVED = 1024
 _WARP = 32
 # Registers are allocated to a warp in units of this number.
@@ -94,7 +94,7 @@ class CooperativeLaunch:
         self._entries: dict[int, Entry] = {}
 
     def entry(self, programs: int) -> Entry | None:
-        """The data for launches of this number of programs by address; `None` if it is unavailable, or not yet."""
+        """The data for launches by address with this number of programs; `None` as long as it is unavailable."""
         return self._entries.get(programs)
 
     def __call__(self, tensors: Sequence[Tensor], programs: int) -> None:

@@ -15,7 +15,7 @@ from flexsn_runtime.plans._buckets import LaunchConfig
 
 
 def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-    """Runs a program with as large a number of threads as pays off, at most that of `torch.set_num_threads`.
+    """Runs a program with the number of threads that pays off, at most the limit of `torch.set_num_threads`.
 
     Args:
         run: function from `flexsn_codegen.targets.cpp.program`.

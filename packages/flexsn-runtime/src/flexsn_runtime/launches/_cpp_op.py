@@ -1,6 +1,7 @@
 """An operator for compilers that launches a C++ kernel.
 
-The kernel's source is an argument of the operator, so that a compiled program contains it when another process runs it.
+The kernel's source is an argument of the operator, so that a compiled program contains the source when another process
+runs the program.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flexsn_runtime.launches._cpp_launch import launch_program
 from flexsn_runtime.launches._huge_pages import LARGE, in_huge_pages
 from flexsn_runtime.launches._launch import allocator
 
-# Compiled graphs contain sources. The libraries of at most this number of sources stay open.
+# Compiled graphs contain sources. The libraries of the sources that ran last stay open, up to this number.
 _program = functools.lru_cache(256)(program)
 
 

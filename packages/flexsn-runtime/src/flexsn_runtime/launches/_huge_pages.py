@@ -8,9 +8,9 @@ import sys
 
 from torch import Tensor
 
-# A result of at least this number of bytes, one huge page, is large. Smaller results are left to torch's allocator. Its
-# cache depends on all earlier allocations of the process: it may map new memory for each result, and then the page
-# faults take longer than a scan over the result.
+# A result of at least this number of bytes, one huge page, is large. Smaller results are left to torch's allocator. The
+# cache of this allocator depends on all earlier allocations of the process. The allocator may map new memory for each
+# result, and the page faults then take longer than a scan over the result.
 LARGE = 2**21
 
 _PAGE = mmap.PAGESIZE

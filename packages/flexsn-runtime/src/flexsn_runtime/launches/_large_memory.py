@@ -1,9 +1,9 @@
 """Memory of large results on the CPU, which is reused for later results.
 
-The system clears new memory page by page when it is touched. For a scan that is larger than the cache, this takes as
-long as the scan. This module therefore provides the memory of large results, in huge pages. When the last tensor in a
-block of memory is freed, the block is kept for later results. Until it is used again, the system may take it back
-(`MADV_FREE`) if it runs short of memory.
+The system clears each page of new memory when it is first touched. For results that are larger than the cache, this
+takes as long as the scan itself. This module therefore provides the memory of large results, in huge pages. When the
+last tensor in a block of memory is freed, the block is kept for later results. Until the block is used again, the
+system may reclaim it (`MADV_FREE`) if memory runs short.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HUGE_PAGE = 2**21
 # Maximum bytes of free memory that are kept.
 _MOST = 2**31
 
-# Only appended to and popped from, since threads and finalizers may do either at any moment.
+# Free blocks. Code only appends and pops, because threads and finalizers may do either at any moment.
 _free: deque[mmap.mmap] = deque()
 
 _POSSIBLE = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_FREE"))
@@ -44,7 +44,7 @@ def allocator(
 
 
 def is_large(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> bool:
-    """True if a result on the CPU is in memory of this module."""
+    """True if this module provides the memory of a CPU result with this layout."""
     return _POSSIBLE and _bytes(shape, strides, dtype) >= LARGE
 
 

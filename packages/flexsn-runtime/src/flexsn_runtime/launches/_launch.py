@@ -32,7 +32,7 @@ class Launch:
     Args:
         sizes: sizes by name, including all integer arguments of the kernel.
         device: device of the tensors that its calls receive. Triton compiles once, for the alignment in the first call,
-            so the tensor at one position must be aligned to 16 bytes either in every call or in none.
+            so the tensor at a given position must be aligned to 16 bytes in all calls or in none.
 
     Attributes:
         programs: number of parts of the step, one for each program.

@@ -26,7 +26,7 @@ class Launch(Protocol):
         """Returns a function that each call uses to allocate a tensor that the kernel writes."""
 
     def entry(self) -> Entry | None:
-        """The data for a launch by address, without Python; `None` if there is none, or if it is not available yet."""
+        """The data for a launch by address, without Python; `None` if no data exists, or if it is not available yet."""
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Compiles the kernel for tensors with these dtypes and alignments, without launching it."""
@@ -39,7 +39,7 @@ class LaunchByAddress(Launch, Protocol):
     """A launch by a backend whose attribute `by_address` is True."""
 
     def at(self, example: Sequence[Tensor], addresses: Sequence[Sequence[int]]) -> Callable[[int], None]:
-        """Returns a function that launches for one of several sets of tensors, by its index.
+        """Returns a function that takes an index, and launches the kernel on the set of tensors with this index.
 
         Args:
             example: one of the sets.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 ALIGNED = 16
-"""Alignment in bytes. Kernels are compiled for tensors that begin at multiples of it."""
+"""Alignment in bytes. Kernels are compiled for tensors whose addresses are multiples of this number."""
 
 
 class Sum(NamedTuple):
@@ -17,8 +17,8 @@ class Sum(NamedTuple):
 
     Attributes:
         steps: pairs of a shape and dimensions. A step views the tensor in this shape, and sums over these dimensions.
-            If the shape is `None`, the tensor keeps its shape. If the dimensions are empty, the sum is over all of
-            them.
+            If the shape is `None`, the tensor keeps its shape. If the dimensions are empty, the sum is over all
+            dimensions.
     """
 
     steps: tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]
@@ -45,8 +45,8 @@ class PlainSum(NamedTuple):
     def times(self, count: int) -> PlainSum | None:
         """Returns one sum that computes the sums of `count` tensors, from `[count, ...]` to `[count, *shape]`.
 
-        It is `None` if this sum reduces no dimension, or all of them, or if the results would not be aligned like
-        tensors.
+        The result is `None` if this sum reduces no dimension or all dimensions, or if the sums would not be aligned
+        like separate tensors.
         """
         if not self.sum.steps or not all(dims for _, dims in self.sum.steps):
             return None

@@ -18,7 +18,7 @@ class MomentTiles(NamedTuple):
     Attributes:
         size: numbers in a tile. A thread has 8 of them, which are 16 bytes in half precision.
         num_warps: warps of a program.
-        programs: number of programs per multiprocessor. A multiprocessor runs all of them at a time.
+        programs: number of programs per multiprocessor. A multiprocessor runs all of them at the same time.
     """
 
     size: int
@@ -26,8 +26,9 @@ class MomentTiles(NamedTuple):
     programs: int
 
 
-# The unit of time is half of a copy. On an H100, 100 million contiguous bfloat16 numbers take 1.60 units with the large
-# tiles and 1.83 units with the small ones. 6 million numbers take 2.78 and 2.60 units.
+# Times are in units of half of a copy's time. On an H100, 100 million contiguous bfloat16 numbers take 1.60 units with
+# the large tiles and 1.83 units with the small tiles. 6 million numbers take 2.78 units with the large tiles and 2.60
+# units with the small tiles.
 _TILES = MomentTiles(1024, 4, 4)
 _LARGE, _TILES_OF_LARGE = 2**23, MomentTiles(2048, 8, 2)
 # Adjacent channels that a program reads together if they are contiguous. They are 128 bytes in half precision.
@@ -112,7 +113,7 @@ def _of_planes(x: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _shared(tiles: int, beside: int, device: torch.device, by: MomentTiles) -> tuple[int, int]:
-    """Returns the number of programs that share the tiles, and the number of tiles of each program.
+    """Returns the number of programs that share the tiles, and the number of tiles per program.
 
     Args:
         beside: number of programs that process other tiles.

@@ -31,19 +31,19 @@ def batch_moments(
 ) -> tuple[Tensor, Tensor] | None:
     """Computes mean and variance over all but the second dimension, without autograd.
 
-    The results are as exact as for centred data, and every run returns bitwise equal ones.
+    The results are as exact as for centred data, and bitwise equal in every run.
 
     Args:
         x: `[N, C, ...]`, a tensor for which `has_moments` is True.
-        running: running mean and variance `[C]`, float32, which are updated by `momentum` like those of
+        running: running mean and variance `[C]`, float32, which are updated with `momentum`, as by
             `torch.nn.functional.batch_norm`. Requires results in float32.
         momentum: weight of the batch in the update.
         tracked: int64 counter of batches.
 
     Returns:
         Mean and variance `[C]`, in float32, or in float64 for float64. The variance is the mean square deviation. If no
-            kernel can run, returns `None` and changes nothing; examples are wrapped tensors, and fewer than two numbers
-            per channel.
+            kernel can run, returns `None` and changes nothing; examples are wrapped tensors, and tensors with fewer
+            than two numbers per channel.
     """
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None
@@ -60,9 +60,9 @@ def batch_moments(
 
 @functools.lru_cache(maxsize=64)
 def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
-    """Moments of `x`, computed from `[x, mean, var]`, and a counter if `tracks` is True.
+    """The function that computes moments of `x` from `[x, mean, var]`, followed by a counter if `tracks` is True.
 
-    The function updates running moments with a momentum.
+    With a momentum, the function also updates the running moments.
     """
 
     def run(tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:

@@ -25,12 +25,12 @@ class RepeatedFunction:
     """Runs a function of tensors, and passes its calls to the compiled launcher, separately for each layout.
 
     Args:
-        function: computes with nothing but its tensors, some of which it may change. Its results are tensors.
-        alike: the tensors of all calls have one layout, and a device that may have the launcher.
+        function: function that depends only on its tensors, some of which it may change. Its results are tensors.
+        alike: True if the tensors of all calls have one layout, and are on a device that the launcher may support.
 
     Attributes:
         is_native: True if the compiled launcher makes calls.
-        watched: returns True if a hook watches launches that it would bypass.
+        watched: function that returns True if a hook watches launches that the compiled launcher would bypass.
     """
 
     def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]], *, alike: bool = False) -> None:
@@ -40,20 +40,20 @@ class RepeatedFunction:
         self._run: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
         self.is_native = False
         self._module: Any = None
-        self._program: Any = None  # that of the last layout
+        self._program: Any = None  # program of the last layout
         self.watched: Callable[[], bool] = unwatched
 
     def again(self, tensors: Sequence[Any]) -> Again:
-        """As `NativeScan.again`, for the layout that was recorded last. Requires `is_native`."""
+        """Like `NativeScan.again`, for the layout that was recorded last. Requires `is_native`."""
         return again_of(self._module, tensors, program=self._program)
 
     @property
     def native(self) -> Any:
-        """The compiled launcher's calls, of several layouts; `None` if none is recorded, or a hook watches launches."""
+        """The compiled launcher's calls of all layouts; `None` if it has no calls, or if a hook watches launches."""
         return None if self.watched() else self._calls
 
     def __call__(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """The results."""
+        """Returns the function's results."""
         if self._run is not None and current.recorder is None and not self.watched():
             found = self._run(tensors)
             if found is not None:

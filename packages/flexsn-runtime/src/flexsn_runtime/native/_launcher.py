@@ -20,8 +20,8 @@ LauncherChoice = Literal["auto", "compiled", "python"]
 
 _VARIABLE = "FLEXSN_LAUNCHER"
 _NAME = "flexsn_launcher"
-# After this number of calls of one kind, a program counts as a training loop. Half a minute of compilation then pays
-# off.
+# After this number of calls of one kind, a program counts as a training loop, for which half a minute of compilation
+# pays off.
 _MANY = 64
 
 
@@ -41,7 +41,7 @@ class _Launcher:
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
-        """Returns the module if it is loaded. Otherwise loads or compiles it when `compiled_launcher` says so."""
+        """Returns the module if it is loaded. Otherwise loads or compiles it, as described for `compiled_launcher`."""
         if self.module is None and choice == "compiled" and (building := self.building) is not None:
             building.join()
         if self.module is None and self.error is None and self.building is None:
@@ -122,8 +122,9 @@ def launcher_choice() -> LauncherChoice:
 def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
     """Returns the module `flexsn_launcher` if it is loaded and launches calls on this device.
 
-    With `"auto"`, the module launches calls on a GPU. If it was compiled before, it is loaded. Otherwise it is compiled
-    in the background after many calls, and until then the result is `None`. With `"compiled"`, it is compiled at once.
+    With `"auto"`, the module launches calls on a GPU. A module that was compiled before is loaded. Otherwise, the
+    module is compiled in the background after many calls, and the result is `None` until then. With `"compiled"`, the
+    module is compiled at once.
 
     Args:
         device: device of a scan's tensors.
@@ -157,7 +158,7 @@ def may_launch(device: torch.device) -> bool:
 
 
 def _why_never(device: torch.device) -> str | None:
-    """The reason why the module can never run on this machine or with this Python; `None` if it can."""
+    """The reason why the module can never run on this machine or with this Python; otherwise `None`."""
     if sys.platform != "linux":
         return "for Linux"
     if device.type == "cuda" and torch.version.hip is not None:
@@ -168,7 +169,7 @@ def _why_never(device: torch.device) -> str | None:
 
 
 def launcher_in_words(device: torch.device) -> str:
-    """Names the launcher of training steps on a device after a few calls, and gives the reason."""
+    """Returns the name of the launcher that runs training steps on a device after a few calls, and the reason."""
     choice = launcher_choice()
     if choice == "python":
         return f"Python, as {_VARIABLE} requests"

@@ -64,7 +64,7 @@ class NativeProgram:
                 self.program.allocate(into, shape, strides, torch.empty(0, dtype=dtype, device=device))
             case Fixed(into, tensor):
                 self.program.fix(into, tensor)
-            case Viewed():  # a kernel only uses its address
+            case Viewed():  # a kernel uses only the view's address
                 self._views[line.into] = line
             case Checked(number, check):
                 self.program.check(number, check)

@@ -15,17 +15,18 @@ from flexsn_runtime.errors import StepGoneError
 from flexsn_runtime.native._program import NativeProgram, can_be_native
 
 Again = Callable[[Sequence[Tensor | None]], list[Tensor] | None]
-"""Runs a call like an earlier one; returns `None` for other tensors, and in other surroundings."""
+"""Runs a call like an earlier one; returns `None` for tensors of other layouts, and under other settings."""
 
 
 def again_of(module: ModuleType, tensors: Sequence[Tensor | None], *, scan: Any = None, program: Any = None) -> Again:
-    """Returns a function that runs calls on tensors like these, in surroundings like the present ones.
+    """Returns a function that runs calls on tensors like these, under settings equal to the current ones.
 
-    It compares types, layouts and alignments of tensors, whether they require grad, grad mode, autocast, inference
-    mode, and modes, transforms and tracers at work. It does not compare numbers in memory and other objects of Python.
+    The function compares types, layouts, alignments and `requires_grad` of tensors. It also compares grad mode,
+    autocast, inference mode, and active modes, transforms and tracers. It does not compare numbers in memory or other
+    Python objects.
 
     Args:
-        scan, program: the launcher's own, one of which runs the calls.
+        scan, program: object of the launcher that runs the calls. One of the two arguments is passed.
     """
     run: Again = module.Again(tensors, scan, program).run
     return run
@@ -61,9 +62,9 @@ class Owner(Protocol):
         """True if all values that backward formulas read are unchanged. Checked first in a backward with `reads`."""
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Computes the gradients of a backward with a layout that was not registered by `follow`.
+        """Computes the gradients of a backward with a layout that `follow` has not registered.
 
-        The arguments are those of the backward.
+        Receives the arguments of the backward.
         """
 
 
@@ -72,16 +73,15 @@ class NativeScan:
 
     Args:
         module: the compiled launcher.
-        owner: function that returns the `Owner`. If the owner is freed, it returns `None` for the argument `False`,
-            which means that the owner is not needed: see `weakly`. An owner with links also has a method
-            `refuse_hooks()`. It raises an error, because a hook would miss the gradients that arrive through links.
-        forward: recording of a call for which `can_be_native` returns True. Its first `first_kept` results are
-            returned, and those from `first_bits` on are bits. The remaining results are saved for the backward.
+        owner: function that returns the `Owner`. Its argument is True if the owner is needed. Otherwise, if the owner
+            is freed, the function may return `None`; see `weakly`. An owner with links also has a method
+            `refuse_hooks()`, which raises an error because a hook would miss the gradients that arrive through links.
+        forward: recording of a call for which `can_be_native` returns True. Callers receive its first `first_kept`
+            results, of which the results from `first_bits` on are bits. The backward receives the remaining results.
         fixed: positions of the results through which no gradient flows.
-        saved: positions in `[*given, *results]` of the tensors that a backward receives, or `None` for an absent one.
-            By default, these are all given tensors and the results that are saved for the backward.
-        links: True if gradients of the results after the first one may come from a reader that hooks of the first
-            result do not see.
+        saved: positions in `[*given, *results]` of the tensors that a backward receives, or `None` for an absent
+            tensor. By default, these are all given tensors and the results that are saved for the backward.
+        links: True if gradients of later results may come from a reader that hooks of the first result do not see.
     """
 
     def __init__(
@@ -116,16 +116,17 @@ class NativeScan:
         return results
 
     def again(self, tensors: Sequence[Tensor | None]) -> Again:
-        """Returns a function that runs calls like the present one, on tensors of this layout; see `again_of`."""
+        """Returns a function that runs calls on tensors of this layout, under the current settings; see `again_of`."""
         return again_of(self._module, tensors, scan=self._scan)
 
     def after(self, forward: Recording, tensors: Sequence[Tensor | None], computed: Mapping[int, int]) -> Again | None:
-        """As `again`, for calls in which `forward` computes some of the tensors, with the same backwards.
+        """Like `again`, for calls in which `forward` computes some of the tensors. The backwards are the same.
 
         Args:
-            forward: of a call on `tensors`: something else instead of each tensor that it computes, and more tensors
-                behind those of the call.
-            computed: for the positions of these tensors among those of the call, their positions in its results.
+            forward: recording of a call on `tensors`. These contain another object in place of each tensor that the
+                call computes, and additional tensors after the tensors of the scan.
+            computed: maps the position of each computed tensor among the scan's tensors to its position in the results
+                of `forward`.
 
         Returns:
             The function; `None` if a part of the call needs Python.
@@ -142,7 +143,7 @@ class NativeScan:
     def follow(
         self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, reads: bool
     ) -> bool:
-        """Registers a backward. From now on, it is launched for arguments of its layout. Several can be registered.
+        """Registers a backward, which is launched from now on for arguments of its layout. Several can be registered.
 
         Args:
             given, needed: the arguments of `Owner.gradients`.
@@ -173,14 +174,15 @@ def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
-    """Returns the owner of a scan, or `None` if both it and the core are freed, so that no code can change the core.
+    """Returns the owner of a scan, or `None` if the owner and the core are freed, so that no code can change the core.
 
     Args:
         owner, core: weak references.
         needed: True if the owner is needed for a computation.
 
     Raises:
-        StepGoneError: the owner is freed, and it is needed, or its core is alive and its reads have to be checked.
+        StepGoneError: the owner is freed, although it is needed for a computation, or to check the reads of a core that
+            is still alive.
     """
     found = owner()
     if found is None and (needed or core() is not None):

@@ -28,11 +28,12 @@ DENSE_TERMS = Terms(DENSE, ())
 
 
 def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
-    """Describes a tensor over a step.
+    """Describes the layout of a tensor over a step.
 
     Args:
         shape: the step's shape.
-        strides: the tensor's stride along each of its dimensions, 0 where it broadcasts.
+        strides: the tensor's stride along each dimension of the step; 0 along dimensions in which the tensor
+            broadcasts.
     """
     groups: list[tuple[int, int, int]] = []  # inner, size, stride, from the last dimension to the first
     inner = 1

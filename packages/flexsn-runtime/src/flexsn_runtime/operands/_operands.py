@@ -80,10 +80,10 @@ def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
 
 
 def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor | None]], bool]:
-    """Returns a predicate that is True only for `len(tensors)` tensors with the `layout_key` of these.
+    """Returns a predicate for `len(tensors)` tensors. It is True only if they have the `layout_key` of `tensors`.
 
-    It takes a tenth of the time of the key. It may be False for tensors with an equal key, because it also compares
-    everything else that `alike` compares.
+    The predicate takes a tenth of the time of the key. The result may be False for tensors with an equal key, because
+    the predicate also compares everything else that `alike` compares.
     """
     there = [t is not None for t in tensors]
     these = [t for t in tensors if t is not None]
@@ -284,7 +284,7 @@ def picker(places: Sequence[int]) -> Callable[[Sequence[Tensor | None]], Sequenc
 
 
 def _comparable(terms: Terms) -> tuple[object, ...]:
-    """Returns a value that is equal for terms that are equal for all values of their symbols."""
+    """Returns a key of terms. Two keys are equal if the terms are equal for all values of their symbols."""
     return terms.layout, *[number if type(number) is int else size_expression(number) for number in terms.numbers]
 
 

@@ -13,14 +13,14 @@ from flexsn_runtime._torch_private import size_hint
 
 
 def in_order(tensor: Tensor | None, order: Sequence[int] | None) -> Tensor | None:
-    """Returns `tensor`, or a copy without holes that has its dimensions in this order. `None` for no change."""
+    """Returns `tensor` or a copy without holes, with dimensions in this memory order. `None` changes nothing."""
     if tensor is None or order is None:
         return tensor
     return tensor.permute(tuple(order)).contiguous().permute([order.index(d) for d in range(len(order))])
 
 
 def order_of(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
-    """Returns the order of the dimensions of a new tensor in the format of `tensor`.
+    """Returns the dimension order of a new tensor in the format of `tensor`.
 
     Args:
         guarded: same as for `ScanFormat.of`.
@@ -30,7 +30,7 @@ def order_of(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
 
 
 def unusual_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """Returns the order of a tensor's dimensions in memory; `None` if it is the usual one."""
+    """Returns the order of a tensor's dimensions in memory; `None` for the usual order."""
     order = order_of(tensor)
     return None if order == tuple(range(len(order))) else order
 

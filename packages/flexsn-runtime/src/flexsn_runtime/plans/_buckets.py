@@ -78,7 +78,7 @@ class StepCost:
 
     @property
     def backward_ops(self) -> int:
-        """Operations per backward step: it computes the step again, and then its VJP, about three times as long."""
+        """Operations per backward step: those of the step itself, and about three times their number for its VJP."""
         return 4 * self.num_ops
 
     @classmethod
@@ -167,8 +167,8 @@ _MAX_UNROLLED = 512
 # Number of steps of the longest chunk in a plan.
 _LONGEST = 8
 
-# A sequence of up to `_SHORT` steps is a single chunk of its own length. A longer chunk that is only half full would
-# take as long as a full one, and with a single chunk there are no loads to issue ahead.
+# A sequence of up to `_SHORT` steps is a single chunk of its own length. A longer chunk that is half full would take as
+# long as a full chunk, and a single chunk leaves no loads to issue ahead.
 _SHORT = 8
 
 # Minimum bytes of a thread's elements for loads that are issued ahead. The GPU copies no smaller pieces. With fewer
@@ -187,12 +187,12 @@ _MAX_IN_FLIGHT = 2**16
 
 
 def size_class(ncl: int) -> int:
-    """Returns the largest number of elements of a step with the same launch settings as a step of `ncl` elements."""
+    """Returns the maximum number of elements per step to which the launch settings for `ncl` elements apply."""
     return next(limit for limit in _PLANS if ncl <= limit)
 
 
 def fits(plan: LaunchPlan, usual: LaunchPlan) -> bool:
-    """True if kernels can be generated from a plan, and its checkpoints are at the same distance as in `usual`."""
+    """True if kernels can be generated from a plan, and the plan has the checkpoint distance of `usual`."""
     configs = (plan.inference, plan.forward, plan.backward)
     numbers = [n for c in configs for n in (c.chunk, c.block, c.num_warps, c.stages)]
     return (
@@ -294,8 +294,8 @@ def writable(interval: int, ops_per_step: int) -> int:
     """Returns the distance between checkpoints in a kernel, which is also the kernel's chunk.
 
     A kernel contains the code of all steps of a chunk. The distance is `interval`, unless this code would be too long.
-    It is then the largest divisor of `interval` that is at most the longest chunk of a plan. An interval can have any
-    size if another lowering chose it, or if it means that there are no checkpoints.
+    In that case, it is the largest divisor of `interval` that is at most the longest chunk of a plan. An interval may
+    have any size if another lowering chose it, or if it stands for a scan without checkpoints.
     """
     if interval * max(ops_per_step, 1) <= _MAX_UNROLLED:  # even a step without operations has code
         return interval

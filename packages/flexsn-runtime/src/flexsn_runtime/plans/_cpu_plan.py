@@ -11,7 +11,7 @@ _LARGEST, _SMALLEST = 4096, 256
 
 # In float32, a step of up to `_FEW` elements is less than one vector of 512 bits. With blocks of 256, GCC's backward
 # kernels compute its elements one at a time: 8 LIFs take 75 ns per step, compared with 16 ns with blocks of 8. Forward
-# kernels take 7 ns with both.
+# kernels take 7 ns with either block size.
 _FEW, _NARROW = 15, 8
 
 # Bytes of a block's states: half of the L1 cache.
@@ -23,7 +23,7 @@ _BLOCKS = 16
 
 
 def cpu_size_class(ncl: int) -> int:
-    """Returns the largest step in the size class of a step of `ncl` elements."""
+    """Returns the maximum number of elements per step in the size class that contains `ncl`."""
     if ncl <= _FEW:
         return _FEW
     limit = _BLOCKS * _SMALLEST

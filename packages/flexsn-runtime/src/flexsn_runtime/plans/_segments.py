@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# Kernels multiply a segment's number by its steps in 32 bits. These products stay below this number.
+# Kernels multiply a segment's index by its number of steps in 32 bits. These products stay below this number.
 _MOST = 2**31
 
 
@@ -16,7 +16,7 @@ class SegmentRule:
     """Conditions under which segments are worthwhile, and their number.
 
     Attributes:
-        elements: number of segments times elements of a step that fills the device.
+        elements: number of segments times elements per step that fills the device.
         largest: maximum elements of a step. A larger step fills the device without segments.
         moved: bytes that a step reads and writes. From this number on, a step keeps the memory busy without segments.
         shortest: minimum steps of a sequence.
@@ -58,16 +58,17 @@ class SegmentRule:
 
 # Measured on an H100 with LIF, see benchmarks/long_sequences.py. A step of a serial kernel takes at least its latency,
 # even if it moves few bytes. Compared with a copy, serial training takes 5.6 times as long with 2048 elements in
-# float32, and 4.8 times as long with 8192 in bfloat16; segments take 1.9 and 2.2. With 8192 elements in float32, serial
-# training takes 1.6 and segments take 1.8. One program checks all segments of its elements, so too many segments take
-# longer again. In CUDA graphs, 512 steps in segments are 1.3 to 1.7 times faster than serially. Python launches a call
-# in segments in 66 us and a training step in 245 us. Serial kernels compute 2,200 and 2,900 steps in these times: see
-# benchmarks/results/short_segments.md.
+# float32, and 4.8 times as long with 8192 in bfloat16; segments take 1.9 and 2.2 times as long. With 8192 elements in
+# float32, serial training takes 1.6 times as long, and segments take 1.8 times as long. One program checks all segments
+# of its elements, so too many segments take longer again. In CUDA graphs, 512 steps in segments are 1.3 to 1.7 times
+# faster than serially. Python launches a call in segments in 66 us and a training step in 245 us. Serial kernels
+# compute 2,200 and 2,900 steps in these times: see benchmarks/results/short_segments.md.
 ON_GPU = SegmentRule(
     elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, kept=True
 )
 
-# Elements of the smallest program on the CPU. Steps of a segment take some ms, so compiling for them pays off.
+# Elements of the smallest program on the CPU, and minimum steps of a segment. A segment then takes some ms, so
+# compiling for it pays off.
 _PROGRAM, _STEPS = 256, 2**15
 
 

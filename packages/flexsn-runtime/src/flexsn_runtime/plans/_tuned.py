@@ -29,7 +29,7 @@ def step_key(core: str, dtypes: tuple[torch.dtype, ...], device: torch.device, l
 
 
 def load(key: Mapping[str, str | int], usual: LaunchPlan) -> LaunchPlan | None:
-    """Returns the measured plan; `None` if none exists, or if it belongs to kernels that are no longer generated.
+    """Returns the measured plan; `None` if no plan exists, or if its kernels are no longer generated.
 
     Args:
         usual: the plan without tuning; tuning keeps its checkpoint distance.

@@ -14,8 +14,8 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last, memory_format
 
 _NUM_WARPS = 4
-# Numbers per program. For channels-last tensors, each thread has 8, which are 16 bytes in half precision. For others,
-# it has 2, so that neighbouring threads read neighbouring numbers for any stride.
+# Numbers per program. For channels-last tensors, each thread has 8 numbers, which are 16 bytes in half precision. For
+# other tensors, each thread has 2 numbers, so that neighbouring threads read neighbouring numbers for any stride.
 _TILES = {True: 1024, False: 512}
 _INTERPRETED_TILE = 2048
 _MOST_COLUMNS = {True: 64, False: 128}

@@ -65,7 +65,7 @@ def _differentiable_gradient(grad: Tensor, codes: Tensor, shape: Sequence[int], 
 
 
 class MaxPool(SingleLevelFunction):
-    """Max pooling by kernels. (By the name of its node, flexsn-nn recognizes values that are made from spikes.)"""
+    """Max pooling by kernels. From the name of this node, flexsn-nn recognizes values that are computed from spikes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:
@@ -99,7 +99,7 @@ def max_pool_op(
     dilation: Sequence[int],
     ceil: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the result of `max_pool`, and codes of the positions of its numbers."""
+    """Returns the result of `max_pool`, and codes for the positions of the maxima."""
     y, codes = _launch.maximum(x, _window(size, stride, padding, dilation, ceil), codes=True)
     assert codes is not None
     return y, codes

@@ -86,7 +86,7 @@ def why_no_kernel(x: Tensor, window: Window) -> str | None:
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """True if results are channels-last, as those of PyTorch's pooling are."""
+    """True if the results for `x` are channels-last, like the results of PyTorch's pooling."""
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
@@ -95,7 +95,7 @@ def memory_format(last: bool) -> torch.memory_format:
 
 
 def codes_shape(shape: tuple[int, int, int, int], last: bool, bits: int) -> tuple[int, int]:
-    """Returns the shape of the codes of a maximum of this shape, uint8."""
+    """Returns the shape of the uint8 codes for a result of this shape."""
     rows, columns = matrix(shape, last)
     per = 8 // bits
     return (rows + per - 1) // per, columns

@@ -12,7 +12,7 @@ from flexsn_runtime.launches._written_kernels import PreparedKernel
 
 
 class PlanBuilder:
-    """Builds a plan for `given` tensors. The places in memory after these have the next numbers."""
+    """Builds a plan for `given` tensors, which take the first places in memory."""
 
     def __init__(self, device: torch.device, given: int) -> None:
         self._device, self._given = device, given

@@ -23,10 +23,10 @@ _REPAIRERS = 128
 _REPAIR_TILE = 64
 _SEEN = 1024
 _GROUP = 8
-# Numbers of a row that one load can read, if the row's length is a multiple of this number.
+# Numbers of a row that one load can read. The row's length must be a multiple of this number.
 _UNITS = (64, 8)
 _ALIGNMENT = 16
-# Stores the results for the sizes of the last calls.
+# Stores the kernels for the sizes of recent calls.
 _sizes = functools.lru_cache(maxsize=256)
 
 
@@ -110,7 +110,7 @@ def summing_rows(
 
 @_sizes
 def adding_shares(count: int, shares: int, scale: float, device: torch.device) -> PreparedKernel:
-    """Prepares the kernel. It takes `[shares, count]` and `[count]`, which may begin at one address."""
+    """Prepares the kernel. It takes `[shares, count]` and `[count]`, which may begin at the same address."""
     size = 1024
     numbers = (count, shares, bits(scale), scale != 1.0, size)
     return PreparedKernel(_kernels().shares_kernel, (-(-count // size),), numbers, device)
@@ -168,7 +168,7 @@ def tiles_of(rows: int, columns: int, tile: Tile) -> int:
 
 
 def padding() -> int:
-    """The lengths of rows of parts are multiples of this number."""
+    """Returns a number that divides the row length of each part."""
     found: int = _kernels().PADDING
     return found
 

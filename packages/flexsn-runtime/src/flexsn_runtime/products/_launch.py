@@ -41,7 +41,7 @@ def product(spikes: Tensor, pieces: Tensor, bias: Tensor | None, tile: Tile | No
     """Returns `s W^T + b`, `[M, N]` float32.
 
     Args:
-        spikes: `[M, K]` bfloat16; its rows may be padded like those of `pieces`.
+        spikes: `[M, K]` bfloat16; rows may be padded, as in `pieces`.
         pieces: the parts of the weight, from `split`.
     """
     parts, N, padded = pieces.shape

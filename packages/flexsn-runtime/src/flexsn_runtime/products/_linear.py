@@ -27,10 +27,11 @@ def spike_linear(
 ) -> tuple[Tensor, Tensor | None]:
     """Computes `torch.nn.functional.linear` of float32 tensors, fast if `s` consists of spikes or small integers.
 
-    Each number of `s` becomes one bfloat16. Each number of `weight` and of the output's gradient becomes `weight_parts`
-    and `grad_parts` of them: three hold a float32, two hold 16 bits, and one holds 8. The kernel checks `s`. Rows with
-    a number that bfloat16 cannot represent are computed again in float32, and so is the gradient of the weight. Torch's
-    product runs if kernels cannot run, and inside of transforms of `torch.func`. Infinite numbers may lead to NaN.
+    Each number of `s` becomes one bfloat16. Each number of `weight` becomes `weight_parts` bfloat16 numbers, and each
+    number of the output's gradient becomes `grad_parts` of them. Three hold a float32, two hold 16 bits, and one holds
+    8 bits. The kernel checks `s`. Rows with a number that bfloat16 cannot represent are computed again in float32, and
+    so is the gradient of the weight. Torch's product runs if kernels cannot run, and inside of transforms of
+    `torch.func`. Infinite numbers may lead to NaN.
 
     Args:
         s: `[..., K]` float32.
@@ -62,9 +63,9 @@ class Linked(NamedTuple):
     Attributes:
         y: `[..., N]` float32.
         record: same as for `spike_linear`; `None` if no values had to be checked.
-        links: tensors whose gradients, if any, count as gradients of `y`: bfloat16 tensors shaped like `y`, for the
-            parts of its gradient, and, for a bias, a float32 tensor for the sum of its gradient over the first
-            dimension. `None` without links.
+        links: tensors whose gradients, if any, count as gradients of `y`; `None` without links. Bfloat16 tensors shaped
+            like `y` receive the parts of its gradient. If there is a bias, a float32 tensor receives the sum of this
+            gradient over the first dimension.
     """
 
     y: Tensor
@@ -115,13 +116,13 @@ def linked_linear(
 
 
 def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], wanted: bool) -> int:
-    """Returns the number of links for parts of a gradient; 0 if its gradient has no links."""
+    """Returns the number of links for the parts of the result's gradient; 0 without links."""
     makes = wanted and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
     return parts[1] if makes else 0
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
-    """True for tensors that own memory. A `DTensor` does not."""
+    """True for tensors that own memory. A `DTensor` owns none."""
     return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
 
 
@@ -226,7 +227,7 @@ def gradients(
 
 
 def come_alone(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
-    """True if the whole gradient arrives, or all of its parts."""
+    """True unless the whole gradient and parts arrive together, or only some of the parts arrive."""
     return len({part is None for part in parts}) == 1 and (whole is None or parts[0] is None)
 
 
@@ -387,7 +388,7 @@ LATE = (
 
 
 def _sum(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:
-    """Adds a gradient and the parts of another one, in float32."""
+    """Adds a gradient and the parts of another gradient, in float32."""
     total = grad
     for part in reversed(parts):
         if part is not None:

@@ -12,8 +12,8 @@ from flexsn_runtime.backend import why_unavailable
 
 # Any GPU computes a product of this size in a fraction of a millisecond.
 _ROWS, _FEATURES = 8192, 1024
-# Compute capabilities of GPUs on which bfloat16 is at least eight times as fast as float32. They are used in calls that
-# cannot measure.
+# Compute capabilities of GPUs on which bfloat16 is at least eight times as fast as float32. Calls that cannot measure
+# use this set.
 _FAST = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 _FEWEST = 1 << 27
 

@@ -47,8 +47,8 @@ class Forward(NamedTuple):
     """A forward's plan over `[s, written, weight, bias]`. `written` and `bias` may be absent.
 
     Attributes:
-        results: number of leading results that the caller receives: `y` and the links. The record of rows that bfloat16
-            cannot represent follows them, if there is one.
+        results: number of leading results that the caller receives: `y` and the links. If there is a record of rows
+            that bfloat16 cannot represent, it is the next result.
         spikes, pieces: places of the spikes and of the weight's parts in memory.
         seen: place of the record; `None` if there is none.
     """
@@ -103,7 +103,7 @@ class BackwardKind(NamedTuple):
     Attributes:
         shape: shape of the spikes, `[..., K]`.
         outputs: N.
-        parts: numbers of parts of the weight and of gradients.
+        parts: number of parts of the weight, and number of parts of gradients.
         scale: scale of the spikes.
         spikes: row length of the spikes in bfloat16; 0 if the plan converts them.
         pieces: True if the weight is already split into parts; False if the plan splits it.

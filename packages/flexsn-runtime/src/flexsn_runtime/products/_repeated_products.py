@@ -37,7 +37,7 @@ class _Known(NamedTuple):
     """Calls of one layout.
 
     Attributes:
-        asked: numbers of parts, True if links are requested, and the scale.
+        asked: tuple of the numbers of parts, True if links are requested, and the scale.
         sums: True if there is a link for the sum of gradients.
     """
 
@@ -84,7 +84,7 @@ class RepeatedProducts:
         return linked
 
     def _hand_over(self, given: Operands, asked: tuple[tuple[int, int], bool, float]) -> None:
-        """Passes calls like this one to the compiled launcher, if it is loaded and can execute them."""
+        """Passes calls like this one to the compiled launcher, if the launcher is loaded and can execute them."""
         s, _written, weight, _bias = given
         module = compiled_launcher(s.device, self._count)
         if module is None or s.numel() == 0 or weight.shape[0] == 0 or has_saved_tensors_hooks():

@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 
 
 def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device: torch.device) -> Tile:
-    """Returns the tile for a result of `rows` and `columns`, each a sum of `terms`: the fastest measured one.
+    """Returns the fastest measured tile for a result of `rows` and `columns`, whose numbers are sums of `terms`.
 
     Args:
         parts: number of parts of the operand that has more parts.
@@ -63,8 +63,8 @@ def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device
     return tile._replace(stages=max(1, min(tile.stages, _shared_memory(device) // of_stage)))
 
 
-# Maximum number of terms of a sum that stays in the tensor core. Its error is at most 2.4e-6, which is the error of two
-# parts.
+# Maximum number of terms of a sum that stays in the tensor core. The error of such a sum is at most 2.4e-6, like the
+# error of two parts.
 _STAYING_OUTPUTS, _STAYING_INPUTS = 2048, 1024
 
 

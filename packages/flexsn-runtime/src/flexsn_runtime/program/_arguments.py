@@ -52,22 +52,22 @@ def prepare(
 ) -> tuple[CoreSpecialization, Arguments]:
     """Checks `[*input_seqs, *init_states, *lifted]`, and specializes the step on them.
 
-    Either all initial states are passed or none; without them, they are zeros. Either all lifted tensors are passed or
-    none; without them, they are the tensors that the core captures now. Inputs and states whose gradient is excluded by
-    the program's `requires_grad` are returned detached.
+    Either all initial states are passed, or none is; in the latter case, they are zeros. Either all lifted tensors are
+    passed, or none is; in the latter case, they are the tensors that the core captures now. Inputs and states are
+    detached if the program's `requires_grad` excludes their gradient.
 
     Args:
-        autocast: True if `torch.autocast` also applies inside of the core when it is on, as in a loop.
-        instead: replacements of captured tensors, by the `id` of the captured tensor. This call reads a replacement,
-            which has the same shape, strides and dtype.
+        autocast: True to apply an active `torch.autocast` inside of the core, as a loop does.
+        instead: replacements of captured tensors, by the `id` of the captured tensor. This call reads the replacement,
+            which has the shape, strides and dtype of the captured tensor.
 
     Raises:
         TypeError: an argument is not a tensor.
         LayoutError: an argument or a captured tensor is sparse, nested, quantized or fake, or has no memory.
-        TensorCountError: the number of tensors differs from that of the step.
+        TensorCountError: the number of tensors differs from the number that the step takes.
         ShapeError: the inputs' leading dimensions differ, an input has none, or the steps do not broadcast.
         DtypeError: kernels do not support the dtype of a state or a captured tensor.
-        DtypeError, ShapeError: a lifted tensor differs from the captured one that it replaces.
+        DtypeError, ShapeError: a lifted tensor differs from the captured tensor that it replaces.
         DeviceError, BackendUnavailableError: kernels cannot run on these tensors.
         TransformError: the call is inside of a transform of `torch.func`, forward-mode differentiation, `make_fx` or a
             similar mode.
@@ -135,7 +135,8 @@ def _set_derived(
 ) -> None:
     """Sets the attributes that the core derives from captured tensors, as a loop would. Kernels do not set them.
 
-    Runs the core for one step. Forward pre-hooks, such as those of `torch.nn.utils.prune`, set attributes in this way.
+    Runs the core for one step. Forward pre-hooks, such as the hooks of `torch.nn.utils.prune`, set attributes in this
+    way.
     """
     if not inputs[0].shape[0]:
         return
@@ -154,8 +155,8 @@ def split_flat(
     """Splits the arguments, by their number, into inputs, initial states and lifted tensors.
 
     Absent initial states are `None`, and absent lifted tensors are empty. The tensors after the inputs are the states,
-    the lifted tensors, or both. If the states and the lifted tensors have equal numbers, and only one kind is present,
-    it is the states.
+    the lifted tensors, or both. If a step has equal numbers of states and lifted tensors, and only one kind is passed,
+    the tensors are the states.
     """
     inputs, rest = tuple(flat_args[: program.num_inputs]), tuple(flat_args[program.num_inputs :])
     num_states, num_lifted = program.num_states, program.num_lifted

@@ -27,7 +27,7 @@ def _has_autocast(kind: str) -> bool:
 
 
 def under_autocast(core: Callable[..., Any], device: torch.device, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """Returns `core` under autocast to `dtype`, wherever it is traced. Settings outside of a trace do not affect it."""
+    """Returns a function that calls `core` under autocast to `dtype`. Settings of the caller do not affect the core."""
     return core if dtype is None else partial(_call, core, device.type, dtype)
 
 

@@ -26,9 +26,9 @@ Timer = Callable[[Run], float]
 def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer | None = None) -> LaunchPlan:
     """Measures a few launch configurations on these tensors, and stores the best one in the cache folder.
 
-    Later launches of this process and of later processes use it. It applies to this step with tensors of these dtypes,
-    on GPUs of this name, at all sizes of this size class. It does not affect the results of kernels. The operator
-    inside of `torch.compile` does not use it.
+    Later launches, in this process and in later processes, use this plan. It applies to this step with tensors of these
+    dtypes, on GPUs of this name, at all sizes of this size class. The plan does not affect the results of kernels. The
+    operator inside of `torch.compile` does not use the plan.
 
     Args:
         program: the step.
@@ -98,7 +98,7 @@ def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
 
 
 def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str) -> Run:
-    """Returns a launch of a plan. A backward has the gradients of all outputs."""
+    """Returns a launch of a plan. A backward receives gradients of all outputs."""
     tensors = arguments.all
     wanted = tuple(t is not None and t.is_floating_point() for t in tensors)
     training = name != "inference"

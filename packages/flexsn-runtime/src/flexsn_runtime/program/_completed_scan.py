@@ -59,7 +59,7 @@ def completed_scan(
     *,
     state_seqs: bool,
 ) -> Sequence[Tensor]:
-    """Like `prepare` and `scan`, for a first input with another gradient in addition to the one through the scan.
+    """Like `prepare` and `scan`, for a first input that has a second gradient besides the gradient through the scan.
 
     The tensors that autograd saves do not depend on earlier calls, because checkpointing compares the saved tensors of
     two calls.
@@ -93,7 +93,7 @@ def completed_scan(
 
 
 def _places(step: CoreSpecialization, instead: Mapping[int, Tensor]) -> list[int]:
-    """Returns the positions, among the tensors of a call, of the stand-ins for the tensors of `instead`."""
+    """Returns the position of each tensor of `instead` among the tensors of a call."""
     captured = step.captured()
     assert captured is not None, "they have just been read"
     first = step.trace.num_inputs + step.trace.num_states

@@ -1,4 +1,4 @@
-"""Completes the gradient of a scan's first input, which also has a gradient that does not flow through the scan."""
+"""Completes the gradient of a scan's first input. A part of this gradient does not flow through the scan."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class GradientFormula:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """The gradient of a scan's first input that does not flow through the scan, in one call.
+    """The part of the gradient of a scan's first input that does not flow through the scan, in one call.
 
-    It exists if a value was computed from `x` without a graph, and the step captures this value. For example, with a
-    norm before a neuron, the step captures mean, variance, weight and bias. The gradient through the statistics depends
-    on these tensors, the number of values, and the gradients of weight and bias. In this example, `constants` are mean
-    and variance, `others` are weight and bias, and `more` is the number of values.
+    This part exists if a value was computed from `x` without a graph, and the step captures this value. For example,
+    with a norm before a neuron, the step captures mean, variance, weight and bias. The gradient through the statistics
+    depends on these tensors, the number of values, and the gradients of weight and bias. In this example, `constants`
+    are mean and variance, `others` are weight and bias, and `more` is the number of values.
 
     Attributes:
         formula: formula that takes `(*others, *constants, *more, *gradients of others)`.

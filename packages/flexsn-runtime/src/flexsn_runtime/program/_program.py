@@ -44,8 +44,8 @@ class Signature:
 class ScanProgram:
     """A step function that is scanned over time. It is specialized when it is called.
 
-    If the step multiplies its values by captured matrices, `scan` launches kernels step by step, with products of a
-    library between them.
+    If the step multiplies its values by captured matrices, `scan` launches kernels step by step, and a library computes
+    the products between the launches.
 
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`.
@@ -63,19 +63,20 @@ class ScanProgram:
             setting: the custom ops, the wrappers and compiled graphs recompute.
         on_cpu: language of kernels on the CPU: C++, or Triton, which runs in its interpreter there.
         bits: for each output, True if the forward also writes it as bits. A bit is 1 if the element is not 0. A byte
-            has 8 elements of a step, and its lowest bit is the first one. Bits follow the other results of `scan`, as
-            uint8 `[T, bytes]` with a multiple of 4 bytes for a step. If the output's elements are not stored step after
-            step, they are `[0, bytes]`. An empty sequence means that no output has bits.
+            has 8 elements of a step, and its lowest bit is the first element. Bits follow the other results of `scan`,
+            as uint8 `[T, bytes]` with a multiple of 4 bytes for a step. If the output's elements are not stored step
+            after step, the bits are `[0, bytes]`. An empty sequence means that no output has bits.
         counts_down: for each input, True if it is the number of remaining steps of a sequence: an int32 that decreases
             by 1 in each step. Only its sign matters. It is passed as `[T, *step]`, or as its first step expanded over
-            time. In the latter case, kernels end when the sequences end. An empty sequence means that no input counts
-            down.
+            time. If the first step is expanded, kernels end when the sequences end. An empty sequence means that no
+            input counts down.
         late: for each input, its delays, or `None`. Delays are another input, which is one step expanded over time.
-            Kernels load the value that number of steps earlier, and write its gradient there. Only elementwise steps in
-            Triton have such inputs. An empty sequence means that no input is late.
-        zero_one: for each output, True to raise an error for a step in which it may be neither 0 nor 1. An empty
-            sequence means that no output is checked.
-        pieces: if given, `core` is another core on these pieces, and may do what `trace_step(on_pieces=True)` accepts.
+            For an element with a delay of d, kernels load the value of d steps earlier, and write the gradient to that
+            step. Only elementwise steps in Triton have such inputs. An empty sequence means that no input is late.
+        zero_one: for each output, True to raise an error for a step in which the output may be neither 0 nor 1. An
+            empty sequence means that no output is checked.
+        pieces: pieces of another core's values, on which `core` runs; `None` if `core` runs on whole values. On pieces,
+            `core` may contain all operations that `trace_step(on_pieces=True)` accepts.
 
     Raises:
         PrecisionError: the precision is unknown.
@@ -156,8 +157,8 @@ class ScanProgram:
         self._takes_numbers = False  # True after the first change of a number
         # For each set of shapes and dtypes, the step of the last forward that will be differentiated.
         self._differentiated: Recent[CoreSpecialization] = Recent()
-        # For each kind of call, prepared runs, with the latest first; see `_repeated.py`. Also, by the layout of the
-        # arguments of `prepare`, the step and the position of the first lifted tensor.
+        # For each kind of call, prepared runs, with the latest first; see `_repeated.py`. Also maps the layout of the
+        # arguments of `prepare` to the step and to the position of the first lifted tensor.
         self.plans: Recent[tuple[Any, ...]] = Recent()
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
@@ -199,7 +200,7 @@ class ScanProgram:
         Args:
             inputs: sequences `[T, *step]`.
             states: initial states `[*step]`; `None` for zeros of the step's shape and the first input's dtype.
-            autocast: True if `torch.autocast` also applies inside of the core when it is on, as in a loop.
+            autocast: True to apply an active `torch.autocast` inside of the core, as a loop does.
         """
         step_inputs = tuple(StepValue(tuple(x.shape[1:]), x.dtype) for x in inputs)
         step_shape = broadcast_shape([value.shape for value in step_inputs])
@@ -270,7 +271,7 @@ class ScanProgram:
         self._differentiated[step.trace.inputs, step.trace.states] = step
 
     def check_differentiated(self, step: CoreSpecialization) -> None:
-        """Raises an error if the core has changed since the last such forward, which ran another step."""
+        """Raises an error if the last such forward ran another step, whose core has changed since then."""
         before = self._differentiated.get((step.trace.inputs, step.trace.states), step)
         if before is not step:
             before.check_unchanged()
@@ -300,7 +301,7 @@ class ScanProgram:
                     step.forget_plans()
 
     def close(self) -> None:
-        """Drops the compiled kernels. If the program is used again, it compiles them again."""
+        """Drops the compiled kernels. Later calls of the program compile the kernels again."""
         with self._lock:
             self._specializations.clear()
             self._differentiated.clear()

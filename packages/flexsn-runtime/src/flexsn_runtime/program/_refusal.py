@@ -1,4 +1,4 @@
-"""Checks whether compiled kernels would accept a step function, on machines where they cannot run."""
+"""Checks, on machines that cannot run compiled kernels, if such kernels would accept a step function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def why_refused(
 ) -> str | None:
     """The message of the error that compiled kernels would raise for these tensors on a GPU; otherwise `None`.
 
-    Calls the core a few times, on tensors without data, and compiles nothing. The program keeps the trace.
+    Calls the core a few times, on tensors without data, and compiles nothing. The program stores the trace.
 
     Args:
         program: the step function.

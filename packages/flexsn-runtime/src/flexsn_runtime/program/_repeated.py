@@ -56,7 +56,7 @@ class RepeatedCall:
         run: function of `[*inputs, *states, *lifted]`.
         has_layout: predicate that is True if `[*inputs, *states, *lifted]`, without `at_zero`, have the layout of these
             calls. It may wrongly return False.
-        are_alike: the same predicate without the comparison of addresses. It suffices for tensors that are all aligned.
+        are_alike: like `has_layout`, without the comparison of addresses. It suffices if all tensors are aligned.
     """
 
     step: CoreSpecialization
@@ -87,7 +87,7 @@ class RepeatedCall:
         return call
 
     def places(self, instead: Mapping[int, Tensor]) -> list[int] | None:
-        """Positions, among the tensors of `run`, of the tensors of `instead`; `None` if others are captured, too."""
+        """Positions of the tensors of `instead` among the tensors of `run`; `None` if other tensors are captured."""
         captured, first = self.step.captured(), self.step.trace.num_inputs + self.step.trace.num_states
         if captured is None or len(captured) != len(instead):
             return None
@@ -96,15 +96,15 @@ class RepeatedCall:
         return found if len(found) == len(instead) else None
 
     def again(self, key: Hashable, tensors: Sequence[Tensor | None], compute: Compute | None = None) -> Again | None:
-        """A function that runs calls like the present one without Python; `None` if the launcher does not make them.
+        """A function that runs calls like this one without Python; `None` if the launcher does not execute such calls.
 
-        Requires `run.is_native`. The function compares everything but what the
-        core reads (`Reads.holds`) and hooks of launches (`run.watched`).
+        Requires `run.is_native`. The function compares everything except the values that the core reads (`Reads.holds`)
+        and launch hooks (`run.watched`).
 
         Args:
-            key: equal for equal arguments, but for the numbers in memory.
-            tensors: `[*inputs, *states, *lifted]`; with `compute`, as for `TrainedScan.computing`.
-            compute: as there; `None`: no tensor is computed.
+            key: value that is equal for arguments that differ only in the numbers in memory.
+            tensors: `[*inputs, *states, *lifted]`; with `compute`, same as for `TrainedScan.computing`.
+            compute: same as for `TrainedScan.computing`; `None` if no tensor is computed.
         """
         run, key = self.run, (key, torch.is_inference_mode_enabled())
         if key in self._agains or transform_at_work() is not None or number_of_modes() or _is_capturing(tensors[0]):
@@ -132,7 +132,7 @@ def repeated_call(
     single: bool = False,
     state_seqs: bool = False,
 ) -> Sequence[Tensor] | None:
-    """Returns the results of a call if the program has run a similar one; otherwise `None`.
+    """Returns the results of a call if the program has run a similar call; otherwise `None`.
 
     The earlier call has passed all checks of `prepare` and `scan`. This function compares everything on which these
     checks depend: the kind of call, the layout of all tensors, the values that the core reads, gradients, autocast and
@@ -197,7 +197,7 @@ def find_call(
 def _again_by_key(
     program: ScanProgram, kind: Hashable, given: Sequence[Tensor], instead: Mapping[int, Tensor] | None
 ) -> tuple[RepeatedCall, tuple[Tensor | None, ...]] | None:
-    """As `find_call`, with slower comparisons: for other types of tensors, or another state of the dispatcher."""
+    """Like `find_call`, with slower comparisons: for other types of tensors, or another state of the dispatcher."""
     try:
         layout = _layout(given, instead)
     except (AttributeError, RuntimeError):  # an argument is not a tensor, or has no memory
@@ -239,7 +239,7 @@ def scan_again(
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Returns the results of `repeated_scan`, or otherwise of `prepare` and `scan`. Stores this call for later ones.
+    """Returns the results of `repeated_scan`, or else of `prepare` and `scan`. Stores this call for later calls.
 
     Raises:
         The errors of `prepare`.
@@ -390,7 +390,7 @@ def _autocast(given: Sequence[Tensor]) -> torch.dtype | None:
 
 
 def _layout(given: Sequence[Tensor], instead: Mapping[int, Tensor] | None) -> Hashable:
-    # Whether captured tensors require grad is compared separately.
+    # The flags `requires_grad` of captured tensors are compared separately.
     grads = None
     if torch.is_grad_enabled():
         grads = tuple([t.requires_grad for t in (given if instead is None else (*given, *instead.values()))])

@@ -12,9 +12,9 @@ from flexsn_runtime.program._repeated import remember, repeated_step, scan
 
 
 def single_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
-    """Returns `(*outputs, *new_states)` of one step, as `prepare` and `scan` return them for sequences of one step.
+    """Returns `(*outputs, *new_states)` of one step, equal to the results of `prepare` and `scan` for T = 1.
 
-    It raises the same errors.
+    Raises the same errors.
 
     Args:
         inputs: `[*step]` each, or tensors that broadcast to it.

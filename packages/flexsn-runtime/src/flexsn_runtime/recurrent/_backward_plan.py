@@ -1,4 +1,4 @@
-"""The parts of a backward that are equal in each call of a kind: groups of steps that share a VJP, and their memory."""
+"""The parts of a backward that are equal in all calls of one kind: groups of steps with a common VJP, and memory."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def _segments(
 ) -> list[Segment]:
     """Groups the steps by the gradients that they receive, with the last steps first.
 
-    If no loss depends on a state, the last step receives no gradient of it. Earlier steps receive none either, unless
-    another gradient flows to the state. Zeros in place of such absent gradients would be wrong, because an infinite
-    derivative would make them NaN. If only the last step lacks gradients, a flag may mark this step; then, all steps
-    share a VJP.
+    If no loss depends on a state, the last step receives no gradient of the state. Earlier steps receive none either,
+    unless another gradient flows to the state. Zeros in place of such absent gradients would be wrong, because an
+    infinite derivative would make them NaN. If only the last step lacks gradients, a flag may mark this step, so that
+    all steps share a VJP.
 
     Args:
         arrives: for each result of the scan, True if its gradient arrives.

@@ -37,7 +37,7 @@ _VARIABLES = ("FLEXSN_ONE_LAUNCH", "FLEXSN_CLUSTERS")
 def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> Run:
     """Returns a function for calls with `[*inputs, *states, *lifted]` like these.
 
-    It returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary.
+    The function returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary.
     """
     tensors = arguments.all
     wanted = tuple([t is not None and t.requires_grad for t in tensors]) if torch.is_grad_enabled() else ()
@@ -153,8 +153,8 @@ def repeated(
     """Returns the results of a call.
 
     Args:
-        recordings: for each environment, the recording of such calls. It is `None` after the first call; if calls
-            cannot be repeated, it is the reason.
+        recordings: for each environment, the recording of such calls; `None` after the first call, or the reason why
+            such calls cannot be repeated.
         now: the current environment.
         once: True if the call must not be recorded.
     """

@@ -14,8 +14,8 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterNeeds, cluster_needs, wh
 _VARIABLE = "FLEXSN_CLUSTERS"
 _LEAST_CAPABILITY = (9, 0)
 _BLOCKS, _ROW_TILES = (4, 8, 16), (1, 2, 3, 4)
-# Numbers of splits, from the fastest to the slowest: if all of the matrices are in registers, and if only a part of
-# them is (benchmarks/results/cluster_divisions.md).
+# Numbers of splits, from the fastest to the slowest. The first order is for matrices that are completely in registers,
+# and the second for matrices that are partly in registers (benchmarks/results/cluster_divisions.md).
 _SPLITS, _SPLITS_OF_PARTS = (2, 4, 1, 8), (4, 2, 8, 1)
 _REGISTERS = 65536  # of one processor
 _MOST_REGISTERS = 255  # of one thread
@@ -27,12 +27,13 @@ _SPARE = {4: 8, 8: 18, 16: 18}
 # Maximum registers with matrices in a thread of eight rows. With more of them, no registers are left for loads in
 # flight, and spilled values are read in every step.
 _MOST_OF_MATRICES = 192
-# Bytes of matrices that a block reads again in every step. Above the first number, clusters are slower than launches
-# step by step. Up to the second number, other work hides the reads.
+# Bytes of matrices that a block reads again in every step. Above the first number, clusters are slower than separate
+# launches for each step. Up to the second number, other work hides the reads.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
 # Maximum columns of gates in a cluster on an H100. For wider steps, clusters are faster only in forwards in which all
-# rows run at a time and a block holds all of its matrices. In half precision, they are faster only for few columns
-# (benchmarks/results/clusters.md, cluster_divisions_h200.md). The second number is for spikes, which are sent as bits.
+# rows run at the same time and each block holds all of its matrices. In half precision, they are faster only for few
+# columns (benchmarks/results/clusters.md, cluster_divisions_h200.md). The numbers are for float32 values, for spikes,
+# which are sent as bits, and for half precision.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
 
@@ -53,9 +54,10 @@ def why_no_clusters(device: torch.device) -> str | None:
 
 
 def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: bool = False) -> Iterator[Cluster]:
-    """Yields the possible divisions of a loop, with the best one first.
+    """Yields the possible divisions of a loop, with the best division first.
 
-    Better divisions run all rows at a time, keep all of the matrices in a block, and have fewer rows and fewer blocks.
+    Better divisions run all rows at the same time, keep all of the matrices in a block, and have fewer rows and fewer
+    blocks.
 
     Args:
         processors: number of multiprocessors of the GPU.
@@ -95,7 +97,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
 
 
 def _of_gates(loop: Loop) -> bool:
-    """True for several matrices side by side, as for gates, or for gradients of their products."""
+    """True for several adjacent matrices, as for gates, or for the gradients of their products."""
     products = [part for part in loop.parts if isinstance(part, Multiply)]
     return any(len(part.pieces) > 1 or part.operand.width > loop.width for part in products)
 
@@ -111,8 +113,8 @@ def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
 def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None:
     """Returns the division with as much of the matrices as possible in registers, and then in shared memory.
 
-    If two slots for sent values leave too little room in shared memory, there is only one. If the division does not
-    fit, the result is `None`.
+    If two slots for sent values leave too little room in shared memory, the division has one slot. If it does not fit
+    with one slot, the result is `None`.
     """
     threads, tiles = cluster.threads(loop.width), cluster.tiles(loop.width) * cluster.blocks
     if threads > _MOST_THREADS or tiles % cluster.splits:

@@ -41,9 +41,9 @@ from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 if TYPE_CHECKING:
     from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 
-# With more arrivals at one counter, it would reach the number that marks programs that gave up.
+# With more arrivals, a counter would reach the number that marks programs that gave up.
 _MOST_ARRIVALS = 1 << 29
-# Maximum number of divisions among clusters that are compiled to find one that needs as few turns as estimated.
+# Maximum number of cluster divisions that are compiled to find a division with no more turns than estimated.
 _MOST_COMPILED = 3
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
 _Source = Callable[[OverTime], Tensor]
@@ -55,7 +55,7 @@ class Loops:
     Attributes:
         prepared: for each set of layouts of the loaded and stored values, the prepared launch, or the reason why one
             launch is impossible.
-        told: descriptions of the last ``"forward"`` and the last ``"backward"`` launch of more than one step, in words.
+        told: descriptions of the last ``"forward"`` and the last ``"backward"`` launch of more than one step.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ def _name(step: RecurrentSpecialization, over: OverTime) -> str:
 
 
 def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
-    """Returns a key of a kernel that does not include its division."""
+    """Returns the key of a kernel. The division among programs is not part of the key."""
     strides = tuple((number, matrix.stride()) for number, matrix in memory.matrices.items())
     places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
     return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero, parts_of_float32())
@@ -199,7 +199,7 @@ class InClusters:
         groups: number of groups of rows.
         numbers: integer arguments of the kernel.
         sources: for each tensor of the kernel, the function that returns it.
-        told: a description of a launch in words.
+        told: a description of the launch.
     """
 
     kernel: ClusterLaunch
@@ -223,7 +223,7 @@ class InClusters:
         return self.kernel.function(self.tensors(over))
 
     def tensors(self, over: OverTime) -> list[Tensor]:
-        """Tensors of the kernel, in its order."""
+        """Tensors of the kernel, in the order of its parameters."""
         return [give(over) for give in self.sources]
 
 
@@ -269,7 +269,7 @@ class InPrograms:
         return self.kernel.launch([give(over) for give in self.sources], self.numbers).room
 
     def in_words(self, at_once: int) -> str:
-        """Describes a launch in which this number of groups run at a time, in words."""
+        """Returns a description of a launch that runs this number of groups at a time."""
         found = self._said.get(at_once)
         if found is None:
             turns = -(-self.groups // at_once)
@@ -439,7 +439,9 @@ def _sources(
     exchanged: Mapping[Port, _Source],
     device: torch.device,
 ) -> Iterator[_Source]:
-    """Returns the sources of a kernel's tensors, in its order. For a value with steps, only its first address matters.
+    """Returns the sources of a kernel's tensors, in the kernel's order.
+
+    Of a value at several steps, only the first address matters.
 
     Args:
         exchanged: sources of the memory through which programs exchange values.
@@ -473,7 +475,7 @@ def _sources(
 
 
 def _beginning(over: OverTime, *, port: Port, written: bool, offset: int) -> Tensor:
-    """Returns the beginning of the part that a kernel reads, which is `offset` elements after the value's beginning."""
+    """Returns the beginning of the part that a kernel reads: `offset` elements after the beginning of the value."""
     memory = (over.writes if written else over.reads)[port].memory
     return memory.as_strided((1,), (1,), memory.storage_offset() + offset) if offset else memory
 

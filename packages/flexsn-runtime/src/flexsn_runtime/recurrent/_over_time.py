@@ -21,12 +21,12 @@ class OverTime:
 
     Attributes:
         num_steps: T, at least 1.
-        reads: each value before a step.
-        writes: each value that a step writes.
+        reads: the values before each step.
+        writes: the values that each step writes.
         lifted: lifted tensors, without gradients.
         matrices: matrices of the products, by number.
         backwards: True if the loop runs from the last step to the first.
-        lasting: values whose steps are all read after the loop.
+        lasting: values that are read after the loop for all steps.
         from_zero: True if all carried values are zero before the first step.
         arriving: for a backward, pairs of tensors: the gradients after each step, `[T + 1, *step]`, and the gradients
             that are added to them, `[T, *step]`.
@@ -80,8 +80,8 @@ def rows_of(
     """Allocates memory for values of steps, `[rows, *shape]`, without holes.
 
     Args:
-        order: order of the dimensions of a step in memory. `None` for the usual order, which is also used if the number
-            of dimensions differs.
+        order: order of a step's dimensions in memory; `None` for the usual order. The usual order also applies if the
+            number of dimensions differs.
         zero: True to fill the memory with zeros.
     """
     if order is None or len(order) != len(shape):
@@ -156,7 +156,7 @@ class Seen(NamedTuple):
 
     Attributes:
         view: the view. It is kept alive, because its id is part of a key.
-        shape, strides, offset: layout of the view. If there are no strides, the memory has to be made contiguous first.
+        shape, strides, offset: layout of the view. Without strides, the memory must be made contiguous first.
     """
 
     view: View

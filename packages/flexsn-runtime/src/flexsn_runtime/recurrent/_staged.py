@@ -1,8 +1,8 @@
-"""A step with matrix products, over time, without autograd.
+"""Runs a step with matrix products over time, without autograd.
 
-Each pointwise stage is a kernel, and each other part is a product of a library. They run step after step, without any
-other op in between. The values of a step get their places in memory before the loop begins. A launch in the loop
-therefore takes a list of addresses that were computed once, and a product is a call with three tensors.
+Each pointwise stage is a kernel, and each other part is a product that a library computes. The parts run step after
+step, with no other op in between. The values of a step get their places in memory before the loop begins. In the loop,
+a launch therefore takes a list of addresses that were computed once, and a product is a call with three tensors.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class RecurrentSpecialization(CoreSpecialization):
 
     @cached_property
     def ending(self) -> Port | None:
-        """The input that counts down, if steps in which it is at most 0 change no state and output zeros."""
+        """The input that counts down; `None` unless steps with 0 or less keep all states and output zeros."""
         if len(self._counts) != 1 or not staged_ends_early(self.trace.forward, self._counts):
             return None
         return Port(Role.INPUT, self._counts[0])
@@ -163,7 +163,7 @@ class RecurrentSpecialization(CoreSpecialization):
     def vjp(
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...], kept: frozenset[Port] | None = None
     ) -> StagedStep:
-        """Returns the step's VJP. Of the forward's operands and products, it reads only those that are kept."""
+        """Returns the step's VJP. The VJP reads only kept operands and products of the forward."""
         key = (cotangents, wanted, kept)
         with self._lock:
             whole = self._vjps.get((cotangents, wanted, None))
@@ -200,9 +200,9 @@ class RecurrentSpecialization(CoreSpecialization):
         absent: frozenset[Port],
         unneeded: frozenset[Port],
     ) -> StagedStep | None:
-        """Returns a VJP for all steps, of which the last lacks gradients of some new states; see `absent_at_first`.
+        """Returns one VJP for all steps, of which the last lacks gradients of some states; see `absent_at_first`.
 
-        It is `None` if earlier steps lack gradients of other new states.
+        The result is `None` if earlier steps lack gradients of other new states.
 
         Args:
             unneeded: absent gradients whose values before the first step are not needed.
@@ -217,7 +217,7 @@ class RecurrentSpecialization(CoreSpecialization):
             return self._whole_vjps[key]
 
     def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
-        """Returns shapes and dtypes of the values that the forward keeps of each step: states, operands and products.
+        """Returns shapes and dtypes of the values that the forward keeps for each step: states, operands and products.
 
         Args:
             wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient will be needed.
@@ -236,7 +236,7 @@ class RecurrentSpecialization(CoreSpecialization):
         return found
 
     def check(self, *, training: bool) -> None:
-        """Raises the errors that generating the step's kernels raises, without compiling them."""
+        """Raises each error that kernel generation for the step raises, without compiling kernels."""
         steps = [self.trace.forward]
         if training:
             trace = self.trace
@@ -286,7 +286,7 @@ class _Prepared(NamedTuple):
         stage: the stage. It is kept alive, because its id is part of a key.
         kernel: the kernel.
         integers: integer arguments of the kernel.
-        operands: operands of the kernel. They include copies of the lifted tensors that it cannot read directly.
+        operands: operands of the kernel, with copies of the lifted tensors that the kernel cannot read directly.
         launches: launches by alignment of the addresses.
     """
 
@@ -334,7 +334,7 @@ class StagedScan:
                 self._launch(prepared, example).compile(example)
 
     def _in_one_launch(self) -> bool:
-        """Runs the loop in one launch, if possible. Returns True if it did."""
+        """Runs the loop in one launch, if possible. Returns True on success."""
         loops, over = self._step.loops, self._over
         try:
             how = run_in_one_launch(self._step, over)
@@ -514,7 +514,7 @@ class StagedScan:
                 act(t)
 
     def _multiply_whole(self, product: Product) -> bool:
-        """Computes the products of all steps as one product, if all rows share a matrix. Returns True if it did."""
+        """Computes the products of all steps as one product, if all rows share a matrix. Returns True on success."""
         if product.is_reduction:
             value, *numbers = product.args
             _OUT[product.op](self._read(value).sequence, *numbers, out=self._written(product.result).sequence)
@@ -540,7 +540,7 @@ class StagedScan:
         return True
 
     def _convolve_whole(self, product: Product) -> bool:
-        """Computes one convolution of the frames of all steps. Returns True if it did."""
+        """Computes one convolution of the frames of all steps, if possible. Returns True on success."""
         out = self._written(product.result).sequence
         value, *rest = (
             self._read(a).sequence if isinstance(a, View) and a.source.role is not Role.MATRIX else self._constant(a)
@@ -559,7 +559,7 @@ class StagedScan:
     # -- sums over time ----------------------------------------------------------------------------------------
 
     def _is_exact(self, view: View) -> bool:
-        """True if the forward writes only numbers that bfloat16 can represent to the view's value."""
+        """True if bfloat16 can represent all numbers that the forward writes to the view's value."""
         port = view.source
         return (self._staged.saved[port.index] if port.role is Role.SAVED else port) in self._step.exact_values
 

@@ -38,7 +38,7 @@ def _intermediates(
 ) -> dict[Port, Rows]:
     """Allocates memory for operands and products.
 
-    If a step reads values of later steps, the memory includes zeros for the steps after the last one.
+    If a step reads values of later steps, the memory includes zeros for the steps after the last step.
     """
     behind: dict[Port, int] = {}
     for port, steps in staged.later.values():
@@ -124,8 +124,8 @@ def _states(
 ) -> list[Tensor]:
     """Allocates memory for each state at all times, or two alternating rows. Sets the first row.
 
-    If a state equals another state some steps later, it shares the memory of that state, and begins this number of rows
-    earlier.
+    If a state takes the values of another state a few steps later, the two states share memory, and the rows of the
+    first state begin this number of rows earlier.
     """
     num_steps = arguments.num_steps
     shifts = step.trace.forward.shifts
@@ -175,7 +175,7 @@ def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> 
 
 
 def _compiles(step: RecurrentSpecialization) -> bool:
-    """True if kernels have to be compiled. It is False in an interpreter."""
+    """True if kernels have to be compiled, False if an interpreter runs them."""
     return not step.backend.interpreted
 
 
@@ -189,9 +189,9 @@ def _compiling_backward(
     *,
     state_seqs: bool,
 ) -> AbstractContextManager[None]:
-    """Context of a forward, which also compiles its backward if it is the first backward of the step.
+    """Context of a forward that compiles the step's first backward.
 
-    As in a pointwise step, this is the backward that most calls need. Only the layout of its memory matters, not the
+    As for a pointwise step, this is the backward that most calls need. Only the layout of its memory matters, not the
     contents.
     """
     if needed is None or step.backward_plans or not _compiles(step):
@@ -219,7 +219,7 @@ def backward_staged(
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
-    """Computes the gradients of `[*inputs, *states, *lifted]`; `None` if one is not needed, or if no gradient flows."""
+    """Computes the gradients of `[*inputs, *states, *lifted]`; `None` for an absent or unneeded gradient."""
     if arguments.num_steps == 0 or 0 in step.trace.step_shape:
         return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
     return _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs).run()
@@ -243,7 +243,7 @@ class _Backward:
         self._step, self._arguments, self._memory = step, arguments, memory
         self._needed, self._state_seqs = needed, state_seqs
         self._order = _order(step, arguments)
-        # An expanded gradient, such as that of a sum over time, would need another kernel, so it is copied.
+        # An expanded gradient, such as the gradient of a sum over time, would need another kernel, so it is copied.
         self._of_outputs = [
             _copied(g, step.format(arguments.inputs, arguments.states, v.shape).sequence)
             if g is not None and (g.is_neg() or g._is_zerotensor() or 0 in g.stride())
@@ -258,7 +258,7 @@ class _Backward:
             g = self._of_states[i]
             if g is None and port not in plan.results:
                 continue
-            # The gradient after step t is in row t + 1, and the gradient before it in row t.
+            # The gradient after step t is in row t + 1, and the gradient before step t is in row t.
             rows = num_steps + 1 if state_seqs or port in plan.sequences else 2
             zero = port not in plan.absent
             gradient = rows_of(rows, value.shape, self._order, dtype=value.dtype, device=device, zero=zero)
@@ -365,7 +365,7 @@ def _without_steps(
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
-    """Returns the gradients of a scan of zero steps, whose final states are the initial ones."""
+    """Returns the gradients of a scan of zero steps, whose final states are the initial states."""
     trace = step.trace
     gradients: list[Tensor | None] = [None] * len(needed)
     empty = math.prod(trace.step_shape) == 0 and arguments.num_steps > 0

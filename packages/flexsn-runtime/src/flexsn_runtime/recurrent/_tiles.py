@@ -20,25 +20,26 @@ _OPERAND_BYTES = 512  # per thread: half of its registers
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
-# Maximum bytes of the matrices by which float32 numbers in three parts are multiplied, for neurons and for their gates.
-# Measured for a GRU of 512 neurons, whose matrices have 4.5 MiB, and for a LIF of 1024 neurons
-# (benchmarks/results/clusters.md). Two populations of 512 and 128 neurons have 2.2 MiB. They take 97 ms step by step,
-# and 10 ms in one launch.
+# Maximum bytes of the matrices that multiply float32 numbers in three parts, for neurons and for their gates. Measured
+# for a GRU of 512 neurons, whose matrices have 4.5 MiB, and for a LIF of 1024 neurons (benchmarks/results/clusters.md).
+# The matrices of two populations of 512 and 128 neurons have 2.2 MiB. These populations take 97 ms step by step, and 10
+# ms in one launch.
 _MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 4 << 20
-# For a float32 step that reads at least this number of values of earlier steps. For an H100, the compiler spills an
-# operand in parts, unless the operand is multiplied in pieces. If the values of earlier steps are in memory, more warps
-# spill less.
+# Limits for float32 steps that read more than `_FEW_SHIFTED` values of earlier steps, or that store such values in
+# memory. For an H100, the compiler spills an operand in parts, unless the operand is multiplied in pieces. If the
+# values of earlier steps are in memory, more warps spill less.
 _FEW_SHIFTED = 8
 _SHIFTED_CHUNK = 128
 _RING_CHUNK = 64
 _RING_WARPS = 8
-# For a program with whole rows and no matrices. A thread has eight columns of each value. A program has up to 16 warps.
+# Columns per warp and maximum columns of a program with whole rows and no matrices. A thread has eight columns of each
+# value. A program has up to 16 warps.
 _COLUMNS_OF_A_WARP = 256
 _MOST_COLUMNS = 4096
 
 
 def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
-    """Yields the tiles of a loop on a device, with the best ones first. Later ones need fewer registers.
+    """Yields the tiles of a loop on a device, with the best tiles first. Later tiles need fewer registers.
 
     Raises:
         NotOneLaunchError: no program has room for its part of the matrices.
@@ -81,7 +82,8 @@ def held_tiles(loop: Loop, processors: int, *, from_zero: bool) -> Tiles | None:
 
     Args:
         processors: number of multiprocessors. If there are more programs than multiprocessors, several programs share a
-            multiprocessor, provided that it has enough registers. It has enough for programs of four warps.
+            multiprocessor, provided that the multiprocessor has enough registers. It has enough for programs of four
+            warps.
     """
     matrices = sum(weight.held_bytes for weight in _weights(loop, from_zero))
     if matrices > _HELD_BYTES:
@@ -165,7 +167,7 @@ def _best(
     processors: int,
     shared: int,
 ) -> Tiles | None:
-    """Returns the tiles with the fewest rounds. Among these, prefers small ones, since they are faster.
+    """Returns the tiles with the fewest rounds. Among these tiles, prefers small tiles, which are faster.
 
     Args:
         gathered: for values that programs exchange for reductions, the number of columns, and the bytes of a column.

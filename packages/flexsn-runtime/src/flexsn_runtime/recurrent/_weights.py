@@ -1,4 +1,4 @@
-"""Gradients of matrices: products of two values, summed over time. If one consists of spikes, tensor cores multiply."""
+"""Gradients of matrices: products of two values, summed over time. Tensor cores compute products with spikes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
     """Returns the sum over time of `left @ right`, for `[T, rows, inner]` and `[T, inner, columns]`.
 
     Args:
-        exact: for each factor, True if bfloat16 can represent its numbers, except perhaps those of an initial state. If
-            the other factor is float32, it is then multiplied in three parts, which is as exact as in float32.
+        exact: for each factor, True if bfloat16 can represent its numbers, except perhaps the numbers of an initial
+            state. If the other factor is float32, the other factor is multiplied in three parts, which is as exact as a
+            product in float32.
     """
     steps, rows, inner = left.shape
     columns = right.shape[2]
@@ -39,7 +40,7 @@ def compilations_of_sum(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -
 
 
 def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Tensor, Tensor] | None:
-    """Returns the factors of one product of all rows, with an exact second one; `None` to use a library."""
+    """Returns the factors of one product of all rows, with an exact second factor; `None` to use a library."""
     steps, rows, inner = left.shape
     columns = right.shape[2]
     if not any(exact) or not _pays(left, steps * inner, rows, columns):
@@ -48,9 +49,9 @@ def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Ten
     return (down, across) if exact[1] else (across, down)
 
 
-# The fewest multiplications for each number of a factor that make products in parts worthwhile. With fewer, numbers are
-# multiplied faster than they are divided into parts. On an H100, in microseconds, in parts and in float32: a million
-# rows of 64 and 64 numbers 629 and 237; 64,000 rows of 256 and 256 numbers 155 and 160.
+# Minimum number of multiplications per number of a factor for which products in parts pay off. With fewer
+# multiplications, dividing the numbers into parts takes longer than multiplying them. On an H100, a million rows of 64
+# and 64 numbers take 629 us in parts and 237 us in float32; 64,000 rows of 256 and 256 numbers take 155 us and 160 us.
 _FEWEST_OF_A_NUMBER = 128
 
 

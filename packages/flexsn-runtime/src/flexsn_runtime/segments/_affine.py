@@ -13,7 +13,7 @@ from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialSc
 
 
 class SegmentedAffine(InSegments[ForwardSpec]):
-    """Runs the forward of an affine step in segments, not as its serial kernel. Results are equal up to rounding.
+    """Runs the forward of an affine step in segments instead of its serial kernel. Results are equal up to rounding.
 
     Args:
         scan: the scan.

@@ -14,7 +14,8 @@ from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# For a segment's map, S * S + S numbers are in registers, and each step takes S + 1 evaluations.
+# Maximum number S of states for maps of segments. A map has S * S + S numbers in registers, and each step takes S + 1
+# evaluations.
 _MOST_STATES = 4
 
 # A backward in segments computes each step twice, and its VJP S + 2 times.
@@ -26,7 +27,7 @@ class Choice(NamedTuple):
 
     Attributes:
         rule: rule that led to this choice.
-        number: number of segments. For a forward, it assumes the first warm-up.
+        number: number of segments. For a forward, this number assumes the first warm-up.
     """
 
     rule: SegmentRule
@@ -88,8 +89,8 @@ def speculation(step: Specialization, choice: Choice) -> Speculation:
 def choose_ahead(step: Specialization, num_steps: int, ncl: int) -> AheadChoice | None:
     """Chooses the segments of a forward scan in a program that is compiled ahead of time; `None` for a serial scan.
 
-    The program cannot learn a warm-up. It uses one that earlier calls of this step have learned, or otherwise half of
-    the longest one. Within that time, most of the trajectories that converge at all have converged.
+    The program cannot learn a warm-up. It uses the warm-up that earlier calls of this step have learned, or otherwise
+    half of the longest warm-up. Within that time, most of the trajectories that converge at all have converged.
 
     Args:
         num_steps, ncl: numbers or symbols. The choice is made for the hints of symbols, and is correct for all values.

@@ -19,10 +19,10 @@ _WIDE = (torch.float32, torch.float64)
 def in_segments(scan: SerialScan[ForwardSpec], core: CoreSource, choice: Choice | AheadChoice) -> Launch:
     """Returns the launch of a forward scan in segments, or the launch of its serial kernel.
 
-    Exact steps speculate. With fast math, guesses cannot be compared, because different kernels compute the same step
-    with different bits. However, fast math allows any order of a sum, so affine steps combine their segments. In
-    compiled graphs, a mask marks the ends of sequences. All guesses for segments after these ends would be wrong. Such
-    a scan is therefore serial.
+    Exact steps guess their segments. With fast math, guesses cannot be compared, because different kernels compute the
+    same step with different bits. However, fast math allows any order of a sum, so affine steps combine their segments.
+    In compiled graphs, a mask marks the ends of sequences. All guesses for segments after these ends would be wrong.
+    Such a scan is therefore serial.
 
     Args:
         scan: the scan.

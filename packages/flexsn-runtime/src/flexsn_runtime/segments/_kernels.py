@@ -22,7 +22,7 @@ _Spec = TypeVar("_Spec", bound=ForwardSpec | BackwardSpec)
 # Number of first calls on short sequences that run in segments. If Python launches the kernels, later calls are serial.
 _FIRST = 8
 
-# The wider dtypes in which registers hold values of these dtypes.
+# Maps dtypes of values to the wider dtypes in which registers hold these values.
 _KEPT = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -150,7 +150,7 @@ class InSegments(Generic[_Spec]):
     def _pays(self) -> bool:
         """True if several launches pay off in this call: the sequence is long, or a CUDA graph records them.
 
-        It is also True for the first calls, which compile the kernels that a recording needs, and learn their warm-up.
+        It is also True for the first calls, which compile the kernels that a recording needs, and learn the warm-up.
         """
         if self._is_long:
             return True

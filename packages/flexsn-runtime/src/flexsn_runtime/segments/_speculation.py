@@ -33,9 +33,10 @@ class Repairs(NamedTuple):
 class Speculation:
     """The warm-up of a step's forward, in steps. It doubles after each call with repairs, up to the longest warm-up.
 
-    With the longest warm-up, calls may have a few repairs. If they have many, the forward becomes serial.
+    With the longest warm-up, calls may have a few repairs. With many repairs, the forward becomes serial.
 
-    Counts are read without waiting: some calls later, when the device has written them. Results do not depend on this.
+    Counts are read without waiting: some calls later, when the device has written them. Results do not depend on this
+    delay.
 
     Args:
         rule: rule with the first and the longest warm-up.
@@ -65,7 +66,7 @@ class Speculation:
 
     @property
     def is_known(self) -> bool:
-        """True if calls in this process or an earlier one have shown that the warm-up is long enough."""
+        """True if calls in this or an earlier process have shown that the warm-up is long enough."""
         return self._is_kept or (self.last is not None and self.last.elements == 0)
 
     def count(self, ncl: int, num_steps: int) -> int:

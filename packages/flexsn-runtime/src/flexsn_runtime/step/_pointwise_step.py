@@ -122,7 +122,7 @@ class Specialization(CoreSpecialization):
         self.plans, self.has_backward = Recent(), False
 
     def check(self, *, training: bool) -> None:
-        """Raises the errors that generating the kernels would raise about the step, without compiling them."""
+        """Raises each error about the step that kernel generation would raise, without compiling kernels."""
         self.core()
         if training:
             trace = self.trace
@@ -142,7 +142,7 @@ class Specialization(CoreSpecialization):
         return plan
 
     def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool, bool]:
-        """Returns the way in which a kernel processes `num_steps` steps.
+        """Returns the settings with which a kernel processes `num_steps` steps.
 
         Args:
             config: configuration of the plan.
@@ -186,7 +186,7 @@ class Specialization(CoreSpecialization):
         return {**key, "language": self.backend.target.name}
 
     def core(self, residuals: Residuals | None = None) -> CoreSource:
-        """Returns the source of the step. With residuals, the step also returns these."""
+        """Returns the source of the step. With residuals, the step also returns the residuals."""
         with self._lock:
             if residuals not in self._cores:
                 forward = (self.trace if residuals is None else residuals).forward
@@ -239,7 +239,7 @@ class Specialization(CoreSpecialization):
         return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
-        """Returns the same as `vjp`, from residuals. `present` is True for each output whose gradient is present."""
+        """Like `vjp`, for a VJP that reads residuals. `present` is True for each output whose gradient is present."""
         cotangents = ports(Role.GRAD_OUTPUT, self.trace.num_outputs)
         absent = {
             port

@@ -46,7 +46,7 @@ class CoreSpecialization:
         self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self.backend.target)
         self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
         self._kernel_names: dict[str, None] = {}
-        # Predicate that is True for tensors that the step accepts in place of the captured ones.
+        # Predicate: True for tensors that the step accepts in place of the captured tensors.
         self._like_these: Callable[..., bool] = never
         self._lock = threading.RLock()
 
@@ -55,7 +55,7 @@ class CoreSpecialization:
     ) -> Self | None:
         """Returns this step for another core with the same code. Kernels are shared; the batch size may differ.
 
-        The result refers to nothing of this step's core. It is `None` if the other core has to be traced; see
+        The result holds no references to this step's core. It is `None` if the other core has to be traced; see
         `CoreTrace.of_twin` and `of_batch`.
         """
         trace: CoreTrace | None = self.trace.of_twin(core)
@@ -68,7 +68,7 @@ class CoreSpecialization:
         return twin
 
     def written_in(self, target: TargetName) -> Self:
-        """Returns this step with kernels in another language. None of them is generated yet.
+        """Returns this step with kernels in another language. The kernels are not generated yet.
 
         Raises:
             DtypeError: the language lacks a dtype of the step.
@@ -103,7 +103,7 @@ class CoreSpecialization:
         return self._kernel(("segments", key), write)
 
     def check(self, *, training: bool) -> None:
-        """Raises the errors that generating the kernels would raise, without compiling them.
+        """Raises each error that kernel generation would raise, without compiling kernels.
 
         Args:
             training: True if gradients will be needed.
@@ -150,7 +150,7 @@ class CoreSpecialization:
         return trace.lift(fetched)
 
     def _takes(self, fetched: Sequence[Tensor]) -> bool:
-        """True if the step can read these tensors instead of those that its core captured when it was traced."""
+        """True if the step can read these tensors instead of the tensors that the trace captured."""
         for tensor, trained in zip(fetched, self.trained, strict=True):
             if tensor.requires_grad != trained:
                 return False
@@ -218,13 +218,13 @@ class CoreSpecialization:
         return new
 
     def check_backward(self) -> None:
-        """Raises an error unless the backward formulas would read the values that they read when they were traced."""
+        """Raises an error if values that the backward formulas read have changed since the trace."""
         changed = self.trace.reads.changed_for_backward()
         if changed:
             raise changed_between(", ".join(changed))
 
     def check_unchanged(self) -> None:
-        """Raises an error unless the core reads the values that it read when the step was traced.
+        """Raises an error if values that the core reads have changed since the trace.
 
         Captured tensors may change.
         """
