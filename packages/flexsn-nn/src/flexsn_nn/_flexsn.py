@@ -99,7 +99,7 @@ class FlexSN(Runs):
 
     Raises:
         UnknownNameError, StepModeError: a backend, step mode or precision is unknown, or two of them exclude each
-        other.
+            other.
         ResidualsError: the choice of residuals is unknown.
         ValueError: the numbers contradict each other or, with `example_inputs`, the core.
 
@@ -151,8 +151,8 @@ class FlexSN(Runs):
         self._spike_range = None
         self._decisions = Decisions()
         self._refusals = Refusals()
-        # Assigning an attribute clears these values: the fact that kernels accept the core, and the records of calls
-        # that later calls may repeat.
+        # Assigning an attribute clears two results: that kernels accept the core, and the records of calls that later
+        # calls may repeat.
         self._ready_made = None
         self._repeats = self._again = None
         self.states = []
@@ -206,7 +206,8 @@ class FlexSN(Runs):
                 continue from the state of the first one; with `strict=True`, they raise this error.
             ParameterError: `lengths` or `resets` do not match the input.
             StepModeError: `lengths` are passed in step mode `"s"`.
-            ExampleError: `T == 0` in a loop without `example_outputs`, or these differ from the core's outputs.
+            ExampleError: `T == 0` in a loop without `example_outputs`, or `example_outputs` differ from the core's
+                outputs.
         """
         if inputs.__class__ is not tuple:  # torch.fx traces the neuron itself
             raise refuse_proxies(type(self).__name__)
@@ -365,11 +366,11 @@ class FlexSN(Runs):
         return found if lengths is None else (*found, Lengths(lengths))
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
-        """Returns transforms that compute the inputs that a call leaves out."""
+        """Returns transforms that compute the inputs omitted from a call."""
         return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Describes the backends, their refusals with the reasons, and the bytes that each call moves through memory.
+        """Describes the backends, the reasons against rejected ones, and the bytes that each call moves through memory.
 
         Args:
             inputs: same as for `forward`. With inputs, the text includes the bytes of a call with them, and the copies
