@@ -36,7 +36,7 @@ def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
 
 
 def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
-    """Unwraps states that transforms of `torch.func` have wrapped and that have ended.
+    """Unwraps states that are still wrapped by transforms of `torch.func` that have ended.
 
     Raises:
         StateError: a state belongs to one sample of a `vmap` that has ended.

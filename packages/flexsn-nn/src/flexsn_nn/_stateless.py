@@ -32,7 +32,7 @@ class Stateless(nn.Module):
         check_module("net", net)
         self.net = net
         self._layers: tuple[tuple[str, FlexSN | Stateful], ...] = tuple(with_state(net))
-        # Number of states by layer. For a layer that is not a neuron, it is unknown before the first input.
+        # Number of states by layer. For a layer that is not a neuron, the number is unknown before the first input.
         self._counts = [layer.num_states if isinstance(layer, FlexSN) else None for _, layer in self._layers]
 
     def initial_states(self, inputs: Tensor | Sequence[Any]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Access to private parts of torch. Importing this module looks up each name."""
+"""Access to private parts of torch. Each name is looked up when this module is imported."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def constant(function: _Function) -> _Function:
 
 
 def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function that `torch.compile` calls for a backend, which is this function or its name."""
+    """Returns the function that `torch.compile` calls for `backend`, which is a function or a name."""
     if not isinstance(backend, str):
         return backend
     lacking = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"
@@ -142,7 +142,7 @@ def after_transforms(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def recomputation() -> tuple[int, int] | None:
-    """Identifies the recomputation that this thread runs, which is a forward inside of a node's backward.
+    """Identifies the current recomputation of this thread, which is a forward inside of a node's backward.
 
     Returns `None` outside of recomputations.
     """
