@@ -1,4 +1,4 @@
-"""Neurons that are called like snnTorch's, for networks that loop over time and pass the states themselves.
+"""Neurons with the calls of snnTorch's neurons, for networks that loop over time and pass the states themselves.
 
     mem = lif.reset_mem()
     for step in x:
