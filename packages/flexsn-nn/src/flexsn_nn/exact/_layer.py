@@ -32,7 +32,7 @@ _LARGEST = 1 << 8
 
 
 class ExactForward(ReplacedForward):
-    """Forward of a linear layer or of a convolution over single points. It replaces the layer's attribute `forward`.
+    """Forward of a linear layer or a convolution of size 1. It replaces the layer's attribute `forward`.
 
     Args:
         layer: `nn.Linear`, or a convolution of size 1 in one to three dimensions.
@@ -43,8 +43,8 @@ class ExactForward(ReplacedForward):
         reads: if the input comes unchanged from a neuron, the layer and the modules that contain it; otherwise `None`.
         links: if only a neuron reads the output, the layer and the modules that contain it; otherwise `None`.
 
-        Attributes:
-            last: same as in `ReplacedForward`. For an exact product, it is the numbers of parts.
+    Attributes:
+        last: same as in `ReplacedForward`. For an exact product, `last` holds the numbers of parts.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ExactForward(ReplacedForward):
         """Returns the reason why torch's product runs; `None` if the exact product can run.
 
         Args:
-            written: input in bfloat16, which a neuron wrote, so it is known to consist of spikes.
+            written: input in bfloat16, as a neuron wrote it, so it consists of spikes.
         """
         if torch.is_autocast_enabled(x.device.type):
             return "under autocast"

@@ -118,7 +118,7 @@ class KeepsStates(Settings):
         held = self._exported
         return [] if held is None or not held.is_now() else held.states
 
-    @constant  # Dynamo runs it itself, and does not see the assignment
+    @constant  # Dynamo runs this method itself, and does not see the assignment
     def _is_exported_again(self) -> bool:
         held = self._exported
         self.__dict__["_exported"] = InExport(())
@@ -131,7 +131,7 @@ class KeepsStates(Settings):
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """Returns the initial states, `[*step]` each: zeros in the first input's dtype. Override it for other states.
 
-        Their memory format is that of the first input that has the step's shape.
+        The states have the memory format of the first input that has the step's shape.
 
         Args:
             num_states: number of states.
@@ -157,7 +157,7 @@ class KeepsStates(Settings):
 
     def _starts_by_input(self) -> bool:
         """True if `init_states` may read more than the inputs' shape, dtype and format, as a user's method may."""
-        # Dynamo of torch 2.11 mistakes `__module__` of a bound method for a descriptor.
+        # In torch 2.11, Dynamo mistakes `__module__` of a bound method for a descriptor.
         own = self.__dict__
         return not is_own(own["init_states"] if "init_states" in own else type(self).init_states)
 
@@ -190,7 +190,7 @@ class KeepsStates(Settings):
         return states
 
     def _state_shapes(self, inputs: tuple[Tensor, ...]) -> list[torch.Size]:
-        """Returns the shapes of the states for these inputs. They are the shapes of the initial states."""
+        """Returns the shapes of the states for these inputs, which are the shapes of the initial states."""
         shape = torch.Size(step_shape(inputs, self._step_mode))
         if self._starts_by(KeepsStates):
             return [shape] * self.num_states
@@ -217,7 +217,7 @@ class KeepsStates(Settings):
     # -- random numbers ------------------------------------------------------------------------------------
 
     def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
-        """Returns the transform that passes random numbers to the step with these changes; `None` if it draws none."""
+        """Returns the transform that passes random numbers to the transformed step; `None` if the step draws none."""
         draws: bool = self._draws
         for transform in transforms:
             draws = draws or step_draws(type(transform))
@@ -226,7 +226,7 @@ class KeepsStates(Settings):
         return Draws if self.training or self._numbers.in_evaluation else Means
 
     def _with_draws(self, transforms: tuple[Transform, ...], *, begins: bool, keep: bool) -> tuple[Transform, ...]:
-        """Adds the transform that passes random numbers to the step to a call's transforms, if the step draws any.
+        """Adds a transform that passes random numbers to the step, if the step draws any.
 
         Args:
             begins, keep: arguments of `Numbers.places`.
