@@ -94,7 +94,7 @@ class Producers:
 
     scan: fx.Node
     left: dict[fx.Node, str] = field(default_factory=dict)
-    # Nodes whose value could differ if they were evaluated at the scan.
+    # Nodes whose value could differ if they were evaluated at the position of the scan.
     _ahead: frozenset[fx.Node] = frozenset()
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ _hooks = attrgetter("_backward_hooks")
 
 
 class SameObjects:
-    """Containers and the objects in them, compared by identity.
+    """Containers, and the objects that they contain, compared by identity.
 
     Attributes:
         sized: containers whose lengths are compared.
@@ -69,7 +69,7 @@ class SameTensors:
         self._facts = self._now()
 
     def same(self) -> bool:
-        """True if none of these properties has changed."""
+        """True if none of the compared properties has changed."""
         return self._facts == self._now()
 
     def _now(self) -> tuple[list[Any], ...]:
