@@ -20,7 +20,7 @@ class Watcher(ABC):
 
     Args:
         found: layers that can be observed, by name.
-        layers: names of the layers to observe; `None` for all of them.
+        layers: names of the layers to observe; `None` for all layers.
 
     Raises:
         UnknownNameError: `found` has no layer with a name in `layers`.
@@ -86,7 +86,7 @@ class Monitor(Watcher):
 
     Args:
         net: network or single neuron.
-        layers: names of neurons, same as in `net.named_modules()`; `None` for all of them.
+        layers: names of neurons, same as in `net.named_modules()`; `None` for all neurons.
 
     Attributes:
         layers: the neurons by name.
