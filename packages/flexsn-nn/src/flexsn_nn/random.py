@@ -94,8 +94,9 @@ def configure(
 
     Args:
         net: neuron, or module with neurons. Neurons that do not draw numbers ignore the call.
-        seed: seed of the keys, which differ by neuron, in place of PyTorch's generator. Every sequence that begins with
-            the initial state then has equal numbers. A negative seed returns to keys from the generator.
+        seed: seed from which the key of each neuron is derived, instead of from PyTorch's generator. Every sequence
+            that begins with the initial state then has equal numbers. A negative seed returns to keys from the
+            generator.
         first_row: index of the first row of a batch. A process with the rows from `n` onwards sets `n`.
         in_evaluation: True (the initial setting) to draw numbers in evaluation mode, too. False to use the mean of each
             number in evaluation mode: 0, 0.5, and `p`.

@@ -26,7 +26,7 @@ class RLeaky(Feedback, Leaky):
         V: initial weights with `all_to_all=False`: one number for all neurons, or a tensor that broadcasts to the step.
         all_to_all: True if every neuron is connected to all others.
         linear_features: number of neurons, which is the last dimension of the step. The matrix is `recurrent.weight`.
-        conv2d_channels, kernel_size: channels and odd size of a convolution in place of the matrix, for steps `[B, C,
+        conv2d_channels, kernel_size: channels and odd size of a convolution that replaces the matrix, for steps `[B, C,
             H, W]`. It requires `backend="torch"`.
         threshold, spike_grad: same as in `DelayedReset`.
         learn_beta, learn_threshold: True to make the number an `nn.Parameter`.

@@ -1,7 +1,7 @@
 """Random numbers of captured steps, which are graphs of steps from Dynamo.
 
-A step that Dynamo captures must not change objects. Instead, it calls operators that mark, in the graph, its draws and
-the places of its numbers. `number_draws` later replaces these calls.
+A step that Dynamo captures must not change objects. Instead, it calls operators that mark its draws and the places of
+its numbers in the graph. `number_draws` later replaces these calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Transforms of calls with random numbers. They pass the places of its numbers to a step, or replace them by means."""
+"""Transforms that pass the places of random numbers to a step, or replace the numbers by their means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexsn_runtime import words_of_elements
 
 
 class Draws(Transform):
-    """Passes the places of its random numbers to a step. It is the outermost transform, because others may also draw.
+    """Passes the places of random numbers to a step. It is the outermost transform, because others may also draw.
 
     One object serves one call. The call's key is drawn once, even if the call is tried in several ways. Kernels compute
     the words of an element before their loop over time. Loops in Python receive words that are computed before the
