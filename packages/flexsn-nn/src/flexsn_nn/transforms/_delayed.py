@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Delayed(Transform):
     """A `Delay` in a call without earlier inputs. It runs in kernels that can load earlier steps, or before the step.
 
-    The step receives `x[t - whole]`, keeps the previous value as a state, and interpolates between the two. The
+    The step receives `x[t - whole]`, keeps the previous value as a state, and interpolates between the two values. The
     gradient of a learned delay is a sum over time, as for any captured tensor.
 
     Args:
@@ -42,7 +42,7 @@ class Delayed(Transform):
 
     @property
     def tensors(self) -> Values:
-        """The delays, if the step computes their fractions."""
+        """Delays, if the step computes their fractions."""
         delay = self.layer.delay
         return (delay,) if isinstance(delay, Tensor) and self.num_states else ()
 
