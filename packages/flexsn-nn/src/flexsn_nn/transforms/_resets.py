@@ -14,7 +14,7 @@ from flexsn_nn.transforms._where import per_sequence, select
 
 
 class Resets(Transform):
-    """Sets the states to the initial ones before the marked steps; `neuron(x, resets=mask)` uses it.
+    """Sets the states to their initial values before the marked steps; `neuron(x, resets=mask)` uses it.
 
     Use it for sequences that contain several episodes or documents. Gradients do not cross a reset.
 
@@ -34,7 +34,7 @@ class Resets(Transform):
 
     @property
     def tensors(self) -> Values:
-        """The initial states, if they are not zeros."""
+        """Initial states, if they are not zeros."""
         return self._initial
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
