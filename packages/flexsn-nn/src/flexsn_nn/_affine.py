@@ -36,7 +36,7 @@ class Affine(NamedTuple):
     broadcasts to the step: with one value per channel of `[B, C, H, W]`, its shape is `[C, 1, 1]`.
 
     Attributes:
-        mean, scale, shift: tensors of one shape, dtype and device. Gradients flow to those that require one.
+        mean, scale, shift: tensors of one shape, dtype and device. Gradients flow to the tensors that require grad.
     """
 
     mean: Tensor

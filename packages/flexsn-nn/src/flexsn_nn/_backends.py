@@ -56,7 +56,7 @@ def check_backend(backend: str, step_mode: str) -> Backend:
 
 
 def takes_step_mode(backend: Backend, step_mode: str) -> bool:
-    """True if a backend can run in a step mode."""
+    """True if `backend` can run in `step_mode`."""
     return backend not in _TRITON or step_mode == "m"
 
 

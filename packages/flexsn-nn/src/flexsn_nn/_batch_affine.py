@@ -4,7 +4,7 @@
 
 The statistics and the running statistics equal those of `torch.nn.functional.batch_norm`. The gradient through the
 statistics needs two sums per channel: the sum of the gradient of `y`, and the sum of its product with `x - mean`. These
-sums are the gradients of `shift` and `scale`, which a kernel computes anyway.
+sums are the gradients of `shift` and `scale`, which kernels always compute.
 
 Sources: Ioffe and Szegedy, "Batch normalization", ICML 2015. For several processes, torch's `SyncBatchNorm`.
 """
@@ -328,7 +328,7 @@ def _update(
 
 
 def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
-    """Computes the statistics over the batches of all processes, which may differ in size."""
+    """Computes the statistics over the batches of all processes. The batches may differ in size."""
     count = frames.numel() // frames.shape[1]
     own = frames.new_zeros(2, frames.shape[1], dtype=_dtype(frames))
     if count:
@@ -406,7 +406,7 @@ def _share(total: int | Tensor, like: Tensor) -> tuple[Tensor, bool]:
     if share is None:
         if like.is_cuda and torch.cuda.is_current_stream_capturing():
             return like.new_full((1,), -1.0 / total), False  # this tensor belongs to the graph
-        # The copy from the host is synchronous, because other streams read the tensor, too.
+        # The copy from the host is synchronous, because other streams also read the tensor.
         share = torch.tensor([-1.0 / total], dtype=like.dtype, device=like.device)
         if len(_shares) >= _MOST_SHARES or type(share) is not Tensor:
             return share, type(share) is Tensor

@@ -40,13 +40,13 @@ class Delay(Stateful):
             with one delay per channel of `[B, C, H, W]`; or an `nn.Parameter`.
         max_delay: largest possible delay, a whole number of steps. A learned delay that is larger than this or below 0
             counts as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). The default,
-            `None`, is the largest value of `delay`, rounded up; for a learned delay, it is twice that value, and at
-            least 1.
+            `None`, is the largest value of `delay`, rounded up; for a learned delay, the default is twice that value,
+            and at least 1.
         learn: True to make an `nn.Parameter` of `delay`. A number becomes a parameter of shape `[1]`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
         interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
         width: width in steps, above 0: half of the base of the triangle (1 equals `"linear"`), or the standard
-            deviation of the Gaussian. It is a buffer.
+            deviation of the Gaussian. The width is a buffer.
 
     Raises:
         ParameterError: a delay is below 0 or above `max_delay`; the width is 0 or less, or given for `"linear"`.

@@ -63,7 +63,7 @@ def graph_of(outputs: Sequence[Tensor]) -> GraphOfCall | None:
 
 
 class GraphOfStates(GraphOfCall):
-    """`GraphOfCall` of a layer whose outputs are unknown. It watches the nodes that computed the layer's new states.
+    """`GraphOfCall` of a layer whose outputs are unknown. Watches the nodes that computed the layer's new states.
 
     Args:
         states: states after the call.

@@ -30,9 +30,9 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        name: unique name. If the module is called once, it is the module's name in the network.
+        name: unique name. A module that is called once keeps its name in the network.
         layer: module that is recorded as a whole, without its children.
-        sources: names of the calls whose outputs are summed as its input, or `INPUT`.
+        sources: names of the calls whose sum of outputs is the input of this call, or `INPUT`.
         shape: shape of the input, without time and batch.
         folded: True if time and batch are one dimension of the input, as inside of `OverTime`.
     """

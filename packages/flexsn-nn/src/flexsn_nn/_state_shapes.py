@@ -64,8 +64,8 @@ def check_states(
     Args:
         step: shape of the inputs' step. Most states have this shape, too.
         device: device of the inputs.
-        shapes_of: function that returns the expected shapes of the states. It is called if a state's shape differs from
-            `step`.
+        shapes_of: function that returns the expected shapes of the states. This function is called if a state's shape
+            differs from `step`.
 
     Raises:
         TypeError: a state is not a tensor.

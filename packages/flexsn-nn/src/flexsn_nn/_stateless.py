@@ -16,7 +16,7 @@ from flexsn_nn.errors import StateError
 
 
 class Stateless(nn.Module):
-    """A network that takes its states as arguments, returns the new ones, and stores none: `functional.stateless`.
+    """A network that takes states as arguments, returns new states, and stores no state: `functional.stateless`.
 
     Args:
         net: a network. Its parameters and step mode are shared. The states that it stores do not change.

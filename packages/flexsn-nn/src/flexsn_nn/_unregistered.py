@@ -22,8 +22,8 @@ _MOST_ENTRIES = 1000
 def warn_of_unregistered(core: object) -> None:
     """Warns of captured parameters that no optimizer updates.
 
-    They get gradients, but `module.parameters()` does not contain them. Without the warning, training would silently
-    leave them unchanged.
+    Such parameters receive gradients, but `module.parameters()` does not contain them. Without the warning, training
+    would silently leave them unchanged.
     """
     names = unregistered(core)
     if names:

@@ -177,7 +177,7 @@ def reset_net(net: nn.Module) -> None:
 
 
 def _all_with_state(net: nn.Module) -> list[Any]:
-    """Returns the modules of `with_state(net)` without their names, which take most of the time."""
+    """Returns the modules of `with_state(net)` without their names, because names take most of the time."""
     found: list[Any] = []  # `Any`, because a cast would be a call
     kinds: dict[type, bool] = {}
     seen, waiting, again = {net}, [net], False
@@ -299,7 +299,7 @@ def summary(net: nn.Module, *inputs: Any) -> NetworkSummary:
 
 
 def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
-    """Returns the states of every neuron by its name, as lists of `[*step]`. They are empty before the first call.
+    """Returns the states of every neuron by its name, as lists of `[*step]`. The lists are empty before the first call.
 
     Other layers with a state are included. The state of a `Delay` is `[max_delay, *step]`.
 
@@ -328,8 +328,8 @@ def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: 
     """Divides the parameters of a network into two groups for an optimizer: weights, and numbers of neurons.
 
     Numbers of neurons are time constants, thresholds, decays and other learned values, one per neuron or per channel.
-    They get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the recurrent
-    weights of a layer, are weights.
+    These numbers get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the
+    recurrent weights of a layer, are weights.
 
     Args:
         tau_lr: learning rate of the numbers of neurons; `None` for the learning rate of the optimizer.

@@ -103,24 +103,24 @@ def fluctuation_driven_(
     """Draws weights before a neuron, in place, so that its membrane fluctuates up to the threshold, and returns them.
 
     If inputs spike independently at `rate`, the membrane without resets has the mean `mean` and the standard deviation
-    `(threshold - mean) / xi`. This is true for all time constants, also if the neuron divides its input by them,
-    because the membrane's response to one small input is measured on a copy of the neuron. Let `n` be the number of
-    inputs, `e1` the sum of the response over time, and `e2` the sum of its squares. The weights are normal, with the
-    mean `mean / (n rate e1)`, and with the variance `share (threshold - mean)² / (xi² n rate e2)` minus the square of
-    their mean. Membranes are measured relative to their resting value.
+    `(threshold - mean) / xi`. The membrane's response to one small input is measured on a copy of the neuron.
+    Therefore, the result is correct for all time constants, also if the neuron divides its input by them. Let `n` be
+    the number of inputs, `e1` the sum of the response over time, and `e2` the sum of its squares. The weights are
+    normal, with the mean `mean / (n rate e1)`, and with the variance `share (threshold - mean)² / (xi² n rate e2)`
+    minus the square of their mean. Membranes are measured relative to their resting value.
 
     Args:
         weight: weight `[out, in, ...]` of a linear layer or a convolution. `n` is the number of elements of
             `weight[0]`.
-        neuron: neuron after the weights. It is ready-made, or your own neuron with a state `v` and a threshold.
+        neuron: neuron after the weights. Either a ready-made neuron, or your own neuron with a state `v` and a
+            threshold.
         rate: spikes per input and step, above 0 and at most 1. For inputs that are not spikes, `rate` is the mean of
             their squares.
         xi: distance from mean to threshold in standard deviations, above 0. The source uses 1 to 3.
         mean: mean of the membrane, below the threshold.
         share: fraction of the variance that these weights contribute, above 0 and at most 1. Recurrent weights
             contribute the rest.
-        num_steps: length of the sequences. It is required for a membrane that does not decay, such as the membrane of
-            `IF`.
+        num_steps: length of the sequences. Required for a membrane that does not decay, such as the membrane of `IF`.
         generator: generator of the random numbers.
 
     Raises:

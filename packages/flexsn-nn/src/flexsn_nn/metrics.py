@@ -87,7 +87,7 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
 
 
 def _first(chosen: Tensor) -> Tensor:
-    """Returns the index of the first chosen class, `[B, C] -> [B]`. argmax may return a later one."""
+    """Returns the index of the first chosen class, `[B, C] -> [B]`. `argmax` may return a later one."""
     classes = torch.arange(chosen.shape[1], device=chosen.device)
     return torch.where(chosen, classes, len(classes)).amin(1)
 

@@ -136,7 +136,7 @@ class _Builder:
         return name
 
     def connect(self, sources: Sequence[str], target: str) -> None:
-        """Adds edges from several nodes to one."""
+        """Adds edges from several nodes to one node."""
         for source in dict.fromkeys(sources):
             count = sources.count(source)
             if count > 1:

@@ -1,4 +1,4 @@
-"""Plots of spikes and membranes. They need matplotlib: `pip install flexsn-nn[plot]`.
+"""Plots of spikes and membranes. Plots require matplotlib: `pip install flexsn-nn[plot]`.
 
 Each function draws into `ax`, or into a new figure, and returns the axes.
 """

@@ -119,7 +119,7 @@ class _Visitor:
         return Replacement(module, moved, dropped)
 
     def _with_dimensions(self, made: Replacement) -> Replacement:
-        """Plans the shape `[1]` for the learned numbers of a replacement. This change is applied after all others."""
+        """Plans the shape `[1]` for the learned numbers of a replacement, to be applied after all other changes."""
         numbers = {name: value for name, value in made.module.named_parameters() if value.dim() == 0}
         self.numbers += numbers.values()
         moved = {k: replace(place, shape=(1,)) if place.key in numbers else place for k, place in made.moved.items()}

@@ -94,7 +94,7 @@ class LoopCall(DelayedReset):
         if self.init_hidden and not self.output:
             return spikes
         found = self.states if self.step_mode == "s" else self.state_seqs
-        # The last spikes are a state of recurrent neurons. They are returned only once.
+        # The last spikes are a state of recurrent neurons. The spikes are returned only once.
         return spikes, *(found[1:] if self.state_names[0] == "s" else found)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:

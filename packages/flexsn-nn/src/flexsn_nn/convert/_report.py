@@ -13,7 +13,7 @@ class Converted:
     """A module that was replaced.
 
     Attributes:
-        name: name as in `named_modules()`. For the whole network, it is the name of the class.
+        name: name as in `named_modules()`. For the whole network, the name of the class.
         before, after: names of the classes, for example `spikingjelly LIFNode` and `LIF`.
         differences: one sentence for each difference in behaviour; empty if there are none.
     """

@@ -94,7 +94,7 @@ def _rsynaptic(old: Any, backend: str) -> Replacement:
 
 
 def _connected(replacement: Replacement, old: Any) -> Replacement:
-    """Moves the recurrent weights of the old neuron to the new one. They remain the same objects."""
+    """Moves the recurrent weights of the old neuron to the new one. The weights remain the same objects."""
     new: Any = replacement.module
     theirs = old.recurrent
     if isinstance(theirs, nn.Linear):

@@ -31,7 +31,7 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
         A view `[T', ...]`.
 
     Raises:
-        StateError: the sequence has fewer steps than there are processes. It is a `ValueError`.
+        StateError: the sequence has fewer steps than there are processes. This error is a `ValueError`.
     """
     count = dist.get_world_size(group)
     if sequence.shape[0] < count:

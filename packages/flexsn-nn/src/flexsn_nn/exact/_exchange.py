@@ -54,7 +54,7 @@ def offer_links(y: Tensor, links: Links) -> None:
 def _take_links(x: Tensor) -> Links | None:
     """Removes and returns the links of a tensor.
 
-    If a second reader had links, too, gradients would be summed in bfloat16.
+    If a second reader also had links, gradients would be summed in bfloat16.
     """
     found: tuple[Links, int] | None = getattr(x, _LINKS, None)
     if found is None:

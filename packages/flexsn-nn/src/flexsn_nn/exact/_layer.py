@@ -1,4 +1,4 @@
-"""Replaces the forward of a layer that multiplies spikes by an exact product, where this is faster."""
+"""Replaces the forward of a layer that multiplies spikes by an exact product, where the exact product is faster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRECISIONS = ("highest", "high", "medium", "exact")
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
 # Maximum number of bits, sign included, of whole numbers that one bfloat16 can represent.
 _BITS_OF_ONE_PART = 9
-# One bfloat16 cannot represent all whole numbers above this one.
+# One bfloat16 cannot represent all whole numbers above this limit.
 _LARGEST = 1 << 8
 
 
@@ -195,7 +195,7 @@ class ExactForward(ReplacedForward):
         return None
 
     def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
-        """Returns the numbers of parts of the weight and of gradients; `None` if `"exact"` is set without a grid."""
+        """Returns the number of parts for the weight and for gradients; `None` if `"exact"` is set without a grid."""
         asked = self.precision
         of_gradients = _PARTS[_torch_precision() if asked is None or asked == "exact" else asked]
         grid = grid_of(self.layer)

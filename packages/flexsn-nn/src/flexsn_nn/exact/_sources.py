@@ -1,4 +1,4 @@
-"""Finds layers whose input consists of spikes, from the network's `forward` and without data."""
+"""Finds layers whose input consists of spikes by reading the network's `forward`, without data."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from flexsn_nn._torch_private import tracing_context
 class InExport:
     """States after a call, with which the next call of the same program begins.
 
-    This is a separate object, because `torch.export` warns of tensors in attributes, lists and dicts of a module.
+    The states are in a separate object, because `torch.export` warns of tensors in attributes, lists and dicts of a
+    module.
 
     Args:
         states: states after the call.

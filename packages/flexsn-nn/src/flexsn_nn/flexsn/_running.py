@@ -431,7 +431,7 @@ class Runs(Chooses):
             results = self._without_bits(program, results)
         end, behind, count = own["num_outputs"], program.scan.num_outputs, own["num_states"]
         carried = list(results[behind:])
-        # The update bypasses nn.Module's __setattr__, which takes half the time of a kernel launch.
+        # The update bypasses nn.Module's __setattr__, because __setattr__ takes half the time of a kernel launch.
         finals = [sequence[-1] for sequence in carried] if keep else carried
         if used:
             tell_ends(used, results[end:behind], finals[count:])

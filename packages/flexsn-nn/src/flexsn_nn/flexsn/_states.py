@@ -65,7 +65,7 @@ class KeepsStates(Settings):
 
     def _hold_results(self, states: list[Tensor], state_seqs: list[Tensor], counts: Tensor | None) -> None:
         """Stores all results of a call on the module."""
-        # Bypasses nn.Module's __setattr__, which takes half the time of a kernel launch.
+        # Bypasses nn.Module's __setattr__, because __setattr__ takes half the time of a kernel launch.
         self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
 
     def reset(self) -> None:
@@ -211,7 +211,7 @@ class KeepsStates(Settings):
         check_states(states, shape, device, lambda: self._state_shapes(inputs))
         if not torch.compiler.is_compiling():
             states = for_autograd(states)
-        # Converting a module to half precision converts its states, too.
+        # Converting a module to half precision also converts its states.
         return self._in_state_dtype(states)
 
     # -- random numbers ------------------------------------------------------------------------------------

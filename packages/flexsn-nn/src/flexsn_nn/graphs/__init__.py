@@ -45,8 +45,8 @@ def capture(
 
     Args:
         net: network, whose parameters are trained in place.
-        loss: function `loss(output, *others)`. It returns the loss, a tensor of shape `[]`; or a tuple whose first item
-            is the loss; or a dict with the loss under the key `"loss"`.
+        loss: function `loss(output, *others)`. The result is the loss, a tensor of shape `[]`; or a tuple whose first
+            item is the loss; or a dict with the loss under the key `"loss"`.
         optimizer: optimizer; `None` if the step only adds the gradients to the `grad` of the parameters.
         states: with `"reset"`, neurons begin with their initial state and drop their state after the step. With
             `"carry"`, they begin with the detached state after the previous step (truncated backpropagation through

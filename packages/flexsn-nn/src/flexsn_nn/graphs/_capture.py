@@ -185,7 +185,7 @@ class CapturedStep:
         return self._recorder is not None and not _is_being_captured(self._device)
 
     def _find(self, arguments: CallArguments) -> _Kind:
-        """Returns the kind of a call, which may be new. Keeps the last `max_graphs` kinds."""
+        """Returns the kind of a call, or a new kind. Keeps the last `max_graphs` kinds."""
         key, now = arguments.key, settings(self._device, self.step.scaler)
         outdated = []
         for i, kind in enumerate(self._kinds):

@@ -109,7 +109,8 @@ def record(
 
     Args:
         recorder: a `GraphRecorder`.
-        run: function that runs the step. It takes the arguments, and returns the tensors and the form of its result.
+        run: function that runs the step. This function takes the arguments, and returns the tensors and the form of its
+            result.
         arguments: `CallArguments`, whose tensors are copied.
         parameters: parameters whose gradients the step computes.
         carry: True if the step begins with the current states of the layers.

@@ -42,7 +42,7 @@ class GraphRecorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory, so only one may replay at a time.
+    """CUDA graphs that share one pool of memory, so only one graph may replay at a time.
 
     Args:
         device: device of all computations.

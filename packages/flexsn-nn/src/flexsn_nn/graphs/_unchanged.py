@@ -21,7 +21,7 @@ class SameObjects:
 
     Attributes:
         sized: containers whose lengths are compared.
-        mappings, sequences: containers whose values are compared in order. They are also in `sized`.
+        mappings, sequences: containers whose values are compared in order. These containers are also in `sized`.
         parts: a mapping's `get`, with the keys whose values are compared.
         cells: closure variables of functions.
     """

@@ -25,7 +25,7 @@ from flexsn_nn.exact._exchange import SpikeExchange
 from flexsn_nn.exact._layer import ExactForward
 from flexsn_nn.graphs._unchanged import SameObjects, SameTensors, is_plain
 
-# Attributes with results and caches of calls. They do not influence a call.
+# Attributes with results and caches of calls. Such attributes do not influence a call.
 _RESULTS: dict[type, frozenset[str]] = {
     FlexSN: frozenset(
         (

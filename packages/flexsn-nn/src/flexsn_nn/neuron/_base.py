@@ -108,7 +108,7 @@ class Neuron(FlexSN):
     def hold_number(self, name: str, value: float | Tensor, *, learn: bool = False, **limits: Unpack[Range]) -> None:
         """Stores a number, or a tensor of numbers, like `hold`, and checks its range.
 
-        Numbers that are assigned later are checked, too. If an optimizer moves a parameter out of its range, the
+        Numbers that are assigned later are also checked. If an optimizer moves a parameter out of its range, the
         parameter is not changed. `bounded` then returns the nearest number in the range, with the gradient of that
         number. The gradient leads the parameter back into the range if the loss falls in that direction. The next call
         warns, once (`RangeWarning`). Inside of `torch.compile`, only `explain()` reports such a parameter.
@@ -162,8 +162,8 @@ class Neuron(FlexSN):
             options: `lengths`, `resets`, `transforms`, `affine`, same as in `FlexSN`.
 
         Returns:
-            The output, shaped like the input. It is one tensor, so `spikes, v = neuron(x)` would unpack time. Use
-            `step` to get the states.
+            The output, shaped like the input. The output is one tensor, so `spikes, v = neuron(x)` would unpack time.
+            Use `step` to get the states.
 
         Raises:
             InputDtypeError: the input is integer, boolean, complex or float8. It is a `TypeError`.

@@ -89,7 +89,7 @@ class GatedLIF(Neuron):
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Returns the input, and the conductance of each step, which is the core's second input."""
+        """Returns the input, and the conductance of each step as the core's second input."""
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
             return super()._checked(inputs)  # raises the error
         x = inputs[0]

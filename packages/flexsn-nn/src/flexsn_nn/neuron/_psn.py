@@ -1,4 +1,4 @@
-"""Parallel spiking neurons, which multiply by a matrix over time instead of a recurrence, and have no reset."""
+"""Parallel spiking neurons, which replace the recurrence by a matrix product over time, and have no reset."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ class MaskedPSN(PSN):
 class SlidingPSN(Stateful):
     """`h[t] = Σ_{j < k} weight[k - 1 - j] x[t - j] + bias`; `s = step(h)`: one window that slides over time.
 
-    The neuron is causal and accepts any number of steps. It keeps the last `k - 1` inputs from call to call until
-    `reset()`. Inputs before the first step are zeros.
+    The neuron is causal and accepts any number of steps. The neuron keeps the last `k - 1` inputs from call to call
+    until `reset()`. Inputs before the first step are zeros.
 
     Args:
         k: number of steps in the window, including the current one.

@@ -67,8 +67,8 @@ class Recurrent(Feedback):
     The matrix product of each step is part of the step function, and thus of the loop over time.
 
     Args:
-        neuron: `FlexSN` with one output: a ready-made neuron or your own. If it has several inputs, the feedback is
-            added to the first one. The neuron is part of this module, and its own state is not used.
+        neuron: `FlexSN` with one output: a ready-made neuron or your own. If the neuron has several inputs, the
+            feedback is added to the first input. The neuron is part of this module, and its own state is not used.
         features: number of neurons, which is the last dimension of the step.
         all_to_all: if True, `V` is a matrix `[features, features]`. If False, every neuron is connected only to itself,
             with weights `[features]`, or with one number for all neurons if `features` is `None`.

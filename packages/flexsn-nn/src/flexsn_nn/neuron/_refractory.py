@@ -72,7 +72,7 @@ class RefractoryLIF(LIF):
         h = ready * self.charge(x, v) + (1 - ready) * v
         threshold = fit(self.v_threshold, v)
         if self._raised:
-            # While the count is above `relative`, the neuron is silent anyway.
+            # While the count is above `relative`, the neuron is silent for any threshold.
             threshold = threshold + self.bounded("rise", self.rise, v) * (r / relative)
         spike = ready * self.fire(h, threshold)
         fired = (spike.detach() > 0).to(r.dtype)

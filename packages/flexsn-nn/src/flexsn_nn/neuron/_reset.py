@@ -1,4 +1,4 @@
-"""Threshold and reset in two conventions: the reset is in the same step, or in the next one."""
+"""Threshold and reset in two conventions: the reset is in the same step, or in the next step."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class DelayedReset(Neuron):
 
         Args:
             h: charge after the reset by the previous step's spikes `r`.
-            spike: spike of this step. Where `r` has already reset the membrane, it is not reset again.
+            spike: spike of this step. Where `r` has already reset the membrane, the spike does not reset it again.
         """
         return h if self.reset_delay else self.after(h, spike - r)
 

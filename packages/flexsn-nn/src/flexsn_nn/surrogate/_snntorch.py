@@ -1,4 +1,4 @@
-"""snnTorch's other factories. They return surrogates that fire if `x > 0`, with the gradients of snnTorch 1."""
+"""snnTorch's other factories. The surrogates fire if `x > 0`, and have the gradients of snnTorch 1."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Counts(NamedTuple):
 def composed(
     core: Callable[..., Any], counts: Counts, transforms: Sequence[Transform], tensors: Sequence[Values]
 ) -> Callable[..., Any]:
-    """Applies all transforms to `core`, with the first one innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
+    """Applies all transforms to `core`, the first transform innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
 
     The values that a transform adds come last: its inputs after the other inputs, and its states after the other
     states.

@@ -17,8 +17,8 @@ class SpikeCounts(Transform):
     state, which is not a sequence. The backward adds it to the output's gradient at every step.
 
     Attributes:
-        total: sum over the call, `[*step]`. If the call ran without this transform, it is `None`, and the neuron sums
-            its output.
+        total: sum over the call, `[*step]`. If the call ran without this transform, the total is `None`, and the neuron
+            sums its output.
     """
 
     num_states = 1

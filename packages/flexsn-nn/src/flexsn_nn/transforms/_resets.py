@@ -59,7 +59,7 @@ class Resets(Transform):
         return (resets.to(call.inputs[0].device).view(*resets.shape, *[1] * (len(shape) - 1)),)
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Computes the step, which begins with the initial states where the mask is True."""
+        """Computes the step from the initial states where the mask is True, and elsewhere from the current states."""
         (reset,) = own.inputs
         initial = own.tensors or tuple([torch.zeros_like(state) for state in states])
         begun = tuple(

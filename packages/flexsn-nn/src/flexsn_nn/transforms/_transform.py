@@ -81,7 +81,7 @@ class Call(NamedTuple):
 
 
 class Transform:
-    """A change of a step function for one call. It can add inputs, states and outputs, and change results.
+    """A change of a step function for one call. A transform can add inputs, states and outputs, and change results.
 
     Derive from this class and write `step`. Set the numbers of added values, and return the values from `inputs`,
     `states` and `tensors`. Numbers and flags that `step` reads from the object must be part of `key`, and tensors must
@@ -96,7 +96,7 @@ class Transform:
             without reading the numbers, and end early where the step returns zeros and keeps its states.
         looks_back: maximum delay of the neuron's first input. The added input has the delays: floating-point numbers of
             steps, one step expanded over time. Kernels load the first input from this number of steps earlier, rounded
-            down and limited to `looks_back`. For steps before the first one, they load zeros. `None` if there is no
+            down and limited to `looks_back`. For steps before the first step, kernels load zeros. `None` if there is no
             such input. Only calls with `Call.delays` have such kernels.
         starts_at_zero: True if added states begin at zero.
 
