@@ -19,8 +19,9 @@ class FrontParts(NamedTuple):
         tensors: tensors of `Absorbed`, in order. A computed tensor is represented by the tensor from which it is
             computed.
         more: other tensors that the function reads or changes.
-        compute: function that computes the first tensors of `Absorbed` from the detached `x`, `tensors` and `more` in
-            similar calls, and makes the changes. `None` if no tensor is computed.
+        compute: function for calls with an equal key. It computes the first tensors of `Absorbed` from the detached
+            `x`, `tensors` and `more`, and changes tensors of `more` as the function does. `None` if no tensor is
+            computed.
     """
 
     key: Hashable

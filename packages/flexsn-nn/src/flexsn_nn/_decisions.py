@@ -9,7 +9,7 @@ from flexsn_nn._backends import COMPILED, Choice
 # Device type of a call, and True if a compiler traces the call.
 Situation = tuple[str, bool]
 
-# Maximum number of stored reasons for running a neuron's calls as a loop. Later reasons are not stored.
+# Maximum number of stored outcomes per situation. A neuron's calls may run as a loop for more and more reasons.
 _MOST = 16
 
 

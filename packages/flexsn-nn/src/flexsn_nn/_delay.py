@@ -406,7 +406,7 @@ def _of_step(delay: Tensor, value: Tensor) -> Tensor:
 
     If the delay were a captured tensor, a kernel would load a weight for each past step, and sum the gradient of each
     weight over time. Since the delay is a value of the step, the kernel computes the weights in registers. The
-    condition in this function is always True.
+    condition is always True, and turns the delay into a value of the step.
     """
     return torch.where((value == value) | (value != value), delay, 0)
 

@@ -287,7 +287,7 @@ class FlexSN(Runs):
     def _look_for_sharing(self, inputs: Sequence[Tensor]) -> None:
         """Warns if the inputs depend on the output of the neuron's previous call. Runs once.
 
-        Single steps are exempt: there, an output that returns as an input is a recurrent connection.
+        Single steps are exempt: an output that returns as the input of a single step is a recurrent connection.
         """
         given = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
         if self._step_mode == "m" and given and all(x.dim() and len(x) > 1 for x in given):

@@ -22,8 +22,8 @@ class Ranges:
     """Checks the ranges of the learned numbers of one module.
 
     A parameter is checked in the first call after a change in place, such as an optimizer step. On the CPU, the
-    parameter is compared at once. On a GPU, one out of 16 changes starts a comparison on the device, and a later call
-    reads its result, so no call waits for the device. Changes through `parameter.data` are not detected.
+    parameter is compared immediately. On a GPU, one out of 16 changes starts a comparison on the device, and a later
+    call reads its result, so no call waits for the device. Changes through `parameter.data` are not detected.
     """
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ dimension), and the position in the row. A number does not depend on the device,
 other rows of the batch. No tensor of the size of the data is stored.
 
 A neuron draws its key from PyTorch's generator each time it begins with the initial state, so `torch.manual_seed` makes
-its numbers reproducible. While the state is carried on, the count of time steps continues. A sequence in two calls
+its numbers reproducible. While the neuron keeps its state, the count of time steps continues. A sequence in two calls
 therefore has the same numbers as the whole sequence in one call.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).

@@ -80,7 +80,7 @@ def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tup
         `weight`.
 
     Raises:
-        ParameterError: the weight is not on such a grid.
+        ParameterError: the weight is not on a grid with these properties.
 
     Example:
         >>> from flexsn_nn import on_grid

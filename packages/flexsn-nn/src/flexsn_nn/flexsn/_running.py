@@ -440,7 +440,7 @@ class Runs(Chooses):
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
     def _run_again(self, inputs: tuple[Tensor, ...], front: Producer | Delayed | None) -> Tensor | list[Tensor] | None:
-        """Repeats the call that `_note_again` stored. Returns `None` if this call differs from that call."""
+        """Runs a call in the same way as the call that `_note_again` stored; `None` if the two calls differ."""
         own = self.__dict__
         again: _Again | None = own["_again"]
         states = own["states"]

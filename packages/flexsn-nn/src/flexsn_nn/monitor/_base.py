@@ -38,7 +38,7 @@ class Watcher(ABC):
 
     @abstractmethod
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the names of the columns, and a row for each layer, as they are printed."""
+        """Returns the names of the columns, and a row for each layer, for printing."""
 
     def __repr__(self) -> str:
         from flexsn_nn.reports._layers import table  # that module imports this one
