@@ -1,4 +1,4 @@
-"""Spiking neurons defined by step functions: the package for users."""
+"""Package for users: spiking neurons that are defined by step functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scale and shift of a neuron's input, which the step computes, so that the scaled sequence is never written."""
+"""Scale and shift of a neuron's input. The step computes them, so the scaled sequence is never written."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from flexsn_runtime import Completion
 
 
 class FrontParts(NamedTuple):
-    """Everything that a function of the first input depends on in a call, before anything is computed.
+    """Dependencies of a function of the first input in one call, collected before the function is computed.
 
     Attributes:
         key: key that is equal for functions that differ only in their tensors.
-        tensors: tensors of `Absorbed`, in order. In place of each computed tensor, there is a tensor from which it is
+        tensors: tensors of `Absorbed`, in order. A computed tensor is represented by the tensor from which it is
             computed.
-        more: other tensors that are read or changed.
-        compute: function that computes the first tensors of `Absorbed` from the detached `x`, `tensors` and `more` in
-            similar calls, and makes the changes. `None` if no tensor is computed.
+        more: other tensors that the function reads or changes.
+        compute: function for calls with an equal key. It computes the first tensors of `Absorbed` from the detached
+            `x`, `tensors` and `more`, and changes tensors of `more` as the function does. `None` if no tensor is
+            computed.
     """
 
     key: Hashable
@@ -36,7 +37,7 @@ class Affine(NamedTuple):
     broadcasts to the step: with one value per channel of `[B, C, H, W]`, its shape is `[C, 1, 1]`.
 
     Attributes:
-        mean, scale, shift: tensors of one shape, dtype and device. Gradients flow to those that require one.
+        mean, scale, shift: tensors of one shape, dtype and device. Gradients flow to the tensors that require grad.
     """
 
     mean: Tensor
@@ -48,7 +49,7 @@ class Affine(NamedTuple):
         return ((x.to(self.mean.dtype) - self.mean) * self.scale + self.shift).to(x.dtype)
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, Affine]:
-        """Returns `x`, and this function for the step to compute."""
+        """Returns `x` and this function, which the step computes."""
         return x, self
 
     def parts(self) -> FrontParts:
@@ -81,16 +82,16 @@ class Affine(NamedTuple):
 class AffineOfStatistics(NamedTuple):
     """The affine part of a norm, computed from its statistics: `(x - mean) scale + bias`.
 
-    The step also computes `scale = weight / sqrt(var + eps)`, at almost no cost. Before the step, this would take three
-    small operations in each call, and three more for its gradient.
+    The step also computes `scale = weight / sqrt(var + eps)`, at almost no cost. Outside of the step, this scale would
+    take three small operations per call, and three more for its gradient.
 
     Attributes:
         mean, var, weight, bias: `[C]`. Gradients flow to `weight` and `bias`.
         eps: epsilon of the norm.
-        behind: number of the step's dimensions after the channels.
+        behind: number of dimensions of the step that follow the channels.
         completion: formula for the remaining part of the gradient of `x`, which flows through the statistics. Its
-            indices count `tensors`. `None` if no gradient flows through the statistics, or if their own graph computes
-            it.
+            indices count `tensors`. `None` if no gradient flows through the statistics, or if the graph of the
+            statistics computes this part.
     """
 
     mean: Tensor
@@ -153,7 +154,7 @@ class Producer(Protocol):
         """Returns `x` and the function that the step applies to it."""
 
     def parts(self) -> FrontParts | None:
-        """Returns everything that the function depends on in the next call, or `None` if calls cannot be compared."""
+        """Returns the function's dependencies in the next call, or `None` if calls cannot be compared."""
 
     def frozen(self) -> Producer:
         """Returns a function with equal results that can be used without side effects."""

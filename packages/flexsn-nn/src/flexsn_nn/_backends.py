@@ -1,4 +1,4 @@
-"""Backends that run a scan, and the choice of one."""
+"""Backends that run a scan, and the choice of a backend for a call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ StepMode = Literal["s", "m"]
 
 BACKENDS: tuple[Backend, ...] = ("auto", "triton", "inductor", "cpp", "hop", "torch")
 STEP_MODES: tuple[StepMode, ...] = ("s", "m")
-# Two names for one backend.
+# Both names denote the same backend.
 _TRITON = frozenset({"triton", "inductor"})
 KERNEL_BACKENDS = _TRITON | {"cpp"}
 # Backends with compiled kernels that `choose` may return.
@@ -27,7 +27,7 @@ COMPILED = frozenset({"triton", "cpp"})
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The backend that runs, with the reason, and the backends that do not run, with their reasons.
+    """Chosen backend with its reason, and rejected backends with their reasons.
 
     Attributes:
         refused: the reason for each backend that was considered but not chosen.
@@ -42,7 +42,7 @@ def check_backend(backend: str, step_mode: str) -> Backend:
     """Returns `backend` if it is known and can run in `step_mode`. Otherwise raises an error.
 
     Raises:
-        UnknownNameError: an unknown name; the message contains the nearest known one.
+        UnknownNameError: an unknown name; the message contains the nearest known name.
         StepModeError: the backend cannot run in this step mode.
     """
     check_name("backend", backend, BACKENDS)
@@ -56,7 +56,7 @@ def check_backend(backend: str, step_mode: str) -> Backend:
 
 
 def takes_step_mode(backend: Backend, step_mode: str) -> bool:
-    """True if a backend can run in a step mode."""
+    """True if `backend` can run in `step_mode`."""
     return backend not in _TRITON or step_mode == "m"
 
 
@@ -66,7 +66,7 @@ def written_in(backend: Backend) -> TargetName:
 
 
 def check_step_mode(step_mode: str) -> StepMode:
-    """Returns `step_mode` if it is known. Otherwise raises an error that contains it."""
+    """Returns `step_mode` if it is known. Otherwise raises an error that contains the name."""
     check_name("step_mode", step_mode, STEP_MODES)
     return cast(StepMode, step_mode)
 
@@ -112,7 +112,7 @@ def choose_for_onnx(backend: Backend) -> Backend:
 
 
 def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
-    """Chooses kernels inside of the graph if the compiler can include them, and otherwise between its graphs."""
+    """Chooses kernels inside the compiler's graph if it can include them; otherwise kernels between graphs."""
     if not compiling:
         return Choice(target, reason, {})
     why_no_operator = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
@@ -123,7 +123,7 @@ def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
 
 
 def _without_kernels(why_no_kernels: str, step_mode: StepMode, compiling: bool) -> Choice:
-    """Chooses the operator if a compiler would unroll the loop, and otherwise the loop."""
+    """Chooses the operator if a compiler would unroll the loop; otherwise the loop."""
     if step_mode == "s":
         return Choice("torch", why_no_kernels, {})
     if not compiling:

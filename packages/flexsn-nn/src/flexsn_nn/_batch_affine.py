@@ -4,7 +4,7 @@
 
 The statistics and the running statistics equal those of `torch.nn.functional.batch_norm`. The gradient through the
 statistics needs two sums per channel: the sum of the gradient of `y`, and the sum of its product with `x - mean`. These
-sums are the gradients of `shift` and `scale`, which a kernel computes anyway.
+sums are the gradients of `shift` and `scale`, which kernels always compute.
 
 Sources: Ioffe and Szegedy, "Batch normalization", ICML 2015. For several processes, torch's `SyncBatchNorm`.
 """
@@ -62,7 +62,7 @@ class Normalisation(NamedTuple):
 
         Raises:
             InputShapeError: the number of channels differs from that of the norm, or a channel has one element in
-            training.
+                training.
         """
         norm, compiling = self.norm, torch.compiler.is_compiling()
         frames = self._frames(x if compiling else x.detach())
@@ -83,7 +83,7 @@ class Normalisation(NamedTuple):
         return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, frames.dim() - 2)
 
     def parts(self) -> FrontParts | None:
-        """As `Producer.parts`, for norms with weights and running statistics, in one process."""
+        """Implements `Producer.parts` for norms with weights and running statistics, in one process."""
         norm = self.norm
         own, learned, kept = norm.__dict__, norm._parameters, norm._buffers  # faster than attributes
         mean, var, tracked = kept.get("running_mean"), kept.get("running_var"), kept.get("num_batches_tracked")
@@ -125,7 +125,7 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 def _group(norm: BatchNorm) -> Any:
-    """Returns the group of processes whose batches this norm combines; `None` if it only uses this process."""
+    """Returns the group of processes whose batches this norm combines; `None` if the norm uses only this process."""
     if not isinstance(norm, nn.SyncBatchNorm) or not norm.training or not dist.is_available():
         return None
     if not dist.is_initialized():
@@ -181,7 +181,7 @@ def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
 
 
 def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes mean and variance: by an operator with kernels if there is one, otherwise by standard operations."""
+    """Computes mean and variance with an operator that has kernels if available, otherwise with other operations."""
     # Wrappers of tensors, such as a DTensor, have no kernels. The fake tensors of compilers count as plain tensors.
     is_plain = type(frames) is Tensor or not hasattr(type(frames), "__tensor_flatten__")
     if is_plain and not is_exporting() and has_moments(frames):
@@ -323,12 +323,12 @@ def _moments(
 def _update(
     lead: int, momentum: float, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, tracked: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Computes mean and variance of a batch, and updates the running ones."""
+    """Computes mean and variance of a batch, and updates the running mean and variance."""
     return _moments(x.flatten(0, 1) if lead == 2 else x, (mean, var), momentum, tracked)
 
 
 def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
-    """Computes the statistics over the batches of all processes, which may differ in size."""
+    """Computes the statistics over the batches of all processes. The batches may differ in size."""
     count = frames.numel() // frames.shape[1]
     own = frames.new_zeros(2, frames.shape[1], dtype=_dtype(frames))
     if count:
@@ -348,11 +348,11 @@ def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
 
 
 class _ThroughStatistics(StandIns):
-    """The gradient of `x` from the outputs and through the statistics, as a function and as a step that computes it.
+    """Gradient of `x`, including the part through the statistics, as a function and as a step.
 
     Args:
         like: tensors that have the layouts of weight, bias, mean, variance, `-1 / count`, and the gradients of weight
-        and bias.
+            and bias.
         behind: number of dimensions after the channels.
     """
 
@@ -366,7 +366,7 @@ class _ThroughStatistics(StandIns):
         return self.of(gradient, x, self.stand_ins)
 
     def of(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """Computes the gradient from these tensors instead of the stand-ins.
+        """Computes the gradient from `tensors` instead of the stand-ins.
 
         Args:
             gradient: gradient of `x` with constant statistics.
@@ -398,15 +398,15 @@ _shares: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
 def _share(total: int | Tensor, like: Tensor) -> tuple[Tensor, bool]:
-    """Returns `-1 / total` as one element, and True if later calls with this total return the same tensor."""
+    """Returns a tensor `[1]` with `-1 / total`, and True if later calls with this total return the same tensor."""
     if isinstance(total, Tensor):
         return (-1.0 / total).to(like.dtype).view(1), False
     key = total, like.dtype, like.device
     share = _shares.get(key)
     if share is None:
         if like.is_cuda and torch.cuda.is_current_stream_capturing():
-            return like.new_full((1,), -1.0 / total), False  # belongs to the graph
-        # The copy from the host is synchronous, because other streams read the tensor, too.
+            return like.new_full((1,), -1.0 / total), False  # this tensor belongs to the graph
+        # The copy from the host is synchronous, because other streams also read the tensor.
         share = torch.tensor([-1.0 / total], dtype=like.dtype, device=like.device)
         if len(_shares) >= _MOST_SHARES or type(share) is not Tensor:
             return share, type(share) is Tensor

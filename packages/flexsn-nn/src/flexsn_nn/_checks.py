@@ -17,8 +17,8 @@ from flexsn_runtime import DeviceError
 class Range(TypedDict, total=False):
     """Bounds of a number, and a hint for the error message.
 
-    `hint` is a sentence with advice for numbers that are out of range. `finite` is True if the derivatives of formulas
-    with the number are finite even close to `above`. By default, these formulas have a pole at that bound.
+    `hint` is a sentence with advice for numbers that are out of range. `finite` is True if formulas with the number
+    have finite derivatives even close to `above`. By default, the formulas are assumed to have a pole at `above`.
     """
 
     at_least: float
@@ -30,7 +30,7 @@ class Range(TypedDict, total=False):
 
 
 def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> None:
-    """Raises `ParameterError` unless `value`, or each element of it, is finite and in its range.
+    """Raises `ParameterError` unless `value`, or each of its elements, is finite and within the range.
 
     Args:
         name: the parameter's name.
@@ -64,7 +64,7 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
 
 
 def check_function(name: str, function: object, example: str = "surrogate.Sigmoid()") -> None:
-    """Raises `ParameterError` unless `function` can be called with a tensor. A class or a name cannot."""
+    """Raises `ParameterError` unless `function` can be called with a tensor. Classes and names are rejected."""
     if isinstance(function, type):
         raise ParameterError(f"{name} is the class {function.__name__}; give an instance: {function.__name__}().")
     if not callable(function):
@@ -74,7 +74,7 @@ def check_function(name: str, function: object, example: str = "surrogate.Sigmoi
 
 
 def check_module(name: str, module: object) -> None:
-    """Raises `TypeError` unless `module` is an `nn.Module`. A class or a list of modules is not one."""
+    """Raises `TypeError` unless `module` is an `nn.Module`. Classes and lists of modules are rejected."""
     if isinstance(module, nn.Module):
         return
     if isinstance(module, type):
@@ -88,7 +88,7 @@ def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
 
     Args:
         name: the argument's name, for the message.
-        dims: smallest number of dimensions that is accepted.
+        dims: minimum number of dimensions.
 
     Raises:
         TypeError: `value` is not a tensor.
@@ -111,7 +111,7 @@ def check_device(name: str, own: Tensor, x: Tensor) -> None:
 
 
 def are_apart(tensor: Tensor, device: torch.device) -> bool:
-    """True if a tensor is on another device. Ignores a single number on the CPU, since every device accepts it."""
+    """True if `tensor` is not on `device`. False for a single number on the CPU, which every device accepts."""
     return tensor.device != device and (tensor.dim() > 0 or tensor.device.type != "cpu")
 
 

@@ -1,4 +1,4 @@
-"""Record of the backends that ran a neuron's calls. Later calls follow it, and `explain()` prints it."""
+"""Record of the backends that ran a neuron's calls. Later calls use the record, and `explain()` prints it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Hashable
 
 from flexsn_nn._backends import COMPILED, Choice
 
-# The type of a call's device, and True if a compiler traces the call.
+# Device type of a call, and True if a compiler traces the call.
 Situation = tuple[str, bool]
 
-# If a neuron's calls run as a loop for more and more reasons, only the first ones are stored.
+# Maximum number of stored outcomes per situation. A neuron's calls may run as a loop for more and more reasons.
 _MOST = 16
 
 
 class Decisions:
-    """Backends that were chosen for a neuron, and backends that ran, since the neuron was last changed."""
+    """Backends that were chosen for a neuron, and backends that ran its calls, since the neuron was last changed."""
 
     def __init__(self) -> None:
         self._choices: dict[Situation, Choice] = {}
@@ -70,7 +70,7 @@ class Decisions:
         return any(choice.backend in COMPILED for situation in outside for choice in self._of(situation, kinds))
 
     def verdict(self, kinds: Hashable) -> str | None:
-        """Summarises all calls with modules of these kinds in one line; `None` if they all ran in one way."""
+        """Summarises all calls with modules of these kinds in one line; `None` if all calls ran in the same way."""
         ran = [(situation[1], choice) for situation in self._choices for choice in self._of(situation, kinds)]
         if len(ran) < 2:
             return None
@@ -78,7 +78,7 @@ class Decisions:
         return f"calls ran in {len(ran)} ways: {', '.join(names)}"
 
     def lines(self, kinds: Hashable) -> list[str]:
-        """Returns lines for `explain()` about calls with modules of these kinds: a summary, then one line per way."""
+        """Returns lines for `explain()` about calls with modules of these kinds: first a summary, then each outcome."""
         verdict = self.verdict(kinds)
         lines = [] if verdict is None else [verdict]
         for situation in self._choices:

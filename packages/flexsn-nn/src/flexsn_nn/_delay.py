@@ -24,7 +24,7 @@ INTERPOLATIONS = ("linear", "triangle", "gaussian")
 
 
 class Delay(Stateful):
-    """Computes `y[t] = x[t - delay]`, with zeros before the first step. Delays between steps are interpolated.
+    """Computes `y[t] = x[t - delay]`, with zeros before the first step. Values for fractional delays are interpolated.
 
         linear     y[t] = (1 - f) x[t - n] + f x[t - n - 1],    n = floor(delay), f = delay - n
         triangle   y[t] = sum over l of max(0, width - abs(l - delay)) / width^2 * x[t - l]
@@ -40,13 +40,13 @@ class Delay(Stateful):
             with one delay per channel of `[B, C, H, W]`; or an `nn.Parameter`.
         max_delay: largest possible delay, a whole number of steps. A learned delay that is larger than this or below 0
             counts as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). The default,
-            `None`, is the largest value of `delay`, rounded up; for a learned delay, it is twice that value, and at
-            least 1.
+            `None`, is the largest value of `delay`, rounded up; for a learned delay, the default is twice that value,
+            and at least 1.
         learn: True to make an `nn.Parameter` of `delay`. A number becomes a parameter of shape `[1]`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
         interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
         width: width in steps, above 0: half of the base of the triangle (1 equals `"linear"`), or the standard
-            deviation of the Gaussian. It is a buffer.
+            deviation of the Gaussian. The width is a buffer.
 
     Raises:
         ParameterError: a delay is below 0 or above `max_delay`; the width is 0 or less, or given for `"linear"`.
@@ -192,12 +192,12 @@ class Delay(Stateful):
         return delay.device == x.device and _flat(delay, x.shape[1:]) is not None
 
     def of(self, x: Tensor) -> Tensor:
-        """Delays a sequence `[T, *step] -> [T, *step]` that has no earlier inputs. Keeps no inputs."""
+        """Delays a sequence `[T, *step] -> [T, *step]` without earlier inputs, and stores no inputs."""
         y = self._by_kernel(x, None)
         return self._delayed(torch.cat([x.new_zeros((self.max_delay, *x.shape[1:])), x]), len(x)) if y is None else y
 
     def steps_back(self) -> float | Tensor:
-        """Returns the delays. Only their whole steps matter."""
+        """Returns the delays. Callers use only the whole steps of each delay."""
         if not isinstance(self.delay, Tensor):
             return self.delay
         return self.in_evaluation() if self._spreads else self.delay.detach()
@@ -233,12 +233,12 @@ class Delay(Stateful):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns zeros `[max_delay, *step]`, which take the place of earlier inputs."""
+        """Returns zeros `[max_delay, *step]`, which replace the missing earlier inputs."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.max_delay, *step))] if self.max_delay else []
 
     def _history(self, new: Tensor) -> Tensor:
-        """Returns the last `max_delay` inputs, which are zeros at first."""
+        """Returns the last `max_delay` inputs. Before the first call, they are zeros."""
         shape = torch.Size((self.max_delay, *new.shape[1:]))
         if not self.max_delay or not self.states:
             return new.new_zeros(shape)
@@ -253,8 +253,8 @@ class Delay(Stateful):
             past: `max_delay + 1` tensors of one shape, to which the delay broadcasts. `past[l]` is the value from `l`
                 steps ago.
 
-            Returns:
-                A tensor with the shape and dtype of the values.
+        Returns:
+            A tensor with the shape and dtype of the values.
         """
         delay = self.delay
         if not isinstance(delay, Tensor):
@@ -290,7 +290,7 @@ class Delay(Stateful):
         return within(delay.to(torch.promote_types(dtype, torch.float32)), **self._limits)
 
     def _whole_steps(self, delay: Tensor) -> Tensor:
-        """Returns the whole steps. The last step has no next one, so `max_delay` counts as `max_delay - 1` plus 1."""
+        """Returns the whole steps. No step follows the last one, so `max_delay` is split into `max_delay - 1` and 1."""
         return delay.detach().floor().clamp(max=self.max_delay - 1 if self.max_delay else 0)
 
     def _delayed(self, seen: Tensor, steps: int) -> Tensor:
@@ -404,8 +404,9 @@ def _between(late: Tensor, later: Tensor, fraction: float | Tensor) -> Tensor:
 def _of_step(delay: Tensor, value: Tensor) -> Tensor:
     """Returns the delay as a value of the step.
 
-    From captured tensors, a kernel would load a weight for each past step, and sum the gradient of each weight over
-    time. From a value of the step, it computes the weights in registers. The condition in this function is always True.
+    If the delay were a captured tensor, a kernel would load a weight for each past step, and sum the gradient of each
+    weight over time. Since the delay is a value of the step, the kernel computes the weights in registers. The
+    condition is always True, and turns the delay into a value of the step.
     """
     return torch.where((value == value) | (value != value), delay, 0)
 
@@ -413,7 +414,8 @@ def _of_step(delay: Tensor, value: Tensor) -> Tensor:
 def _chosen(values: Sequence[Tensor], number: Tensor) -> Tensor:
     """Selects, for each element, the value whose index is the element's number.
 
-    The first value is added last. It is the latest one of a past, so it is ready when kernels have added the others.
+    The first value is added last. It is the most recent value of the past, and kernels can add the others before it is
+    ready.
     """
     return _added([torch.where(number == i, value, 0) for i, value in enumerate(values)])
 

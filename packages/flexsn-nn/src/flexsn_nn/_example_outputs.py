@@ -27,7 +27,7 @@ def specs_of(examples: Sequence[Tensor] | None, num_outputs: int) -> list[Spec] 
 
 
 def compare_specs(given: Sequence[Spec] | None, found: Sequence[Spec]) -> None:
-    """Raises `ExampleError` unless `example_outputs`, if present, match the core's results in shape and dtype."""
+    """Raises `ExampleError` if `example_outputs` are passed and differ from the core's results in shape or dtype."""
     for i, (one, other) in enumerate(zip(given or (), found, strict=False)):
         if (tuple(one[0]), one[1]) != (tuple(other[0]), other[1]):
             raise ExampleError(

@@ -21,7 +21,7 @@ from flexsn_runtime import (
 
 
 def kernels(program: ScanProgram) -> list[str]:
-    """Lists the kernels that are compiled so far, with a line for each set of shapes and dtypes."""
+    """Lists the kernels that were compiled so far, with a line for each set of shapes and dtypes."""
     return [
         f"kernels for steps of {', '.join(map(str, step.trace.inputs))}: {', '.join(_counted(step.kernel_names))}"
         for step in program.specializations
@@ -35,13 +35,13 @@ def without_hash(name: str) -> str:
 
 
 def _counted(names: Sequence[str]) -> list[str]:
-    """Returns the names of kernels without hashes. A name of several kernels appears once, with their number."""
+    """Returns the names of kernels without hashes. A name that several kernels share appears once, with a number."""
     counts = Counter(map(without_hash, names))
     return [name if count == 1 else f"{name} ({count} kernels)" for name, count in counts.items()]
 
 
 def launchers(program: ScanProgram) -> list[str]:
-    """Names the launcher of compiled steps in training, with a line for each device."""
+    """Describes the launcher of compiled training steps, with a line for each device."""
     devices = {step.device: None for step in program.specializations if isinstance(step, Specialization)}
     return [f"steps of training that repeat are launched by: {launcher_in_words(device)}" for device in devices]
 
@@ -91,8 +91,8 @@ def products(program: ScanProgram) -> list[str]:
 def constants(program: ScanProgram) -> list[str]:
     """Lists the values that the core read in Python.
 
-    Some of them are constants of the kernels, which are built again when a constant changes. Changes of the others have
-    no effect.
+    Some of the values are constants of the kernels; when such a constant changes, the kernels are built again. Changes
+    of other values have no effect.
     """
     found: dict[str, object] = {}
     own: dict[str, None] = {}
@@ -189,7 +189,7 @@ def _staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Tensor]) -> 
 
 
 def _format(step: Specialization, inputs: Sequence[Tensor], states: Sequence[Tensor] | None) -> str:
-    """Describes the memory format of the results, and names the tensors that have another one."""
+    """Describes the memory format of the results, and names the tensors with a different format."""
     form = step.format(inputs, states or ())
     shape = step.trace.step_shape
     dims = sorted(range(len(shape) + 1), key=lambda d: -form.sequence[d])
@@ -206,7 +206,7 @@ def _names(names: Sequence[str], dims: Sequence[int]) -> str:
 
 
 def _lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if a tensor has these strides, and this shape."""
+    """True if a tensor has this shape and these strides."""
     return tuple(tensor.shape) == tuple(shape) and all(
         size == 1 or stride == wanted for size, stride, wanted in zip(shape, tensor.stride(), strides, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Warning for a layer that never or always fires in training. It is given once."""
+"""One-time warning for a layer that never or always fires in training."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from flexsn_runtime import transform_at_work
 if TYPE_CHECKING:
     from flexsn_nn._flexsn import FlexSN
 
-# One of this number of calls is checked. For single steps, the number is not a divisor of common sequence lengths.
+# Number of calls per check. For single steps, the number does not divide common sequence lengths.
 EVERY = {"m": 16, "s": 129}
-# A warning is given after this number of successive checks that find the layer silent, or always firing.
+# Number of successive checks that must find the layer silent, or always firing, before the warning is given.
 _LOOKS = {"m": 4, "s": 8}
 _PAGE = "docs/my-network-does-not-learn.md"
 
@@ -30,13 +30,13 @@ def is_wanted() -> bool:
 class Firing:
     """Counts the spikes of a neuron in a few of its calls.
 
-    After one of 16 calls in training (one of 129 single steps), the nonzero elements of the output are counted. On a
+    After every 16th call in training (every 129th single step), the nonzero elements of the output are counted. On a
     GPU, the count is copied to the host asynchronously, and a later check reads it if it has arrived, so no call waits
     for the device. Compiled graphs and replays of CUDA graphs are not checked.
 
     Attributes:
         left: number of calls until the next check. `FlexSN.forward` decreases it, and checks at 0. If it is negative,
-        calls are not checked.
+            calls are not checked.
     """
 
     def __init__(self) -> None:

@@ -62,10 +62,10 @@ class FlexSN(Runs):
     The module keeps the state from call to call until `reset()`. With the method `step`, the caller keeps the state.
 
     Args:
-        core: one time step, `core(*inputs, *states) -> (*outputs, *new_states)`. It is pointwise over the step's
-            elements, except for products with captured matrices along its last dimension. The core is a function, or an
-            `nn.Module` whose parameters become parameters of this module. Tensors that it captures get gradients. The
-            first call warns of captured parameters that belong to neither a module nor an optimizer.
+        core: one time step, `core(*inputs, *states) -> (*outputs, *new_states)`. The computation is pointwise over the
+            step's elements, except for products with captured matrices along its last dimension. The core is a
+            function, or an `nn.Module` whose parameters become parameters of this module. Tensors that it captures get
+            gradients. The first call warns of captured parameters that belong to neither a module nor an optimizer.
         num_inputs, num_states, num_outputs: number of inputs, states and outputs of the core.
         example_inputs: one step's inputs and states. With them, errors in the core are raised at construction.
         requires_grad: for each input and (initial) state, True if a gradient may flow to it; `None` if gradients may
@@ -76,7 +76,7 @@ class FlexSN(Runs):
             chooses kernels if they can run. Otherwise, it chooses the operator inside of `torch.compile`, and the loop
             outside of it.
         store_state_seqs: True to keep the states after every step in `state_seqs`.
-        example_outputs: one step's outputs. They determine the shapes and dtypes if `T == 0`.
+        example_outputs: one step's outputs. These examples determine the shapes and dtypes if `T == 0`.
         precision: `"eager"` passes the tensors to the core unchanged. `"float32"` widens float16 and bfloat16 inputs,
             keeps the states in float32, and rounds outputs to the first input's dtype.
         residuals: values that compiled kernels save for the backward, in addition to the inputs. `"recompute"` saves
@@ -92,14 +92,14 @@ class FlexSN(Runs):
         state_seqs: state sequences of the last call, `[T, *step]` each, if `store_state_seqs`.
         count_spikes: True if each call also computes `spike_counts`. Initially False.
         spike_counts: `[C]`, float32 (or the output's dtype, if it is wider): the first output of the last call, summed
-            over all dimensions except channels. Channels are the step's second dimension, or its only one. Compiled
-            kernels sum over time during the scan, and do not read the spikes again. Single steps, loops and graphs sum
-            the output. The counts are differentiable, so a regulariser of firing rates needs no gradient of a sequence.
-            `None` unless `count_spikes`.
+            over all dimensions except channels. Channels are the step's second or only dimension. Compiled kernels sum
+            over time during the scan, and do not read the spikes again. Single steps, loops and graphs sum the output.
+            The counts are differentiable, so a regulariser of firing rates needs no gradient of a sequence. `None`
+            unless `count_spikes`.
 
     Raises:
         UnknownNameError, StepModeError: a backend, step mode or precision is unknown, or two of them exclude each
-        other.
+            other.
         ResidualsError: the choice of residuals is unknown.
         ValueError: the numbers contradict each other or, with `example_inputs`, the core.
 
@@ -151,8 +151,8 @@ class FlexSN(Runs):
         self._spike_range = None
         self._decisions = Decisions()
         self._refusals = Refusals()
-        # Assigning an attribute clears these values: the fact that kernels accept the core, and the records of calls
-        # that later calls may repeat.
+        # Assigning an attribute clears two results: that kernels accept the core, and the records of calls that later
+        # calls may repeat.
         self._ready_made = None
         self._repeats = self._again = None
         self.states = []
@@ -203,10 +203,11 @@ class FlexSN(Runs):
             BackendUnavailableError: compiled kernels are requested, but cannot run.
             ExportError: the call is inside of `torch.jit.trace`, or it is inside of `torch.export` and the neuron has a
                 state. An exported program begins with the initial state. Later calls of the neuron within the program
-                continue from the state of the first one; with `strict=True`, they raise this error.
+                continue from the state of the first call; with `strict=True`, later calls raise this error.
             ParameterError: `lengths` or `resets` do not match the input.
             StepModeError: `lengths` are passed in step mode `"s"`.
-            ExampleError: `T == 0` in a loop without `example_outputs`, or these differ from the core's outputs.
+            ExampleError: `T == 0` in a loop without `example_outputs`, or `example_outputs` differ from the core's
+                outputs.
         """
         if inputs.__class__ is not tuple:  # torch.fx traces the neuron itself
             raise refuse_proxies(type(self).__name__)
@@ -286,7 +287,7 @@ class FlexSN(Runs):
     def _look_for_sharing(self, inputs: Sequence[Tensor]) -> None:
         """Warns if the inputs depend on the output of the neuron's previous call. Runs once.
 
-        Single steps are exempt: there, an output that returns as an input is a recurrent connection.
+        Single steps are exempt: an output that returns as the input of a single step is a recurrent connection.
         """
         given = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
         if self._step_mode == "m" and given and all(x.dim() and len(x) > 1 for x in given):
@@ -365,11 +366,11 @@ class FlexSN(Runs):
         return found if lengths is None else (*found, Lengths(lengths))
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
-        """Returns transforms that compute the inputs that a call leaves out."""
+        """Returns transforms that compute the inputs omitted from a call."""
         return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Describes the backends, their refusals with the reasons, and the bytes that each call moves through memory.
+        """Describes the backends, the reasons for rejected ones, and the bytes that each call moves through memory.
 
         Args:
             inputs: same as for `forward`. With inputs, the text includes the bytes of a call with them, and the copies

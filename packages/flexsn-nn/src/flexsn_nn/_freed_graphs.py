@@ -13,11 +13,11 @@ from torch import Tensor
 from flexsn_nn._torch_private import current_node, keeps_graph
 from flexsn_runtime import FreedGraphError, transform_at_work
 
-# Key, in the metadata of a node, of the call whose output the node computes.
+# Metadata key of a graph node. Its value identifies the call whose output the node computes.
 _CALL = "flexsn_nn.call"
 # Largest number of nodes that are searched for freed tensors; a step of the loop has a few dozen.
 _MOST_NODES = 4096
-# Maximum number of nodes before the states of a layer that detect a backward pass.
+# Maximum number of nodes, nearest to the states of a layer, that detect a backward pass.
 _NODES_NEARBY = 16
 
 
@@ -33,7 +33,7 @@ class GraphOfCall:
         for output in outputs:
             if output.grad_fn is not None:
                 output.grad_fn.register_prehook(self._visit)
-                metadata: Any = output.grad_fn.metadata  # torch declares it as a method
+                metadata: Any = output.grad_fn.metadata  # torch declares `metadata` as a method
                 metadata[_CALL] = self
 
     def ends_at(self, node: Any) -> bool:
@@ -45,7 +45,7 @@ class GraphOfCall:
         self._freed |= not keeps_graph()
 
     def watch(self, states: Sequence[Tensor]) -> None:
-        """Makes the backward pass of a later call raise a clear error if it reaches these states."""
+        """Makes the backward pass of a later call raise a clear error if a gradient reaches `states`."""
         for state in states:
             if state.grad_fn is not None and not state.is_leaf:
                 state.register_hook(partial(GraphOfCall._check, self))
@@ -56,14 +56,14 @@ class GraphOfCall:
 
 
 def graph_of(outputs: Sequence[Tensor]) -> GraphOfCall | None:
-    """Returns the graph of a call outside of compilers; `None` if it has none."""
+    """Returns the graph of a call outside of compilers; `None` if the call has no graph."""
     if not torch.is_grad_enabled() or transform_at_work() is not None:
         return None
     return GraphOfCall(outputs) if any(output.grad_fn is not None for output in outputs) else None
 
 
 class GraphOfStates(GraphOfCall):
-    """A `GraphOfCall` of a layer with unknown outputs, which watches the nodes that computed its new states.
+    """`GraphOfCall` of a layer whose outputs are unknown. Watches the nodes that computed the layer's new states.
 
     Args:
         states: states after the call.

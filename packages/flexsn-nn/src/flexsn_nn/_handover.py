@@ -14,7 +14,8 @@ from flexsn_nn.transforms._delayed import Delayed
 class Handover:
     """Passes an input with a layer to the next neuron. The layer is the last norm of an `OverTime`, or a `Delay`.
 
-    Both modules refer to this object instead of each other, so that each can be copied, moved and called separately.
+    Both modules refer to this object instead of each other, so that each module can be copied, moved and called
+    separately.
     """
 
     def __init__(self) -> None:
@@ -27,10 +28,10 @@ class Handover:
     def take(
         self, inputs: tuple[Any, ...], affine: Producer | None
     ) -> tuple[tuple[Any, ...], Producer | Delayed | None]:
-        """Returns the neuron's inputs and the layer before them. If none is stored, returns the arguments.
+        """Returns the neuron's inputs and the layer before the neuron. If no input is stored, returns the arguments.
 
         Raises:
-            HandoverError: the first input is not the one that was stored.
+            HandoverError: the first input is not the stored input.
         """
         given, self._given = self._given, None
         if given is None:

@@ -51,7 +51,7 @@ _ATTRIBUTES = {
 
 
 def of_parameter(name: str, known: Iterable[str]) -> str:
-    """Returns a hint about the argument to use instead of an unknown one."""
+    """Returns a hint about the argument that replaces an unknown argument."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     if near:
@@ -61,7 +61,7 @@ def of_parameter(name: str, known: Iterable[str]) -> str:
 
 
 def of_attribute(name: str, state_names: Iterable[str]) -> str | None:
-    """Returns a hint about the attribute to use instead of an unknown one; `None` if there is no hint."""
+    """Returns a hint about the attribute that replaces an unknown attribute; `None` if there is no hint."""
     if name in state_names:
         return f'states are read with `neuron.state("{name}")`, and set with `neuron.states = [...]`'
     return _ATTRIBUTES.get(name)

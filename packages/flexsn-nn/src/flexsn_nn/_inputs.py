@@ -24,11 +24,11 @@ def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None
         owner: class of the layer.
         has_time: True if `value` is a sequence.
 
-        Raises:
-            TypeError: `value` is not a tensor.
-            ExportError: `value` is a proxy of `torch.fx`.
-            InputLayoutError: `value` is a nested, quantised, named or MKL-DNN tensor.
-            InputShapeError: `value` is a sequence without dimensions.
+    Raises:
+        TypeError: `value` is not a tensor.
+        ExportError: `value` is a proxy of `torch.fx`.
+        InputLayoutError: `value` is a nested, quantised, named or MKL-DNN tensor.
+        InputShapeError: `value` is a sequence without dimensions.
     """
     if not isinstance(value, Tensor):
         raise _no_tensor(name, value, owner)

@@ -30,9 +30,9 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        name: unique name. If the module is called once, it is the module's name in the network.
-        layer: module whose children are not called one by one.
-        sources: names of the calls whose outputs are summed as its input, or `INPUT`.
+        name: unique name. A module that is called once keeps its name in the network.
+        layer: module that is recorded as a whole, without its children.
+        sources: names of the calls whose sum of outputs is the input of this call, or `INPUT`.
         shape: shape of the input, without time and batch.
         folded: True if time and batch are one dimension of the input, as inside of `OverTime`.
     """
@@ -47,11 +47,11 @@ class Call:
 def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...], tuple[int, ...]]:
     """Returns the calls in order, the sources of the output, and the output's shape without time and batch.
 
-    Traces the `forward` of modules that are neither PyTorch's nor this package's. It may call layers, add their
-    outputs, multiply them by constants and flatten them.
+    Traces the `forward` of modules that are neither PyTorch's nor this package's. Such a `forward` may call layers, add
+    their outputs, multiply them by constants and flatten them.
 
     Raises:
-        NirError: a `forward` does something else.
+        NirError: a `forward` contains another operation.
     """
     root = nn.Sequential()
     root.add_module(type(net).__name__, net)  # makes the call of a single layer visible
@@ -81,7 +81,7 @@ def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...
 
 
 def flat(module: nn.Module, name: str, folded: bool = False) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Yields `(name, layer, folded)` for each layer of a chain, in their order."""
+    """Yields `(name, layer, folded)` for each layer of a chain, in order."""
     if type(module) is NormNeuron:
         yield from flat(module.norm, f"{name}.norm", True)
         yield from flat(module.neuron, f"{name}.neuron", folded)

@@ -1,4 +1,4 @@
-"""Learned numbers, which have the shape `[1]`, because torch's `fully_shard` rejects parameters without dimensions."""
+"""Learned numbers of shape `[1]`, because torch's `fully_shard` rejects parameters without dimensions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def learned(value: Any, dtype: torch.dtype) -> nn.Parameter:
-    """Returns a parameter with the initial value `value`, a number or a tensor. It has at least one dimension."""
+    """Returns a parameter of at least one dimension, with the initial value `value`, a number or a tensor."""
     return nn.Parameter(torch.atleast_1d(torch.as_tensor(value, dtype=dtype)).detach().clone())
 
 
@@ -22,7 +22,7 @@ def fit_checkpoint(
     SpikingJelly, snnTorch and earlier versions of this package save such numbers.
 
     Args:
-        state_dict: state dict of the checkpoint. It is changed in place.
+        state_dict: state dict of the checkpoint. This dict is changed in place.
         prefix: prefix of the module in the state dict.
         parameters: parameters of the module.
         names: names of parameters that may be a single number.
@@ -35,7 +35,7 @@ def fit_checkpoint(
 
 
 def give_a_dimension(number: nn.Parameter) -> None:
-    """Reshapes a parameter without dimensions to `[1]`. It remains the same object, so optimizers keep it."""
+    """Reshapes a parameter without dimensions to `[1]`. Optimizers keep it, because it remains the same object."""
     if number.dim() == 0:
         gradient, number.grad = number.grad, None
         number.data = number.data.reshape(1)

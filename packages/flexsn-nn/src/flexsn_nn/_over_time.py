@@ -19,15 +19,15 @@ from flexsn_nn.errors import InputShapeError, StepModeError
 class OverTime(nn.Sequential):
     """Runs layers without state on `[T, B, ...]` as on one batch `[T B, ...]`, for example convolutions and pooling.
 
-    `nn.Linear` and other layers that accept any number of leading dimensions do not need it.
+    `nn.Linear` and other layers that accept any number of leading dimensions do not need `OverTime`.
 
     Args:
         layers: same as for `nn.Sequential`.
         step_mode: `"m"` if the input is a sequence. With `"s"`, it is one step `[B, ...]`, and the layers run on it
-            directly. `functional.set_step_mode` sets this mode together with that of the neurons.
+            directly. `functional.set_step_mode` sets this mode together with the mode of the neurons.
 
     Raises:
-        StepModeError: a layer is a neuron. It would mistake the batch for time.
+        StepModeError: a layer is a neuron, which would mistake the batch for time.
         UnknownNameError: the step mode is unknown.
 
     Example:
@@ -68,7 +68,7 @@ class OverTime(nn.Sequential):
         """Runs the layers: `[T, B, ...] -> [T, B, ...]`, or `[B, ...] -> [B, ...]` in step mode `"s"`.
 
         Raises:
-            TypeError: the call has several inputs, or a layer returns another object than a tensor.
+            TypeError: the call has several inputs, or a layer does not return a tensor.
             InputShapeError: a sequence has no batch dimension, or the layers change the number of samples.
         """
         if not isinstance(x, Proxy) and (others or not isinstance(x, Tensor)):
@@ -123,7 +123,7 @@ def fold_time(x: Tensor) -> Tensor:
 
 @fx.wrap
 def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
-    """Unfolds time from the batch: `[T B, ...] -> [T, B, ...]`. `x`, `[T, B, ...]`, has the sizes."""
+    """Unfolds time from the batch: `[T B, ...] -> [T, B, ...]`. `x`, `[T, B, ...]`, provides the sizes."""
     if not folded.dim() or folded.shape[0] != x.shape[0] * x.shape[1]:
         raise InputShapeError(
             f"the layers inside of OverTime return the shape {list(folded.shape)} for a batch of "
@@ -135,7 +135,7 @@ def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
 def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None]:
     """Splits layers into the batch norm at their end and the layers before it.
 
-    If the last layer is not a norm, or has hooks, which need its output, returns all layers and `None`.
+    Returns all layers and `None` if the last layer is not a norm, or if it has hooks, because hooks need its output.
     """
     *front, last = layers if len(layers) else (None,)
     if type(last) is nn.Sequential and not _has_hooks(last):

@@ -60,7 +60,8 @@ def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
     """Pads the jagged inputs of a network. Returns the inputs and their positions, or `None` if no input is jagged.
 
     Raises:
-        InputLayoutError: an input is a `PackedSequence`, a nested tensor of another layout, or one with holes.
+        InputLayoutError: an input is a `PackedSequence`, a nested tensor of another layout, or a nested tensor with
+            holes.
         InputShapeError: the sequences of two inputs differ in length.
     """
     packed: Packed | None = None

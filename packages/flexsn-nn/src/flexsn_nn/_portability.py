@@ -1,4 +1,4 @@
-"""Reports cores that compiled kernels will reject on a GPU, on machines without one."""
+"""Reports, on machines without a GPU, cores that compiled kernels will reject on a GPU."""
 
 from __future__ import annotations
 

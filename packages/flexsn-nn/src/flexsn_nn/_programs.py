@@ -88,7 +88,7 @@ class Programs:
         on_cpu: TargetName,
         transforms: Sequence[Transform] = (),
     ) -> StepProgram:
-        """Returns the program of a core. Creates a new one if the stored program belongs to another core.
+        """Returns the program of a core. Creates a new program if the stored program belongs to another core.
 
         Args:
             core: current step function.

@@ -1,4 +1,4 @@
-"""Warning that an optimizer has moved a learned number out of its range. It is given once."""
+"""One-time warning that an optimizer has moved a learned number out of its range."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from flexsn_runtime import transform_at_work
 
 _LED_BACK = "Its gradient is that of this number, and leads it back when the loss falls in that direction."
 _POLE = "Below, its gradient is 0: set it back, and take a smaller learning rate, or learn its logarithm."
-# On a GPU, checking a parameter takes a few launches, so only one of `_CHANGES` changes is checked.
+# On a GPU, checking a parameter takes a few launches, so only one out of `_CHANGES` changes is checked.
 _CHANGES = 16
 
 
 class Ranges:
     """Checks the ranges of the learned numbers of one module.
 
-    A parameter is checked in the first call after a change in place, such as that of an optimizer. On the CPU, it is
-    compared at once. On a GPU, one of 16 changes starts a comparison on the device, and a later call reads its result,
-    so no call waits for the device. Changes through `parameter.data` are not detected.
+    A parameter is checked in the first call after a change in place, such as an optimizer step. On the CPU, the
+    parameter is compared immediately. On a GPU, one out of 16 changes starts a comparison on the device, and a later
+    call reads its result, so no call waits for the device. Changes through `parameter.data` are not detected.
     """
 
     def __init__(self) -> None:

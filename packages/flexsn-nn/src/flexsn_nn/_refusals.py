@@ -1,4 +1,4 @@
-"""Reasons why compiled kernels reject a core that a loop can run. Each is found once and reported once."""
+"""Reasons why compiled kernels reject a core that a loop can run. Each reason is found once and reported once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_runtime import ScanProgram, why_refused
 
 
 class Refusals:
-    """Rejections of one neuron by dtypes and dimensions, modules, transforms, and training."""
+    """Rejections of one neuron, stored by dtypes and dimensions, modules, transforms, and training."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Hashable, ...], str | None] = {}
@@ -53,7 +53,7 @@ class Refusals:
         self._found.clear()
 
     def tell(self, why: str | None) -> None:
-        """Reports that kernels on a GPU will reject a core that has run as a loop. Reports each reason once.
+        """Reports, once for each reason, that kernels on a GPU will reject a core that has run as a loop.
 
         Raises:
             PortabilityError: `set_portability("error")` is set.
@@ -63,7 +63,7 @@ class Refusals:
             report(why)
 
     def reasons(self, kinds: Hashable) -> list[str]:
-        """Lists each reason for the core with modules of these kinds once."""
+        """Lists the distinct reasons for the core with modules of these kinds."""
         found = (why for key, why in self._found.items() if key[0] == kinds)
         return list(dict.fromkeys(why for why in found if why is not None))
 

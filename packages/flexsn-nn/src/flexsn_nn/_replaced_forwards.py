@@ -1,4 +1,4 @@
-"""Layers whose `forward` is replaced by an object that runs kernels if it can, and reports about these layers."""
+"""Layers whose `forward` is replaced by an object that runs kernels where possible, and reports about such layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ReplacedForward(ABC):
 
     Attributes:
         layer: the layer.
-        last: outcome of the last call in eager mode, in words or as numbers, followed by True if a kernel ran.
+        last: outcome of the last call in eager mode, as text or numbers, followed by True if a kernel ran.
     """
 
     def __init__(self, layer: nn.Module) -> None:

@@ -17,7 +17,7 @@ from flexsn_runtime import CutSpecialization, RecurrentSpecialization, ScanProgr
 
 
 class _Waited(torch.autograd.Function):
-    """The result of a collective operation that may still run, as a plain tensor, since kernels read its memory."""
+    """Converts the result of a collective operation that may still run to a plain tensor, which kernels can read."""
 
     @staticmethod
     def forward(ctx: Any, part: Any) -> Tensor:
@@ -37,7 +37,7 @@ class StepShards:
         mesh: mesh of the processes.
         shape: shape of the whole step.
         dims: for each dimension of the mesh, the dimension of the step that is divided along it; `None` if each process
-        has the whole step.
+            has the whole step.
     """
 
     mesh: DeviceMesh

@@ -1,4 +1,4 @@
-"""Warnings that one instance is at two places of a network, and its second place continues with the first's state."""
+"""Warnings for a module at two places of a network, where the second call continues from the state of the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spikes as bits. Inside of `memory.PackedSpikes`, a neuron's kernel writes them together with the spikes."""
+"""Spikes as bits. Inside of `memory.PackedSpikes`, a neuron's kernel writes the bits together with the spikes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class SpikeBits:
         return self._refused[1] if self._refused is not None and self._refused[0] is core else None
 
     def note(self, output: Tensor, bits: Tensor) -> None:
-        """Stores the bits of `output` until `take` or the next call, if there is a row of bits for each step."""
+        """Stores the bits of `output` until `take` or the next call, if `bits` has a row for each step."""
         if bits.shape[0] == output.shape[0]:
             self._written = output, output._version, bits
 
     def take(self, output: Tensor) -> Tensor | None:
-        """Returns the bits of `output`, and drops them; `None` if `output` has changed since they were written."""
+        """Returns the bits of `output`, and drops them; `None` if `output` has changed since the bits were written."""
         written, self._written = self._written, None
         if written is None or written[0] is not output or written[1] != output._version:
             return None

@@ -1,4 +1,4 @@
-"""Layers that are not scans, but keep a state from call to call."""
+"""Layers that keep a state from call to call, but are not scans."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def check_first_run(what: str, reset_in: tuple[int, int] | None, remedy: str) ->
 class Stateful(Leaf):
     """Base class of layers that keep a state, like neurons.
 
-    `functional.reset_net`, `detach_net`, `get_states`, `set_states` and `set_step_mode` work on them, too. Your own
-    layer derives from this class, reads `self.states` in its `forward`, and assigns the new states. Reading
+    `functional.reset_net`, `detach_net`, `get_states`, `set_states` and `set_step_mode` also work on such layers. Your
+    own layer derives from this class, reads `self.states` in its `forward`, and assigns the new states. Reading
     `self.states` raises an error if an old state would give wrong results.
 
     Args:
@@ -55,7 +55,7 @@ class Stateful(Leaf):
     Attributes:
         steps_apart: class attribute, True if each step of the output depends only on the same step of the input.
             `functional.run` then accepts lengths and resets for the layer.
-        states: tensors; empty before the first call and after `reset()`. They are not part of `state_dict()`.
+        states: tensors; empty before the first call and after `reset()`. States are not part of `state_dict()`.
 
     Raises:
         StateError: `states` is read in the second run of `torch.utils.checkpoint`, although neither `reset()` nor an

@@ -16,7 +16,7 @@ from flexsn_nn.errors import StateError
 
 
 class Stateless(nn.Module):
-    """A network that takes its states as arguments, returns the new ones, and stores none: `functional.stateless`.
+    """A network that takes states as arguments, returns new states, and stores no state: `functional.stateless`.
 
     Args:
         net: a network. Its parameters and step mode are shared. The states that it stores do not change.
@@ -32,7 +32,7 @@ class Stateless(nn.Module):
         check_module("net", net)
         self.net = net
         self._layers: tuple[tuple[str, FlexSN | Stateful], ...] = tuple(with_state(net))
-        # Number of states by layer. For a layer that is not a neuron, it is unknown before the first input.
+        # Number of states by layer. For a layer that is not a neuron, the number is unknown before the first input.
         self._counts = [layer.num_states if isinstance(layer, FlexSN) else None for _, layer in self._layers]
 
     def initial_states(self, inputs: Tensor | Sequence[Any]) -> list[Tensor]:

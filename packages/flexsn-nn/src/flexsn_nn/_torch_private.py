@@ -1,4 +1,4 @@
-"""Access to private parts of torch. Importing this module looks up each name."""
+"""Access to private parts of torch. Each name is looked up when this module is imported."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ _foreach_copy = private("torch", "_foreach_copy_", "captured steps copy tensors 
 _KEPT_BACK = "after a capture that failed, the allocator of a GPU does not free memory"
 _end_allocation = private("torch._C", "_cuda_endAllocateToPool", _KEPT_BACK, default=lambda device, pool: None)
 _release_pool = private("torch._C", "_cuda_releasePool", _KEPT_BACK, default=lambda device, pool: None)
-# In torch 2.11, Dynamo evaluates `torch.compiler.is_exporting()` as True in `torch.compile`, too, but it evaluates the
-# flag behind this function correctly. Since 2.12, the function itself is right.
+# In torch 2.11, Dynamo also evaluates `torch.compiler.is_exporting()` as True in `torch.compile`, but correctly
+# evaluates the flag that it reads. Since torch 2.12, the function itself is right.
 _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
     lacking("torch.compiler", ["_is_exporting_flag"])
 )
 
-# `torch.fx.Tracer.is_leaf_module` compares the beginning of a module's `__module__`, which an instance can set, too.
+# `torch.fx.Tracer.is_leaf_module` compares the beginning of a module's `__module__`, which can also be set on an
+# instance.
 LEAF_NAMESPACE = "torch.nn.flexsn_nn"
 
 # Layout of MKL-DNN tensors; reading `Tensor.is_mkldnn` would add a node to Dynamo's graphs.
@@ -81,7 +82,7 @@ def is_onnx_exporting() -> bool:
 
 
 def between_graphs(reason: str) -> Callable[[_Function], _Function]:
-    """Returns a decorator like `torch.compiler.disable`, which imports Dynamo, a slow import, only at the first call.
+    """Returns a decorator like `torch.compiler.disable` that delays the slow import of Dynamo until the first call.
 
     Args:
         reason: reason why the call is between the graphs of `torch.compile`, for messages about graph breaks.
@@ -102,7 +103,7 @@ def constant(function: _Function) -> _Function:
 
 
 def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function that `torch.compile` calls for a backend, which is this function or its name."""
+    """Returns the function that `torch.compile` calls for `backend`, which is a function or a name."""
     if not isinstance(backend, str):
         return backend
     lacking = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"
@@ -142,7 +143,7 @@ def after_transforms(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def recomputation() -> tuple[int, int] | None:
-    """Identifies the recomputation that this thread runs, which is a forward inside of a node's backward.
+    """Identifies the current recomputation of this thread, which is a forward inside of a node's backward.
 
     Returns `None` outside of recomputations.
     """

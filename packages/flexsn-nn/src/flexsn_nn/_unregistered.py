@@ -1,4 +1,4 @@
-"""Finds parameters that a core captures but that no module and no optimizer has, so that training misses them."""
+"""Finds parameters that a core captures and that no module or optimizer holds, so that training misses them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import nn
 
 from flexsn_hop.callers import warn
 
-# A container with more entries is assumed to be data.
+# Containers with more entries are assumed to hold data.
 _MOST_ENTRIES = 1000
 
 
 def warn_of_unregistered(core: object) -> None:
     """Warns of captured parameters that no optimizer updates.
 
-    They get gradients, but `module.parameters()` does not contain them. Without the warning, training would silently
-    leave them unchanged.
+    Such parameters receive gradients, but `module.parameters()` does not contain them. Without the warning, training
+    would silently leave them unchanged.
     """
     names = unregistered(core)
     if names:
@@ -44,12 +44,12 @@ def unregistered(core: object) -> list[str]:
 
 
 def captured_by(core: object) -> Iterator[tuple[str, Any]]:
-    """Yields `(name, value)` for everything that a core reads other than its arguments. Does not search modules."""
+    """Yields `(name, value)` for each object that a core reads, except its arguments. Does not search modules."""
     return _captured(core, set())
 
 
 def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields `(name, value)` for everything that a callable reads other than its arguments, and recursively.
+    """Yields `(name, value)` for each object that a callable reads, except its arguments. Searches recursively.
 
     Does not search modules, because their parameters are registered.
     """
@@ -73,7 +73,7 @@ def _reached(name: str, item: object, seen: set[int]) -> Iterator[tuple[str, Any
 
 
 def _parts(value: object) -> list[tuple[str, Any]]:
-    """Returns the parts of a callable, by name. PyTorch's own callables have none."""
+    """Returns the parts of a callable, by name. PyTorch's own callables have no parts."""
     kind = value if isinstance(value, types.FunctionType) else type(value)
     if (kind.__module__ or "").startswith("torch") or isinstance(value, nn.Module | type):
         return []

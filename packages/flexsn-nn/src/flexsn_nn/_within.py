@@ -14,11 +14,11 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     """Returns `value` within the limits. Outside of them, returns the nearest allowed number of its dtype.
 
     The gradient passes unchanged, even at the limits and beyond them. If an optimizer has moved a number out of its
-    range, later steps can therefore move it back. (The gradient of `clamp` is 0 beyond its limits. Since torch 2.15, it
-    is also 0 at the limits.) Steps can also move the number further away from its range, which does not change the
-    result. To keep the number near its range, call `number.clamp_(0, 1)` under `torch.no_grad()` after
-    `optimizer.step()`. Sums over steps and elements commute with this function, so compiled kernels give the gradients
-    of the loop.
+    range, later steps can therefore move it back. (The gradient of `clamp` is 0 beyond its limits. Since torch 2.15,
+    the gradient of `clamp` is also 0 at the limits.) Steps can also move the number further away from its range. In
+    that case, the result does not change. To keep the number near its range, call `number.clamp_(0, 1)` under
+    `torch.no_grad()` after `optimizer.step()`. Sums over steps and elements commute with this function, so compiled
+    kernels give the gradients of the loop.
 
     The limit `above` is an exception. Close to it, most formulas have a pole (`x / tau`, `log(beta)`), where the
     gradient is infinite. At `above` and below it, the gradient is 0 unless `finite`.
@@ -26,7 +26,7 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     Args:
         value: floating-point tensor of any shape.
         limits: `at_least`, `above`, `at_most`, `below`, each a number or absent. The nearest number above 0 is the
-            smallest normal one, and the nearest number below 1 is its neighbour. `finite=True` declares that the
+            smallest normal number, and the nearest number below 1 is 1 - eps / 2. `finite=True` declares that the
             formulas that use the result have finite derivatives close to `above`.
 
     Returns:
@@ -40,7 +40,8 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     """
     numbers = torch.finfo(value.dtype)
     low, high = limits.get("at_least"), limits.get("at_most")
-    # An open limit is 0 or 1. The nearest number above 0 is the smallest normal one; below 1, it is 1 - eps / 2.
+    # An open limit is 0 or 1. The nearest number above 0 is the smallest normal number. The nearest number below 1 is 1
+    # - eps / 2.
     if "above" in limits:
         low = limits["above"] + numbers.tiny
     if "below" in limits:

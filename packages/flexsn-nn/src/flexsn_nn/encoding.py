@@ -20,7 +20,7 @@ def rate(x: Tensor, num_steps: int, *, generator: torch.Generator | None = None)
     Args:
         x: probabilities, floating point. Values below 0 count as 0, and values above 1 as 1.
         num_steps: number of steps `T`.
-        generator: random generator on the device of `x`; `None` for PyTorch's global one.
+        generator: random generator on the device of `x`; `None` for PyTorch's global generator.
 
     Returns:
         `[T, *x.shape]` with the dtype of `x`. No gradient flows to `x`.
@@ -45,7 +45,7 @@ def latency(x: Tensor, num_steps: int, *, curve: str = "linear") -> Tensor:
     The time is rounded to a whole step, with halves rounded to even.
 
     Args:
-        x: values, floating point. Values below 0 count as 0, for the last step, and values above 1 as 1, for the first.
+        x: values, floating point. Values below 0 count as 0 (last step), and values above 1 count as 1 (first step).
         num_steps: number of steps `T`.
         curve: `"linear"` or `"log"`.
 

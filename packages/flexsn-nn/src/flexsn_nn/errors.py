@@ -72,7 +72,7 @@ class PortabilityWarning(UserWarning):
 
 
 class RangeWarning(UserWarning):
-    """A learned number has left its range, and counts as the nearest number in it."""
+    """A learned number has left its range, and counts as the nearest number in the range."""
 
 
 class FiringWarning(UserWarning):
@@ -80,11 +80,11 @@ class FiringWarning(UserWarning):
 
 
 class SharedStateWarning(UserWarning):
-    """One instance is at two places of a network, and its second place continues with the state of the first."""
+    """One module is at two places of a network, and its second call continues from the state of the first."""
 
 
 class PortabilityError(NotImplementedError):
-    """A core runs as a loop here, but compiled kernels will reject it on a GPU: for `set_portability("error")`."""
+    """With `set_portability("error")`: a core runs as a loop here, but compiled kernels will reject it on a GPU."""
 
 
 class NirError(ValueError):

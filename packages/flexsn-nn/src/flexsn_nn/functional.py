@@ -1,4 +1,4 @@
-"""Functions for all neurons of a network, and its other layers with a state: state, step mode and backend."""
+"""Functions that apply to all neurons and other layers with a state in a network: state, step mode and backend."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
-    """Yields `(name, module)` for every `FlexSN` in `net`. If `net` itself is one, its name is the name of its class.
+    """Yields `(name, module)` for every `FlexSN` in `net`. If `net` itself is a `FlexSN`, its name is its class name.
 
     A neuron inside of another neuron's step, as in a `Recurrent`, is a part of that neuron, and is not included.
     """
@@ -81,9 +81,10 @@ def run(
 ) -> Any:
     """Calls `net(*inputs, **options)`, and passes `lengths`, `resets` and `transforms` to each neuron.
 
-    They have the same meaning as in `FlexSN.forward`. Layers without a state, for example those in `OverTime`, also run
-    over padding. There, a linear layer with a bias computes values that the next neuron removes, but a norm includes
-    padding in its statistics. Read the network's output with `data.readout(output, lengths)`.
+    The three arguments have the same meaning as in `FlexSN.forward`. Layers without a state, for example those in
+    `OverTime`, also run over padding. At padding steps, a linear layer with a bias computes values that the next neuron
+    removes, but a norm includes padding in its statistics. Read the network's output with
+    `data.readout(output, lengths)`.
 
     Sequences without padding are nested tensors of layout `torch.jagged`, `[B, lengths, *step]`. The network receives
     them padded, `[T, B, *step]`, together with their lengths, and its outputs are converted to jagged tensors again.
@@ -146,7 +147,7 @@ def run(
 def _share(neuron: FlexSN, transforms: tuple[Transform, ...]) -> None:
     if torch.compiler.is_compiling():
         neuron._shared_transforms = transforms
-    else:  # an assignment would make the neuron choose kernels again
+    else:  # assigning the attribute would make the neuron choose kernels again
         neuron.__dict__["_shared_transforms"] = transforms
 
 
@@ -162,12 +163,12 @@ def reset_net(net: nn.Module) -> None:
         >>> net[1].states
         []
     """
-    if torch.compiler.is_compiling():  # the only way through a network that Dynamo traces is named_modules
+    if torch.compiler.is_compiling():  # Dynamo can trace only named_modules to visit a network
         for _, module in with_state(net):
             module.reset()
     else:
         check_module("net", net)
-        inside = recomputation()  # called once for all modules: it takes as long as the rest of a reset
+        inside = recomputation()  # called once for all modules, because it takes as long as the rest of a reset
         for module in _all_with_state(net):
             if type(module).reset is FlexSN.reset:
                 module._forget(inside)
@@ -176,7 +177,7 @@ def reset_net(net: nn.Module) -> None:
 
 
 def _all_with_state(net: nn.Module) -> list[Any]:
-    """Returns the modules of `with_state(net)` without their names, which take most of the time."""
+    """Returns the modules of `with_state(net)` without their names, because names take most of the time."""
     found: list[Any] = []  # `Any`, because a cast would be a call
     kinds: dict[type, bool] = {}
     seen, waiting, again = {net}, [net], False
@@ -212,7 +213,7 @@ def set_step_mode(net: nn.Module, step_mode: str) -> None:
 
     Raises:
         UnknownNameError: the step mode is unknown.
-        StepModeError: a neuron's backend cannot run in this mode. No neuron is changed then.
+        StepModeError: a neuron's backend cannot run in this mode. The error leaves all neurons unchanged.
     """
     found = [module for _, module in with_state(net)]
     mode = check_step_mode(step_mode)
@@ -236,7 +237,7 @@ def set_backend(
 
     Raises:
         UnknownNameError: the backend is unknown.
-        StepModeError: the backend cannot run in a neuron's step mode. No neuron is changed then.
+        StepModeError: the backend cannot run in a neuron's step mode. The error leaves all neurons unchanged.
     """
     for kind in instance if isinstance(instance, tuple) else (instance,):
         if not isinstance(kind, type):
@@ -298,12 +299,12 @@ def summary(net: nn.Module, *inputs: Any) -> NetworkSummary:
 
 
 def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
-    """Returns the states of every neuron by its name, as lists of `[*step]`. They are empty before the first call.
+    """Returns the states of every neuron by its name, as lists of `[*step]`. The lists are empty before the first call.
 
     Other layers with a state are included. The state of a `Delay` is `[max_delay, *step]`.
 
-    The tensors are the neurons' own tensors, with their graph. You can run another sequence in between, and then return
-    to this one with `set_states`.
+    The tensors are the neurons' own tensors, with their graph. You can run another sequence, and then return to the
+    first sequence with `set_states`.
     """
     return {name: list(module.states) for name, module in with_state(net)}
 
@@ -327,11 +328,11 @@ def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: 
     """Divides the parameters of a network into two groups for an optimizer: weights, and numbers of neurons.
 
     Numbers of neurons are time constants, thresholds, decays and other learned values, one per neuron or per channel.
-    They get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the recurrent
-    weights of a layer, are weights.
+    These numbers get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the
+    recurrent weights of a layer, are weights.
 
     Args:
-        tau_lr: learning rate of the numbers of neurons; `None` for that of the optimizer.
+        tau_lr: learning rate of the numbers of neurons; `None` for the learning rate of the optimizer.
         options: options of the group of numbers, such as `betas=(0.9, 0.99)`, or `weight_decay=1e-4`.
 
     Returns:

@@ -2,7 +2,7 @@
 
 `fluctuation_driven_` initializes weights before a neuron with a membrane.
 
-`torch.nn.init` has most of the usual initialisations. For `init=` of a recurrent neuron, these are common:
+`torch.nn.init` has most of the usual initialisations. Common choices for `init=` of a recurrent neuron are:
 
 - ``nn.init.orthogonal_``: keeps the length of every vector, or scales it by `gain`;
 - ``None``: uniform in ``±1 / sqrt(features)``, as in `nn.Linear`;
@@ -34,7 +34,7 @@ _NEGLIGIBLE, _DECAYED, _LONGEST = 1e-6, 0.99, 16384
 
 
 def spectral_radius(weight: Tensor) -> float:
-    """Computes the largest absolute eigenvalue: the factor per step by which a linear recurrence finally grows.
+    """Computes the largest absolute eigenvalue: the long-term growth factor per step of a linear recurrence.
 
     Args:
         weight: matrix `[N, N]`, or its diagonal `[N]`. The computation is in float64 on the CPU, in `O(N³)`.
@@ -61,8 +61,8 @@ def spectral_radius(weight: Tensor) -> float:
 def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
     """Scales `weight` in place so that its spectral radius is `rho`, and returns it.
 
-    With a radius below 1, a linear recurrence forgets. A spiking recurrence also has a threshold and a leak, so 1 is
-    not a limit for it.
+    With a radius below 1, a linear recurrence forgets its past. A spiking recurrence also has a threshold and a leak,
+    so its radius may exceed 1.
 
     Args:
         weight: matrix `[N, N]`, or its diagonal `[N]`. It may be a parameter.
@@ -70,7 +70,7 @@ def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
 
     Raises:
         ParameterError: the weight has another shape, `rho` is negative, or the current radius is 0 and cannot be
-        scaled.
+            scaled.
 
     Source: Jaeger, "The echo state approach to analysing and training recurrent neural networks", GMD report 148, 2001.
 
@@ -103,23 +103,24 @@ def fluctuation_driven_(
     """Draws weights before a neuron, in place, so that its membrane fluctuates up to the threshold, and returns them.
 
     If inputs spike independently at `rate`, the membrane without resets has the mean `mean` and the standard deviation
-    `(threshold - mean) / xi`. This is true for all time constants, also if the neuron divides its input by them,
-    because the membrane's response to one small input is measured on a copy of the neuron. Let `n` be the number of
-    inputs, `e1` the sum of the response over time, and `e2` the sum of its squares. The weights are normal, with the
-    mean `mean / (n rate e1)`, and with the variance `share (threshold - mean)² / (xi² n rate e2)` minus the square of
-    their mean. Membranes are measured relative to their resting value.
+    `(threshold - mean) / xi`. The membrane's response to one small input is measured on a copy of the neuron.
+    Therefore, the result is correct for all time constants, also if the neuron divides its input by them. Let `n` be
+    the number of inputs, `e1` the sum of the response over time, and `e2` the sum of its squares. The weights are
+    normal, with the mean `mean / (n rate e1)`, and with the variance `share (threshold - mean)² / (xi² n rate e2)`
+    minus the square of their mean. Membranes are measured relative to their resting value.
 
     Args:
         weight: weight `[out, in, ...]` of a linear layer or a convolution. `n` is the number of elements of
             `weight[0]`.
-        neuron: neuron after the weights. It is ready-made, or your own neuron with a state `v` and a threshold.
-        rate: spikes per input and step, above 0 and at most 1. For inputs that are not spikes, it is the mean of their
-            squares.
+        neuron: neuron after the weights. Either a ready-made neuron, or your own neuron with a state `v` and a
+            threshold.
+        rate: spikes per input and step, above 0 and at most 1. For inputs that are not spikes, `rate` is the mean of
+            their squares.
         xi: distance from mean to threshold in standard deviations, above 0. The source uses 1 to 3.
         mean: mean of the membrane, below the threshold.
         share: fraction of the variance that these weights contribute, above 0 and at most 1. Recurrent weights
             contribute the rest.
-        num_steps: length of the sequences. It is required for a membrane that does not decay, such as that of `IF`.
+        num_steps: length of the sequences. Required for a membrane that does not decay, such as the membrane of `IF`.
         generator: generator of the random numbers.
 
     Raises:

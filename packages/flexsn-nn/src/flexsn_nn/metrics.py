@@ -12,7 +12,7 @@ __all__ = ["accuracy", "first_spike_accuracy", "time_to_first_spike"]
 
 
 def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) -> Tensor:
-    """Fraction of the batch for which the target's neuron has the most spikes. Of equal neurons, the first one counts.
+    """Fraction of the batch for which the target's neuron has the most spikes. In a tie, the first neuron counts.
 
     Args:
         spikes: `[T, B, C]`, or membranes of this shape, which are summed over time.
@@ -61,7 +61,7 @@ def time_to_first_spike(spikes: Tensor) -> Tensor:
 
 
 def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
-    """Fraction of the batch for which the target's neuron spikes first. Of equal neurons, the first one counts.
+    """Fraction of the batch for which the target's neuron spikes first. In a tie, the first neuron counts.
 
     A sample without spikes counts as wrong.
 
@@ -87,7 +87,7 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
 
 
 def _first(chosen: Tensor) -> Tensor:
-    """Returns the index of the first chosen class, `[B, C] -> [B]`. argmax does not guarantee the first one."""
+    """Returns the index of the first chosen class, `[B, C] -> [B]`. `argmax` may return a later one."""
     classes = torch.arange(chosen.shape[1], device=chosen.device)
     return torch.where(chosen, classes, len(classes)).amin(1)
 

@@ -1,4 +1,4 @@
-"""Imports and exports NIR, the exchange format of spiking networks. Needs `pip install flexsn-nn[nir]`.
+"""Imports and exports NIR, the exchange format of spiking networks. Requires `pip install flexsn-nn[nir]`.
 
 NIR's neurons are differential equations. Here, one step is one Euler step of `dt` seconds of these equations:
 
@@ -7,9 +7,10 @@ NIR's neurons are differential equations. Here, one step is one Euler step of `d
     LI       tau v' = v_leak - v + r x
     CubaLIF  tau_syn i' = -i + w_in x;  tau_mem v' = v_leak - v + r i, with the new i
 
-If NIR or these neurons cannot express something, the functions raise an error. Networks consist of layers on sequences
-`[T, B, ...]` and sums of their outputs. A neuron with recurrent weights is a separate graph in the chain. This graph
-has the neuron, and a linear node from the neuron's output to its input. The neuron receives this input one step later.
+For a network that NIR or these neurons cannot express, the functions raise an error. Networks consist of layers on
+sequences `[T, B, ...]` and sums of their outputs. A neuron with recurrent weights is a separate graph in the chain.
+This graph has the neuron, and a linear node from the neuron's output to its input. The neuron receives this input one
+step later.
 
 Source: Pedersen et al., "Neuromorphic intermediate representation", Nature Communications 2024.
 """
@@ -48,16 +49,17 @@ def to_nir(
 
     Args:
         net: a layer, or any nesting of layers, `nn.Sequential`, `OverTime`, blocks such as `SEWBlock`, and modules with
-            their own `forward`. `forward` is traced by `torch.fx`. It may call layers, add their outputs, multiply them
-            by constants, and flatten them. Supported layers are `nn.Linear`, `nn.Conv1d`, `nn.Conv2d`, `nn.AvgPool2d`,
-            batch norms in evaluation (which are folded into the weights before them), dropout in evaluation (which is
-            left out), `nn.Flatten` of all dimensions except time and batch, `Scale`, `layer.Delay`, `IF`, `LIF`,
-            `PLIF`, `CUBALIF`, `LI`, `Leaky` that resets to zero, and `Synaptic` that resets to zero in the same step;
-            also `Recurrent` around these, `RLIF`, and `RLeaky` and `RSynaptic` that reset to zero in the same step.
-        sample: input `[T, B, ...]`. The network runs once with it, to find the shapes.
+            their own `forward`. `torch.fx` traces each `forward`, which may call layers, add their outputs, multiply
+            them by constants, and flatten them. Supported layers are `nn.Linear`, `nn.Conv1d`, `nn.Conv2d`,
+            `nn.AvgPool2d`, batch norms in evaluation (which are folded into the weights before them), dropout in
+            evaluation (which is left out), `nn.Flatten` of all dimensions except time and batch, `Scale`,
+            `layer.Delay`, `IF`, `LIF`, `PLIF`, `CUBALIF`, `LI`, `Leaky` that resets to zero, and `Synaptic` that resets
+            to zero in the same step; also `Recurrent` around these neurons, `RLIF`, and `RLeaky` and `RSynaptic` that
+            reset to zero in the same step.
+        sample: input `[T, B, ...]`. The network runs once with this input, to find the shapes.
         dt: duration of one step in seconds.
-        ignore_equality: NIR fires if `v > v_threshold`. True to export neurons that fire if `v >= v_threshold`, too,
-            instead of raising an error.
+        ignore_equality: True to also export neurons that fire if `v >= v_threshold`, although NIR's neurons fire if
+            `v > v_threshold`. False to raise an error for such neurons.
         soft_reset: True if the simulator that will read the graph resets by subtracting the threshold, which NIR's
             equations cannot express. Only neurons with `v_reset=None` can then be exported. Their metadata contains
             `"reset": "subtract"`, which `from_nir` reads.
@@ -74,8 +76,8 @@ def to_nir(
 def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Sequential:
     """Imports a network from a `nir.NIRGraph`.
 
-    The only loops that the graph may have are from a neuron through a linear node back to the same neuron. A recurrent
-    neuron may also be a graph inside of the graph. Layers have the names of the graph's nodes.
+    A loop in the graph must lead from a neuron through a linear node back to the same neuron. A recurrent neuron may
+    also be a graph inside of the graph. Layers have the names of the graph's nodes.
 
     A file with a convolution whose kernel is not square needs `nir.read(path, type_check=False)` (nir 1.0.8).
 
@@ -114,7 +116,7 @@ class _Way:
 class _Builder:
     """Collects nodes by name, and edges.
 
-    The name of a node is its kind in lower case. From the second node of a kind on, a number follows.
+    The name of a node is its kind in lower case. The second and later nodes of a kind also have a number.
     """
 
     def __init__(self, nir: Any) -> None:
@@ -134,7 +136,7 @@ class _Builder:
         return name
 
     def connect(self, sources: Sequence[str], target: str) -> None:
-        """Adds edges from several nodes to one."""
+        """Adds edges from several nodes to one node."""
         for source in dict.fromkeys(sources):
             count = sources.count(source)
             if count > 1:
@@ -480,7 +482,7 @@ def _from_graph(nir: Any, graph: Any, dt: float, backend: str) -> nn.Sequential:
 
 
 def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
-    """Creates a recurrent neuron with weights from its output to its input. A gain before it applies to both inputs."""
+    """Creates a recurrent neuron with weights from output to input. A gain before it applies to both inputs."""
     gain: Tensor | None = None
     if isinstance(layer, nn.Sequential) and len(layer) == 2 and isinstance(layer[0], Scale):
         gain, layer = layer[0].scale, layer[1]
@@ -697,7 +699,7 @@ def _tensor(array: Any, factor: float = 1.0) -> Tensor:
 
 
 def _compact(tensor: Tensor) -> float | Tensor:
-    """Returns one number if all elements are equal, because it needs no memory traffic."""
+    """Returns one number if all elements are equal, because a number needs no memory traffic."""
     first = tensor.flatten()[0]
     return float(first) if bool((tensor == first).all()) else tensor
 

@@ -1,4 +1,4 @@
-"""Plots of spikes and membranes. They need matplotlib: `pip install flexsn-nn[plot]`.
+"""Plots of spikes and membranes. Plots require matplotlib: `pip install flexsn-nn[plot]`.
 
 Each function draws into `ax`, or into a new figure, and returns the axes.
 """
@@ -19,7 +19,7 @@ __all__ = ["firing_rates", "heatmap", "raster", "trace"]
 
 
 def raster(spikes: Tensor, ax: Axes | None = None) -> Axes:
-    """Draws a dot for each spike: steps to the right, neurons upwards.
+    """Draws a dot for each spike. Steps are on the horizontal axis, neurons on the vertical axis.
 
     Args:
         spikes: `[T, *step]`. The step's elements are numbered in order.
@@ -79,12 +79,12 @@ def trace(
 
 
 def heatmap(v: Tensor, ax: Axes | None = None, *, label: str = "membrane") -> Axes:
-    """Draws membranes or another state as colours: steps to the right, neurons upwards.
+    """Draws membranes or another state as colours. Steps are on the horizontal axis, neurons on the vertical axis.
 
     Args:
         v: `[T, *step]`. The step's elements are numbered in order.
         ax: axes to draw into; `None` for a new figure.
-        label: name of `v` at the colour bar.
+        label: name of `v` on the colour bar.
     """
     ax = _axes(ax)
     values = v.detach().flatten(1).T.float().cpu()

@@ -1,11 +1,11 @@
-"""Random numbers inside of a step. They are equal in loops and kernels, and in a forward and its backward.
+"""Random numbers inside of a step. The numbers are equal in loops and kernels, and in a forward and its backward.
 
 A number depends on a key, the draw (first, second, … in a step), the time step, the row (index in the step's first
-dimension), and the position in the row. It does not depend on the device, the backend, the memory format, or the other
-rows of the batch. No tensor of the size of the data is stored.
+dimension), and the position in the row. A number does not depend on the device, the backend, the memory format, or the
+other rows of the batch. No tensor of the size of the data is stored.
 
 A neuron draws its key from PyTorch's generator each time it begins with the initial state, so `torch.manual_seed` makes
-its numbers reproducible. While the state is carried on, the count of time steps continues. A sequence in two calls
+its numbers reproducible. While the neuron keeps its state, the count of time steps continues. A sequence in two calls
 therefore has the same numbers as the whole sequence in one call.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
@@ -34,7 +34,7 @@ def normal_like(x: Tensor) -> Tensor:
 
     Returns:
         A tensor with the shape, dtype and device of `x`, without a gradient. The numbers are computed in float32 and
-        converted. They are between -6.6 and 6.6, and are bitwise equal on all backends.
+        converted. All numbers are between -6.6 and 6.6, and are bitwise equal on all backends.
 
     Raises:
         DrawError: the call is outside of a core of `FlexSN`, or `x` has another shape.
@@ -94,10 +94,11 @@ def configure(
 
     Args:
         net: neuron, or module with neurons. Neurons that do not draw numbers ignore the call.
-        seed: seed of the keys, which differ by neuron, in place of PyTorch's generator. Every sequence that begins with
-            the initial state then has equal numbers. A negative seed returns to keys from the generator.
+        seed: seed from which the key of each neuron is derived, instead of from PyTorch's generator. Every sequence
+            that begins with the initial state then has equal numbers. A negative seed returns to keys from the
+            generator.
         first_row: index of the first row of a batch. A process with the rows from `n` onwards sets `n`.
-        in_evaluation: True (the initial setting) to draw numbers in evaluation mode, too. False to use the mean of each
+        in_evaluation: True (the initial setting) to also draw numbers in evaluation mode. False to use the mean of each
             number in evaluation mode: 0, 0.5, and `p`.
 
     Raises:

@@ -14,14 +14,14 @@ from flexsn_runtime import ScanProgram
 
 
 class FlexSNKernel:
-    """The compiled scan of a step function, which stores no state.
+    """Compiled scan of a step function, without a stored state.
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, requires_grad, residuals: same as in `FlexSN`.
 
     A call takes `(*input_seqs, *init_states)` and returns `(*output_seqs, *state_seqs)`. Sequences are `[T, *step]`,
-    and states are `[*step]`. It is differentiable. Results have the inputs' memory format, as after an elementwise
-    operation.
+    and states are `[*step]`. The call is differentiable. Results have the inputs' memory format, as after an
+    elementwise operation.
 
     Raises:
         TypeError: an argument is not a tensor.

@@ -15,7 +15,7 @@ from flexsn_nn.neuron import Recurrent, RunOptions
 
 
 class Concatenated(nn.Module):
-    """Weights of a `LinearRecurrentContainer`. Its first columns are for the input, the others for the last output.
+    """Weights of a `LinearRecurrentContainer`. The first columns apply to the input, the others to the last output.
 
     Args:
         rc: the linear layer that maps `[x, y]` to the input of `layers`.

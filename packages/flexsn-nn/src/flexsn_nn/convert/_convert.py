@@ -21,8 +21,8 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
     """Replaces the neurons of SpikingJelly and snnTorch by neurons of this package, in place.
 
     Calls of the network do not change. Its outputs are equal, up to the differences that the report names. Learned
-    parameters remain the same objects, so an optimizer keeps them, except for those that the report calls new. A
-    learned number without dimensions gets the shape `[1]`, because `fully_shard` does not accept it otherwise. An
+    parameters remain the same objects, so an optimizer keeps them, except for parameters that the report calls new. A
+    learned number without dimensions gets the shape `[1]`, because `fully_shard` rejects numbers without dimensions. An
     optimizer that has already taken a step with this number has to be created again. States are not copied: neurons
     begin with their initial states. Each module keeps its step mode, so a network with a loop over time keeps its loop.
 
@@ -54,7 +54,7 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
 
 
 class _Place(NamedTuple):
-    """A replacement, and the place in its parent where it will be put."""
+    """Replacement of a module, and its future place in the parent module."""
 
     parent: nn.Module
     child: str
@@ -62,7 +62,7 @@ class _Place(NamedTuple):
 
 
 class _Visitor:
-    """Visits every module once, with children first, and collects changes without making them."""
+    """Visits every module once, children first, and collects changes without applying them."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -73,7 +73,7 @@ class _Visitor:
         self._seen: dict[int, Replacement] = {}
 
     def visit(self, name: str, module: nn.Module) -> Replacement:
-        """Returns the replacement of a module: the module itself, or another one."""
+        """Returns the replacement of a module, which may be the module itself."""
         if id(module) not in self._seen:
             self._seen[id(module)] = self._replace(name, module)
         return self._seen[id(module)]
@@ -119,7 +119,7 @@ class _Visitor:
         return Replacement(module, moved, dropped)
 
     def _with_dimensions(self, made: Replacement) -> Replacement:
-        """Plans the shape `[1]` for the learned numbers of a replacement. It is applied after all other changes."""
+        """Plans the shape `[1]` for the learned numbers of a replacement, to be applied after all other changes."""
         numbers = {name: value for name, value in made.module.named_parameters() if value.dim() == 0}
         self.numbers += numbers.values()
         moved = {k: replace(place, shape=(1,)) if place.key in numbers else place for k, place in made.moved.items()}

@@ -1,4 +1,4 @@
-"""Neurons that are called like snnTorch's, for networks that loop over time and pass the states themselves.
+"""Neurons with the calls of snnTorch's neurons, for networks that loop over time and pass the states themselves.
 
     mem = lif.reset_mem()
     for step in x:
@@ -94,7 +94,7 @@ class LoopCall(DelayedReset):
         if self.init_hidden and not self.output:
             return spikes
         found = self.states if self.step_mode == "s" else self.state_seqs
-        # The last spikes are a state of recurrent neurons. They are returned only once.
+        # The last spikes are a state of recurrent neurons. The spikes are returned only once.
         return spikes, *(found[1:] if self.state_names[0] == "s" else found)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:

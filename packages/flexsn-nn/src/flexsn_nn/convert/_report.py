@@ -13,7 +13,7 @@ class Converted:
     """A module that was replaced.
 
     Attributes:
-        name: name as in `named_modules()`. For the whole network, it is the name of the class.
+        name: name as in `named_modules()`. For the whole network, the name of the class.
         before, after: names of the classes, for example `spikingjelly LIFNode` and `LIF`.
         differences: one sentence for each difference in behaviour; empty if there are none.
     """
@@ -40,7 +40,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """New place of a parameter or buffer: its key, and its shape if this has changed."""
+    """New place of a parameter or buffer: its key, and its shape if the shape has changed."""
 
     key: str
     shape: tuple[int, ...] | None = None
@@ -66,8 +66,8 @@ class Conversion:
     """A converted network, and the report of its conversion. `print` shows the report.
 
     Attributes:
-        model: the converted network. It is the argument of `convert`, changed in place, unless that was a single
-            neuron.
+        model: the converted network. It is the argument of `convert`, changed in place, unless the argument was a
+            single neuron.
         converted: modules that were replaced.
         left: modules that were not replaced, and the reasons.
         moved: new places of the tensors of replaced modules, by key of the original state dict.
@@ -81,7 +81,7 @@ class Conversion:
     dropped: dict[str, str] = field(default_factory=dict)
 
     def map_state_dict(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Converts a state dict of the original network to the keys and shapes of the converted one.
+        """Converts a state dict of the original network to the keys and shapes of the converted network.
 
         Keys that do not belong to a replaced module do not change. Keys in `dropped` are left out.
         """

@@ -43,8 +43,8 @@ class Rule:
     Attributes:
         make: function `(module, backend) -> Replacement`, which raises `Unconvertible` if the module cannot be
             converted.
-        container: True if the module only holds children in an order. `make_container(module, children)` then returns
-            the new module with the converted children.
+        container: True if the module only holds an ordered list of children. `make_container(module, children)` then
+            returns the new module with the converted children.
         descend: True to also visit the children of a module that is not replaced.
     """
 

@@ -94,7 +94,7 @@ def _rsynaptic(old: Any, backend: str) -> Replacement:
 
 
 def _connected(replacement: Replacement, old: Any) -> Replacement:
-    """Moves the recurrent weights of the old neuron to the new one. They remain the same objects."""
+    """Moves the recurrent weights of the old neuron to the new one. The weights remain the same objects."""
     new: Any = replacement.module
     theirs = old.recurrent
     if isinstance(theirs, nn.Linear):
@@ -132,7 +132,7 @@ RULES = {
 
 
 def _options(old: Any, backend: str) -> dict[str, Any]:
-    """Returns the options that all of these neurons share. Rejects a neuron whose step combines different elements."""
+    """Returns the options that all snnTorch neurons share. Rejects a neuron whose step combines different elements."""
     if old.inhibition:
         raise Unconvertible("inhibition=True lets only one neuron of a layer fire, so its step is not elementwise.")
     if old.state_quant:
@@ -177,7 +177,7 @@ def without_gradient(x: Tensor) -> Tensor:
 
 
 def spike_function(function: Any) -> Callable[[Tensor], Tensor]:
-    """Returns this package's surrogate for one of snnTorch's; other functions are returned unchanged."""
+    """Returns this package's surrogate for a surrogate of snnTorch. Returns other functions unchanged."""
     as_it_is: Callable[[Tensor], Tensor] = function
     if getattr(function, "__name__", "") == "_surrogate_bypass":
         return without_gradient

@@ -262,7 +262,7 @@ def _with_weights(new: Any, old: Any) -> Replacement:
 
 
 class Readout(Leaf):
-    """A leaky integrator that begins again in each call, and a readout of its membrane.
+    """Leaky integrator that begins with its initial state in each call, and a readout of its membrane.
 
     Args:
         neuron: the integrator.
@@ -292,7 +292,7 @@ class Readout(Leaf):
 
 
 def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
-    """Returns this package's surrogate for one of SpikingJelly's. Returns other functions unchanged."""
+    """Returns this package's surrogate for a surrogate of SpikingJelly. Returns other functions unchanged."""
     kind = type(function)
     if library(kind) != PACKAGE:
         return function  # type: ignore[no-any-return]
@@ -378,7 +378,7 @@ def _container(module: Any) -> Rule:
 def _recurrent_container(module: Any) -> Rule:
     """Chooses the rule of a recurrent container.
 
-    If the container consists of linear layers followed by a neuron, it becomes a `Recurrent`. Other containers are not
+    A container that consists of linear layers followed by a neuron becomes a `Recurrent`. Other containers are not
     replaced, and loop over time.
     """
     linear = type(module).__name__ == "LinearRecurrentContainer"

@@ -1,7 +1,7 @@
 """Batches of sequences of different lengths, and readouts over the steps of each sequence.
 
-Data sets and their transforms come from torchvision and tonic. The documentation about data shows how to use them
-together with this package.
+Data sets and their transforms come from torchvision and tonic. The documentation about data shows how to use both
+libraries together with this package.
 """
 
 from __future__ import annotations

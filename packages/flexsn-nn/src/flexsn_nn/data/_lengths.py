@@ -47,9 +47,9 @@ def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
 def mask_padding(sequence: Tensor, lengths: Tensor, value: float = 0.0) -> Tensor:
     """Returns the sequences with `value` at all padding steps. No gradient flows to the padding.
 
-    Losses and metrics that count or sum spikes, such as `loss.ce_count_loss` and `metrics.accuracy`, are then right for
-    sequences of different lengths. Losses and metrics that divide by the number of steps are wrong; use `readout`
-    instead.
+    On the result, losses and metrics that count or sum spikes, such as `loss.ce_count_loss` and `metrics.accuracy`, are
+    right for sequences of different lengths. Losses and metrics that divide by the number of steps are wrong; use
+    `readout` instead.
 
     Args:
         sequence: output of a network, `[T, B, *step]`.
@@ -73,7 +73,8 @@ def mask_padding(sequence: Tensor, lengths: Tensor, value: float = 0.0) -> Tenso
 def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tensor:
     """Reduces the steps of each sequence to one value per neuron. Padding does not count, and gets no gradient.
 
-    From membranes or spikes `[T, B, C]`, it computes the scores `[B, C]` for `torch.nn.functional.cross_entropy`.
+    From membranes or spikes `[T, B, C]`, `readout` computes the scores `[B, C]` for
+    `torch.nn.functional.cross_entropy`.
 
     Args:
         sequence: output of a network, `[T, B, *step]`.
@@ -86,7 +87,7 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
 
     Raises:
         ParameterError: the tensors have other shapes; the sequence has whole numbers; or for the reasons in
-        `length_mask`.
+            `length_mask`.
         UnknownNameError: the reduction is unknown.
 
     Example:

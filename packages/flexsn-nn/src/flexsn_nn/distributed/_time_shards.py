@@ -31,7 +31,7 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
         A view `[T', ...]`.
 
     Raises:
-            StateError: the sequence has fewer steps than there are processes. It is a `RuntimeError`.
+        StateError: the sequence has fewer steps than there are processes. This error is a `ValueError`.
     """
     count = dist.get_world_size(group)
     if sequence.shape[0] < count:
@@ -46,7 +46,7 @@ class TimeShards(Leaf):
     `Stateful`), waits for its states from the previous process, runs over this process's steps, and sends its states to
     the next process. While the next process runs the same layer, this process runs the layer after it. With many
     layers, all processes are busy. Each process has the whole network. Average the parameters' gradients as in
-    data-parallel training: `DistributedDataParallel(TimeShards(net))` does this, and divides by the number of
+    data-parallel training: `DistributedDataParallel(TimeShards(net))` sums the gradients and divides by the number of
     processes.
 
     Args:
@@ -134,7 +134,7 @@ class _Chain:
     def send(self, name: str, layer: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
         """Hook after a layer. Sends its states to the next process.
 
-        Their gradients return with the gradients of the outputs.
+        The gradients of the states return with the gradients of the outputs.
         """
         assert isinstance(layer, FlexSN | Stateful)
         outgoing = list(layer.states)
@@ -160,7 +160,7 @@ class _Chain:
 
 
 class _Receive(torch.autograd.Function):
-    """Receives states from the previous process. The backward sends their gradients to it."""
+    """Receives states from the previous process. The backward sends the states' gradients to that process."""
 
     @staticmethod
     def forward(
@@ -180,10 +180,10 @@ class _Receive(torch.autograd.Function):
 class _HandOver(torch.autograd.Function):
     """Returns outputs unchanged, and sends states to the next process. The backward receives the states' gradients.
 
-    One process sends gradients while another waits for them. Therefore, both must run their backward, even if no loss
-    depends on the states. This function always has a backward, because the anchor requires grad. The backward of
-    `_Receive` always follows, because the received states are arguments of this function, even though no gradient flows
-    to them from here.
+    One process sends gradients while another waits for them. Therefore, both processes must run their backward, even if
+    no loss depends on the states. This function always has a backward, because the anchor requires grad. The backward
+    of `_Receive` always follows, because the received states are arguments of this function, even though this function
+    passes no gradient to them.
     """
 
     @staticmethod
@@ -228,12 +228,12 @@ _DTYPES = (
     torch.complex64,
     torch.complex128,
 )
-# Length of the message that describes states. It suffices for 14 states of 7 dimensions.
+# Length of the message that describes states: enough for 14 states of 7 dimensions.
 _DESCRIPTION = 128
 
 
 def _description(states: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Encodes the number of states, and their dtypes and shapes, as integers `[128]`, to send before the states."""
+    """Encodes the number, dtypes and shapes of states as integers `[128]`, which are sent before the states."""
     numbers = [len(states)]
     for state in states:
         numbers += [_DTYPES.index(state.dtype), state.dim(), *state.shape]

@@ -1,4 +1,4 @@
-"""Finds connections between neurons and layers without operations in between that could change the values."""
+"""Finds direct connections between neurons and layers, without operations in between that could change the values."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Edges:
     """Connections that exist in all graphs of a network, in training and in evaluation.
 
     Attributes:
-        writers: names of neurons whose output reaches layers unchanged, and no other operation that could change it.
+        writers: names of neurons whose output reaches layers unchanged, and reaches no operation that could change it
+            in place.
         readers: names of layers that read such an output.
-        links: for each layer whose output is read by a single neuron only, the name of that neuron.
+        links: for each layer whose output only a single neuron reads, the name of that neuron.
     """
 
     def __init__(self, net: nn.Module, layers: tuple[type[nn.Module], ...]) -> None:

@@ -28,7 +28,7 @@ class LayerProduct:
     Attributes:
         layer: name of the layer, as in `named_modules()`.
         exact: True if an exact product ran.
-        account: description of the product that ran. For torch's product, it is the reason.
+        account: description of the product that ran. For torch's product, the reason.
     """
 
     layer: str
@@ -40,7 +40,7 @@ class LayerProduct:
 
 
 class ExactProducts(ReplacementReport):
-    """Report about the layers of a network with exact products, from `exact_products`. `print` shows what ran.
+    """Report from `exact_products` about the layers of a network. `print` shows the product of each layer.
 
     Args:
         net: the network.
@@ -102,7 +102,7 @@ def exact_products(
         >>> net = nn.Sequential(nn.Linear(8, 64), LIF(), nn.Linear(64, 5))
         >>> products = exact_products(net)
         >>> y = net(torch.rand(4, 2, 8))
-        >>> [one.layer for one in products.layers]  # print(products) says what each ran, and why
+        >>> [one.layer for one in products.layers]  # print(products) shows kernels and reasons
         ['0', '2']
     """
     if precision is not None:

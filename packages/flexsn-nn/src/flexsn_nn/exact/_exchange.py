@@ -32,7 +32,8 @@ class _Written(NamedTuple):
 def written_of(x: Tensor) -> Tensor | None:
     """Returns the values of `x` that the neuron's kernel wrote in bfloat16, shaped like `x`; `None` if absent.
 
-    They exist if `x` is the neuron's output, or a view of the whole output in the same order, and has not changed.
+    The values exist if `x` is the neuron's output, or a view of the whole output in the same order, and has not
+    changed.
     """
     found: _Written | None = getattr(x, _WRITTEN, None)
     if found is None:
@@ -53,7 +54,7 @@ def offer_links(y: Tensor, links: Links) -> None:
 def _take_links(x: Tensor) -> Links | None:
     """Removes and returns the links of a tensor.
 
-    If a second reader had links, too, gradients would be summed in bfloat16.
+    If a second reader also had links, gradients would be summed in bfloat16.
     """
     found: tuple[Links, int] | None = getattr(x, _LINKS, None)
     if found is None:
@@ -65,7 +66,7 @@ def _take_links(x: Tensor) -> Links | None:
 
 
 def has_hooks_before(modules: Sequence[nn.Module]) -> bool:
-    """True if hooks see inputs of these modules, and may change them without a new version of the tensors."""
+    """True if hooks see inputs of these modules, and may change the inputs without a new version of the tensors."""
     return bool(_modules._global_forward_pre_hooks) or any(one._forward_pre_hooks for one in modules)
 
 
@@ -81,7 +82,7 @@ def _is_of_others(hook: object) -> bool:
 
 
 def can_exchange(neuron: FlexSN) -> bool:
-    """True for a neuron with one input and one output whose call no subclass overrides."""
+    """True for a neuron with one input and one output, if no subclass overrides its call."""
     one = neuron.num_inputs == neuron.num_outputs == 1
     return one and neuron.requires_grad is None and neuron.precision == "eager" and is_own_forward(neuron)
 
@@ -90,14 +91,14 @@ def can_exchange(neuron: FlexSN) -> bool:
 
 
 class SpikeExchange:
-    """Runs calls of a neuron between layers with exact products. The neuron stores it as its attribute `ATTRIBUTE`.
+    """Runs calls of a neuron between layers with exact products. The neuron's attribute `ATTRIBUTE` holds this object.
+
+    Copies and pickles have their own programs.
 
     Args:
         writes: True if the layers after the neuron read its spikes in bfloat16.
         takes: True if the layer before the neuron takes gradients in parts.
         around: the neuron, and the modules that contain it.
-
-        Copies and pickles have their own programs.
     """
 
     def __init__(self, writes: bool, takes: bool, around: tuple[nn.Module, ...]) -> None:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from flexsn_nn.errors import ParameterError
 
-# float32 can represent all whole numbers up to this one. Sums of parts can be a little larger than sums of the numbers.
+# float32 can represent all whole numbers up to this limit. Sums of parts can be a little larger than sums of the
+# numbers.
 _LARGEST_SUM = 2.0**24 * (1 - 2.0**-6)
 # Beyond these exponents, parts of a number would not be normal float32 numbers.
 _EXPONENTS = (-100.0, 100.0)
@@ -40,7 +41,7 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
 
 
 def _below(limit: float, value: Tensor) -> Tensor:
-    """Computes the largest exponent `e` for which `value * 2 ** e < limit`, exactly; 1022 if `value` is 0.
+    """Computes exactly the largest exponent `e` with `value * 2 ** e < limit`; 1022 if `value` is 0.
 
     Reads the bits of the quotient instead of calling `frexp`, for which Inductor of torch 2.11 writes C++ code that
     does not compile.
@@ -79,7 +80,7 @@ def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tup
         `weight`.
 
     Raises:
-        ParameterError: the weight is not on such a grid.
+        ParameterError: the weight is not on a grid with these properties.
 
     Example:
         >>> from flexsn_nn import on_grid

@@ -1,4 +1,4 @@
-"""Replaces the forward of a layer that multiplies spikes by an exact product, where this is faster."""
+"""Replaces the forward of a layer that multiplies spikes by an exact product, where the exact product is faster."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PRECISIONS = ("highest", "high", "medium", "exact")
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
 # Maximum number of bits, sign included, of whole numbers that one bfloat16 can represent.
 _BITS_OF_ONE_PART = 9
-# One bfloat16 cannot represent all whole numbers above this one.
+# One bfloat16 cannot represent all whole numbers above this limit.
 _LARGEST = 1 << 8
 
 
 class ExactForward(ReplacedForward):
-    """Forward of a linear layer or of a convolution over single points. It replaces the layer's attribute `forward`.
+    """Forward of a linear layer or a convolution of size 1. It replaces the layer's attribute `forward`.
 
     Args:
         layer: `nn.Linear`, or a convolution of size 1 in one to three dimensions.
@@ -43,8 +43,8 @@ class ExactForward(ReplacedForward):
         reads: if the input comes unchanged from a neuron, the layer and the modules that contain it; otherwise `None`.
         links: if only a neuron reads the output, the layer and the modules that contain it; otherwise `None`.
 
-        Attributes:
-            last: same as in `ReplacedForward`. For an exact product, it is the numbers of parts.
+    Attributes:
+        last: same as in `ReplacedForward`. For an exact product, `last` holds the numbers of parts.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ExactForward(ReplacedForward):
         """Returns the reason why torch's product runs; `None` if the exact product can run.
 
         Args:
-            written: input in bfloat16, which a neuron wrote, so it is known to consist of spikes.
+            written: input in bfloat16, as a neuron wrote it, so it consists of spikes.
         """
         if torch.is_autocast_enabled(x.device.type):
             return "under autocast"
@@ -195,7 +195,7 @@ class ExactForward(ReplacedForward):
         return None
 
     def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
-        """Returns the numbers of parts of the weight and of gradients; `None` if `"exact"` is set without a grid."""
+        """Returns the number of parts for the weight and for gradients; `None` if `"exact"` is set without a grid."""
         asked = self.precision
         of_gradients = _PARTS[_torch_precision() if asked is None or asked == "exact" else asked]
         grid = grid_of(self.layer)

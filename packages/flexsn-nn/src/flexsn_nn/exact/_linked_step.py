@@ -15,9 +15,9 @@ _LARGEST = 3.3895313892515355e38
 class LinkedStep:
     """`core` with additional inputs, outputs and states, so that kernels exchange spikes and gradients with products.
 
-    It is `(x, *links, *states, total) -> (*outputs, spikes, *new_states, total)`. `spikes` is the first output in
-    bfloat16. The gradient of `x` only flows to the links: each of the `parts` links receives one bfloat16 part of it.
-    `total`, as an initial state, receives the sum of the gradient over time.
+    The step is `(x, *links, *states, total) -> (*outputs, spikes, *new_states, total)`. `spikes` is the first output in
+    bfloat16. The gradient of `x` only flows to the links: each of the `parts` links receives one bfloat16 part of this
+    gradient. `total`, as an initial state, receives the sum of the gradient over time.
 
     Args:
         core: step with one input.

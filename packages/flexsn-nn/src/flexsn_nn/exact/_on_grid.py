@@ -20,7 +20,7 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 @dataclass(frozen=True, slots=True)
 class Gridded:
-    """A tensor that was put on a grid.
+    """Record of a tensor that was rounded to a grid.
 
     Attributes:
         name: name of the tensor.
@@ -65,7 +65,7 @@ class OnGrid(nn.Module):
             e = exponents(weight, self.bits, self.largest_input, bias, rounding=True)
             is_bias = values.dim() == 1
             near = rounded(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
-            # A number is so close to its rounded value that their difference is exact, and so is the sum.
+            # A number is close to its rounded value. Therefore, their difference is exact, and the sum is also exact.
             difference = near - values
         return values + difference
 
@@ -76,10 +76,10 @@ class OnGrid(nn.Module):
 def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_input: int = 1) -> tuple[Gridded, ...]:
     """Keeps each row of a layer's weight on a grid, so that sums over spikes are exact. Changes the layer in place.
 
-    The numbers of a row become multiples of a power of two, `2 ** -e`. It is the smallest power for which they are
-    whole numbers of `bits` bits, and for which float32 can represent every sum of them exactly. A product with spikes
-    then has the same bits in any order of summation: in the loop and in kernels, for any batch size, on any device. If
-    the layer has a `bias`, the bias is rounded to the same grid. The grid is a `torch.nn.utils.parametrize`
+    The numbers of a row become multiples of a power of two, `2 ** -e`. This is the smallest power for which the
+    multiples are whole numbers of `bits` bits and float32 can represent each of their sums exactly. A product with
+    spikes then has the same bits in any order of summation: in the loop and in kernels, for any batch size, on any
+    device. If the layer has a `bias`, the bias is rounded to the same grid. The grid is a `torch.nn.utils.parametrize`
     parametrization: the learned numbers are not rounded, the gradient passes straight through, and
     `remove_parametrizations(module, name)` leaves the weight on its grid.
 

@@ -1,4 +1,4 @@
-"""Finds layers whose input consists of spikes, from the network's `forward` and without data."""
+"""Finds layers whose input consists of spikes by reading the network's `forward`, without data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_nn.memory._ranges import WholeRange
 
 _Known = dict[str, list[WholeRange | None]]
 
-# Modules, functions and methods whose results consist of numbers of their first argument, or zeros.
+# Modules, functions and methods whose results contain only numbers from their first argument, and zeros.
 SAME_MODULES = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d,
     nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.UpsamplingNearest2d, nn.PixelShuffle, nn.PixelUnshuffle,

@@ -34,7 +34,7 @@ from flexsn_runtime import ScanProgram, transform_at_work
 PLAIN = frozenset({Tensor, nn.Parameter})
 
 
-# Beginning of the reason why a call that kernels reject runs as a loop.
+# Beginning of the message for a call that runs as a loop because kernels reject it.
 _INSTEAD = "the loop ran instead: here as on a GPU, compiled kernels refuse"
 
 
@@ -58,7 +58,8 @@ class Chooses(KeepsStates):
             )
         return inputs
 
-    # Dynamo computes the result while it traces, and treats it as a constant. It guards the sources of the arguments.
+    # Dynamo computes the result while it traces, treats the result as a constant, and guards the sources of the
+    # arguments.
     @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
         """Chooses the backend, once for each type of device. Compilers have separate choices."""
@@ -182,8 +183,8 @@ class Chooses(KeepsStates):
     def _empty_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Returns shapes and dtypes of one step's outputs, for a sequence with zero steps.
 
-        If the examples have another shape than the step, they are compared with a trace of the core, provided that
-        tracing succeeds.
+        If the shape of the examples differs from that of the step, the examples are compared with a trace of the core,
+        provided that tracing succeeds.
         """
         known = self._specs_beforehand(inputs, states)
         if known is not None:

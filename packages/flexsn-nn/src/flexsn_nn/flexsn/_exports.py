@@ -11,9 +11,10 @@ from flexsn_nn._torch_private import tracing_context
 
 
 class InExport:
-    """States after a call. The next call of the same program begins with them.
+    """States after a call, with which the next call of the same program begins.
 
-    This is a separate object, because `torch.export` warns of tensors in attributes, lists and dicts of a module.
+    The states are in a separate object, because `torch.export` warns of tensors in attributes, lists and dicts of a
+    module.
 
     Args:
         states: states after the call.
@@ -25,5 +26,5 @@ class InExport:
         self._trace = None if trace is None else weakref.ref(trace)
 
     def is_now(self) -> bool:
-        """True if the trace of that call is still active."""
+        """True if the trace that contained the call is still active."""
         return self._trace is None or self._trace() is tracing_context()

@@ -54,17 +54,17 @@ class _Repeats(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """An earlier call that the compiled launcher repeats. Its transforms are a function of the first input, and bits.
+    """Earlier call that the compiled launcher repeats. Its transforms may be a function of the first input, and bits.
 
     Attributes:
         core: core of that call.
-        call: what it found out.
-        run: runs such calls.
-        num_states: number of states that it began with.
+        call: that call, prepared for repetition.
+        run: launcher of such calls.
+        num_states: number of states at the beginning of the call.
         packs: True if a `PackedSpikes` was active.
-        front: key of the function of the first input; `None`: there was none.
-        places: for each captured tensor, its position among those of the function.
-        bits: True if the last result are bits.
+        front: key of the function of the first input; `None` if the call had none.
+        places: for each captured tensor, its position among the tensors of the function.
+        bits: True if the last result contains bits.
     """
 
     core: object
@@ -91,7 +91,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Runs `_run_unexplained`. If the core's operations fail, the error names the argument that is the cause."""
+        """Runs `_run_unexplained`. If the core's operations fail, the error names the responsible argument."""
         if torch.compiler.is_compiling():
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
         try:
@@ -276,7 +276,7 @@ class Runs(Chooses):
         return self._run_kernels(inputs, states, keep, transforms, None)
 
     def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Stores the bits, which are the last result if the program writes any, and returns the other results."""
+        """Stores the bits, if the program writes them as its last result, and returns the other results."""
         if not program.scan.bits:
             return results
         *others, bits = results
@@ -336,7 +336,7 @@ class Runs(Chooses):
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
     def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> Ran:
         """Runs a call with `DTensor` inputs. Each process runs its part of the step."""
-        from flexsn_nn._shards import StepShards, check_parts  # importing it takes as long as all of flexsn_nn
+        from flexsn_nn._shards import StepShards, check_parts  # this import takes as long as all of flexsn_nn
 
         lead = 1 if self._step_mode == "m" else 0
         shards = StepShards.of(inputs, lead)
@@ -367,18 +367,19 @@ class Runs(Chooses):
 
     def _asked(self, transforms: tuple[Transform, ...]) -> _Asked:
         """Describes the results and side effects of a `forward` call with the current attributes."""
-        own = self.__dict__  # five times as fast as reading a module's attributes
+        own = self.__dict__  # reading this dict is five times as fast as reading a module's attributes
         mode = own["_step_mode"]
         return mode, own["store_state_seqs"] and mode == "m", tuple(map(type, transforms))
 
     def _repeat(
         self, inputs: tuple[Tensor, ...], transforms: tuple[Transform, ...]
     ) -> tuple[Tensor | list[Tensor] | None, tuple[Tensor, ...], tuple[Transform, ...]]:
-        """Runs a call of `forward` with the program of an earlier call, if it can repeat this earlier call.
+        """Runs a call of `forward` with the program of an earlier call, if the call can repeat the earlier one.
 
         Returns:
-            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated. The call
-            then runs with these inputs and transforms, so that a norm computes its statistics only once.
+            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated. In that
+            case, the call runs with the returned inputs and transforms, so that a norm computes its statistics only
+            once.
         """
         none = None, inputs, transforms
         own = self.__dict__
@@ -430,7 +431,7 @@ class Runs(Chooses):
             results = self._without_bits(program, results)
         end, behind, count = own["num_outputs"], program.scan.num_outputs, own["num_states"]
         carried = list(results[behind:])
-        # The update bypasses nn.Module's __setattr__, which takes half the time of a kernel launch.
+        # The update bypasses nn.Module's __setattr__, because __setattr__ takes half the time of a kernel launch.
         finals = [sequence[-1] for sequence in carried] if keep else carried
         if used:
             tell_ends(used, results[end:behind], finals[count:])
@@ -439,7 +440,7 @@ class Runs(Chooses):
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
     def _run_again(self, inputs: tuple[Tensor, ...], front: Producer | Delayed | None) -> Tensor | list[Tensor] | None:
-        """Runs a call like the earlier one that `_note_again` stored; `None` for another call."""
+        """Runs a call in the same way as the call that `_note_again` stored; `None` if the two calls differ."""
         own = self.__dict__
         again: _Again | None = own["_again"]
         states = own["states"]
@@ -520,7 +521,7 @@ class Runs(Chooses):
 def _computed(
     compute: Callable[..., tuple[Tensor, ...]], places: Sequence[int], end: int, given: Sequence[Tensor | None]
 ) -> dict[int, Tensor]:
-    """The tensors that `FrontParts.compute` computes, by their positions in a call.
+    """Returns the tensors that `FrontParts.compute` computes, by their positions in a call.
 
     Args:
         places: positions of `FrontParts.tensors`.
@@ -530,7 +531,7 @@ def _computed(
     return dict(zip(places, found, strict=False))
 
 
-# For each backend, the scan that returns state sequences, and the scan that returns final states.
+# For each backend: the scan that returns state sequences, and the scan that returns final states.
 _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]] = {
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),

@@ -40,14 +40,14 @@ class Settings(Leaf):
     # True if the core draws random numbers.
     _draws: bool
     _firing: Firing | None
-    # Transforms of every call, which are the innermost ones.
+    # Transforms of every call. They are the innermost transforms.
     _own_transforms: tuple[Transform, ...] = ()
     # Transforms of calls inside of `functional.run`.
     _shared_transforms: tuple[Transform, ...] = ()
 
     @property
     def backend(self) -> str:
-        """Requested backend; `explain()` reports the one that runs."""
+        """Requested backend; `explain()` reports the backend that runs."""
         return self._backend
 
     @backend.setter
@@ -74,9 +74,9 @@ class Settings(Leaf):
 
     @property
     def spike_range(self) -> tuple[int, int] | None:
-        """Smallest and largest whole number in the (first) output: `(0, 1)` for spikes; `None` for any numbers.
+        """Smallest and largest whole number in the (first) output: `(0, 1)` for spikes; `None` for arbitrary numbers.
 
-        Ready-made neurons define it. Set it for your own step if the step returns only such numbers.
+        Ready-made neurons define this range. Set it for your own step if the step returns only whole numbers.
         `memory.PackedSpikes` then stores its output as bits.
         """
         if self._spike_range is None and is_own_forward(self):

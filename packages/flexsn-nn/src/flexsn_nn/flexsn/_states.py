@@ -65,7 +65,7 @@ class KeepsStates(Settings):
 
     def _hold_results(self, states: list[Tensor], state_seqs: list[Tensor], counts: Tensor | None) -> None:
         """Stores all results of a call on the module."""
-        # Bypasses nn.Module's __setattr__, which takes half the time of a kernel launch.
+        # Bypasses nn.Module's __setattr__, because __setattr__ takes half the time of a kernel launch.
         self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
 
     def reset(self) -> None:
@@ -118,7 +118,7 @@ class KeepsStates(Settings):
         held = self._exported
         return [] if held is None or not held.is_now() else held.states
 
-    @constant  # Dynamo runs it itself, and does not see the assignment
+    @constant  # Dynamo runs this method itself, and does not see the assignment
     def _is_exported_again(self) -> bool:
         held = self._exported
         self.__dict__["_exported"] = InExport(())
@@ -131,7 +131,7 @@ class KeepsStates(Settings):
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """Returns the initial states, `[*step]` each: zeros in the first input's dtype. Override it for other states.
 
-        Their memory format is that of the first input that has the step's shape.
+        The states have the memory format of the first input that has the step's shape.
 
         Args:
             num_states: number of states.
@@ -157,7 +157,7 @@ class KeepsStates(Settings):
 
     def _starts_by_input(self) -> bool:
         """True if `init_states` may read more than the inputs' shape, dtype and format, as a user's method may."""
-        # Dynamo of torch 2.11 mistakes `__module__` of a bound method for a descriptor.
+        # In torch 2.11, Dynamo mistakes `__module__` of a bound method for a descriptor.
         own = self.__dict__
         return not is_own(own["init_states"] if "init_states" in own else type(self).init_states)
 
@@ -190,7 +190,7 @@ class KeepsStates(Settings):
         return states
 
     def _state_shapes(self, inputs: tuple[Tensor, ...]) -> list[torch.Size]:
-        """Returns the shapes of the states for these inputs. They are the shapes of the initial states."""
+        """Returns the shapes of the states for these inputs, which are the shapes of the initial states."""
         shape = torch.Size(step_shape(inputs, self._step_mode))
         if self._starts_by(KeepsStates):
             return [shape] * self.num_states
@@ -211,13 +211,13 @@ class KeepsStates(Settings):
         check_states(states, shape, device, lambda: self._state_shapes(inputs))
         if not torch.compiler.is_compiling():
             states = for_autograd(states)
-        # Converting a module to half precision converts its states, too.
+        # Converting a module to half precision also converts its states.
         return self._in_state_dtype(states)
 
     # -- random numbers ------------------------------------------------------------------------------------
 
     def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
-        """Returns the transform that passes random numbers to the step with these changes; `None` if it draws none."""
+        """Returns the transform that passes random numbers to the transformed step; `None` if the step draws none."""
         draws: bool = self._draws
         for transform in transforms:
             draws = draws or step_draws(type(transform))
@@ -226,7 +226,7 @@ class KeepsStates(Settings):
         return Draws if self.training or self._numbers.in_evaluation else Means
 
     def _with_draws(self, transforms: tuple[Transform, ...], *, begins: bool, keep: bool) -> tuple[Transform, ...]:
-        """Adds the transform that passes random numbers to the step to a call's transforms, if the step draws any.
+        """Adds a transform that passes random numbers to the step, if the step draws any.
 
         Args:
             begins, keep: arguments of `Numbers.places`.

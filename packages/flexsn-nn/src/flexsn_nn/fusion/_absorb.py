@@ -29,7 +29,7 @@ def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftP
         absorbed += scan.absorb()
         left |= scan.left
     for norm, affine in norms.items():
-        if norm.users:  # another scan reads it; the statistics must be updated only once
+        if norm.users:  # another scan reads the norm, and the statistics must be updated only once
             with module.graph.inserting_after(affine[-1]):
                 instead = module.graph.call_function(_normalised, (norm.args[0], *affine))
             instead.meta = dict(norm.meta)
@@ -125,7 +125,7 @@ class _ScanNode:
         return self.views[sequence]
 
     def _forget(self, expression: Expression, nodes: list[fx.Node]) -> None:
-        """Erases nodes without readers. Nodes that only need a tensor's form read another sequence instead."""
+        """Erases nodes without readers. Nodes that read only a tensor's form read another sequence instead."""
         graph = self.module.graph
         views = [part.view for part in parts(expression) if isinstance(part, Sequence) and part.view is not None]
         there = set(graph.nodes)
@@ -152,7 +152,7 @@ class _ScanNode:
     # -- the step --------------------------------------------------------------------------------------------
 
     def _new_step(self, expressions: list[Expression]) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
-        """Builds the step with its producers. Returns it, its inputs, and the tensors that it additionally captures."""
+        """Builds the step with its producers. Returns the step, its inputs, and the additional captured tensors."""
         graph = fx.Graph()
         operands = dict.fromkeys(
             self._operand(part) for e in expressions for part in parts(e) if isinstance(part, Sequence)

@@ -16,13 +16,13 @@ class AbsorbingBackend:
     """A backend of `torch.compile` that makes a neuron's step compute the functions that produce the neuron's input.
 
     Elementwise functions before a neuron (a bias, a scale, a residual addition, an activation, a change of dtype) and
-    the affine part of `batch_norm` become part of the step. The sequence between them is then neither written nor read
-    nor stored. The graph is changed before AOTAutograd, so gradients are those of the new step. A function is not moved
-    if this would save nothing, because another node also reads its result, or if it would change the result. `print`
-    shows these functions with the reasons.
+    the affine part of `batch_norm` become part of the step. The sequence between the function and the neuron is then
+    neither written, read nor stored. The graph is changed before AOTAutograd, so gradients are those of the new step. A
+    function is not moved if the move would save nothing, because another node also reads its result, or if the move
+    would change the result. `print` shows the functions that were not moved, with the reasons.
 
-    Results equal those of the unchanged network, except for `batch_norm`: as with `fuse_norms`, its outputs are those
-    of `(x - mean) * scale + shift`.
+    Results equal those of the unchanged network, except for `batch_norm`: as with `fuse_norms`, its outputs equal
+    `(x - mean) * scale + shift`.
 
     Args:
         backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs,

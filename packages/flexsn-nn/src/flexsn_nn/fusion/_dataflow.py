@@ -93,8 +93,8 @@ def _twin(net: nn.Module, training: bool, found: Dataflow) -> nn.Module | None:
 class _Proxy(fx.Proxy):
     """A proxy that `isinstance` recognizes as a tensor, but not as a parameter.
 
-    Torch's C functions also check classes. They would read the memory of a proxy that looks like a tensor to them, and
-    the process would crash.
+    Torch's C functions also check classes. If a proxy passed these checks, the functions would read its memory as that
+    of a tensor, and the process would crash.
     """
 
     _is_param = _is_buffer = False
@@ -107,7 +107,7 @@ class _Proxy(fx.Proxy):
 
 @lru_cache(maxsize=4096)
 def _calls_isinstance(code: CodeType, offset: int) -> bool:
-    """True if the instruction at this offset calls `isinstance` by its name, which is loaded where the call begins."""
+    """True if the instruction at this offset calls `isinstance` by name. The call begins by loading the name."""
     if "isinstance" not in code.co_names:
         return False
     listed = list(get_instructions(code))

@@ -23,8 +23,8 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
 
     A norm is fused if it ends an `OverTime` whose output goes only to one neuron. To check this, `forward` of
     `nn.Sequential` and of the user's modules is traced with `torch.fx`, in training and in evaluation mode. Modules,
-    their names, parameters and buffers do not change, and neither do `state_dict()` and optimizers. An `OverTime` whose
-    norm was fused returns the input of the norm, even if it is called separately.
+    their names, parameters and buffers, `state_dict()` and optimizers do not change. An `OverTime` whose norm was fused
+    returns the input of the norm, even if it is called separately.
 
     Args:
         net: trained or new network, in any mode, on any device. Fuse before `torch.compile`, and before using a wrapper

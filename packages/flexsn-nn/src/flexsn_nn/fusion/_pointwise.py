@@ -52,7 +52,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def is_of_form(node: fx.Node) -> bool:
-    """True if a node reads only the form of its first argument, and not its values."""
+    """True if a node reads only sizes, dtype and device of its first argument, and not its values."""
     return node.op == "call_method" and node.target in _OF_ITS_FORM
 
 
@@ -61,7 +61,7 @@ def separates(node: fx.Node) -> bool:
 
     Such a node changes a mode (autocast, `no_grad`, hooks), or may write to memory in a way that `is_written` cannot
     detect. Methods and PyTorch's own functions increase a tensor's version when they write. Functions of lists, a
-    user's own operators and other transforms may not.
+    user's own operators and other transforms might not increase it.
     """
     if node.op != "call_function" or node.target is operator.getitem:
         return False

@@ -20,7 +20,7 @@ class Sequence:
 
     Attributes:
         node: node that has the elements.
-        view: view of frames `[T * B, ...]` as `[T, B, ...]`, which has to be applied to `node`, too.
+        view: view of frames `[T * B, ...]` as `[T, B, ...]`, which also has to be applied to `node`.
     """
 
     node: fx.Node
@@ -94,7 +94,7 @@ class Producers:
 
     scan: fx.Node
     left: dict[fx.Node, str] = field(default_factory=dict)
-    # Nodes whose value could differ if they were evaluated at the scan.
+    # Nodes whose value could differ if they were evaluated at the position of the scan.
     _ahead: frozenset[fx.Node] = frozenset()
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class Producers:
             found = self._call(node, view)
         elif node.target is nn.functional.batch_norm and node.args and isinstance(node.args[0], fx.Node):
             x = self._of(node.args[0], node, view)
-            # The statistics need the sequence, too.
+            # The statistics also need the sequence.
             found = Norm(node, x if len(_sequences(x)) == 1 else Sequence(node.args[0], view))
         if found is None:
             return leaf

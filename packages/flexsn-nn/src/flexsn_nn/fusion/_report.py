@@ -34,10 +34,10 @@ class LeftNorm:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Batch norms of a network that neurons compute, and those that were not fused. `print` shows them.
+    """Batch norms of a network that neurons compute, and batch norms that were not fused. `print` shows the report.
 
     Attributes:
-        fused: fused norms in the order of `named_modules()`, including those that were fused before.
+        fused: fused norms in the order of `named_modules()`, including norms that were fused before.
         left: norms that were not fused.
     """
 
@@ -54,7 +54,7 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class DelayFusion:
-    """Delays of a network that neurons compute, and those that were not fused. `print` shows them.
+    """Delays of a network that neurons compute, and delays that were not fused. `print` shows the report.
 
     Attributes:
         fused: name of the neuron of each fused delay, including delays that were fused before.
@@ -78,7 +78,7 @@ class Absorbed:
 
     Attributes:
         scan: name of the scan in the graph.
-        producers: functions, with the lines of code where they are called. The last one produces the input.
+        producers: functions, with the lines of code where they are called. The last function produces the input.
     """
 
     scan: str

@@ -37,16 +37,16 @@ def capture(
     The first calls run in Python, as ordinary training steps. Then the step is recorded, and later calls repeat it
     without Python. Each kind of call has its own graph. The kind depends on shapes, strides and dtypes of tensors, on
     the values of other arguments, on torch's settings, and on the network, its loss and its optimizer. After a change
-    of any of these, one call runs in Python, and the next call is recorded. On the CPU, all calls run in Python, with
-    the same results.
+    of any of these properties, one call runs in Python, and the next call is recorded. On the CPU, all calls run in
+    Python, with the same results.
 
-    If the whole step, or the optimizer's part of it, cannot be recorded, it runs in Python. A `CaptureWarning` then
-    gives the reason once, with the module and the line. `explain()` gives the reason at any time.
+    If the whole step, or only the optimizer's part of the step, cannot be recorded, that part runs in Python. A
+    `CaptureWarning` then gives the reason once, with the module and the line. `explain()` gives the reason at any time.
 
     Args:
         net: network, whose parameters are trained in place.
-        loss: function `loss(output, *others)`. It returns the loss, a tensor of shape `[]`; or a tuple whose first item
-            is the loss; or a dict with the loss under the key `"loss"`.
+        loss: function `loss(output, *others)`. The result is the loss, a tensor of shape `[]`; or a tuple whose first
+            item is the loss; or a dict with the loss under the key `"loss"`.
         optimizer: optimizer; `None` if the step only adds the gradients to the `grad` of the parameters.
         states: with `"reset"`, neurons begin with their initial state and drop their state after the step. With
             `"carry"`, they begin with the detached state after the previous step (truncated backpropagation through
@@ -54,11 +54,12 @@ def capture(
         scaler: scaler that scales the loss and calls the optimizer's step.
         autocast: dtype of `torch.autocast` during forward and loss; `None` for the caller's setting.
         max_norm: maximum norm of the optimizer's gradients, to which they are clipped.
-        before_update: function to call after the backward and before the optimizer's step. It is part of the graph if
-            the optimizer's step is.
+        before_update: function to call after the backward and before the optimizer's step. The graph contains this
+            function if it contains the optimizer's step.
         max_graphs: largest number of graphs. With more kinds of calls, the least recently used graph is dropped. All
             graphs share one pool of memory.
-        generators: generators on the GPU, other than torch's default one, from which the step draws random numbers.
+        generators: generators on the GPU, other than torch's default generator, from which the step draws random
+            numbers.
 
     Returns:
         `step(inputs, *others)`, which returns the detached result of the loss function. The `grad` of a parameter is
@@ -67,7 +68,7 @@ def capture(
     Raises:
         UnknownNameError: `states` is unknown.
         ParameterError: a number is out of range, or `scaler`, `max_norm` or `before_update` is given without an
-        optimizer.
+            optimizer.
 
     Example:
         >>> from flexsn_nn import LIF

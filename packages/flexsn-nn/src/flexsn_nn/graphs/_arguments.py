@@ -20,7 +20,7 @@ class CallArguments:
 
     Attributes:
         tensors: tensors, in the order of the arguments.
-        form: the arguments, with a mark in place of each tensor.
+        form: the arguments, in which a mark replaces each tensor.
         why_not: reason why a graph cannot run with these arguments; `None` if it can.
     """
 
@@ -68,7 +68,7 @@ class CallArguments:
 
 
 class _ArgumentMark:
-    """A mark in place of a tensor."""
+    """Mark that replaces a tensor."""
 
     def __repr__(self) -> str:
         return "tensor"

@@ -24,12 +24,12 @@ from flexsn_nn.graphs._step import TrainingStep
 from flexsn_nn.graphs._watch import StepWatch, WatchedAttributes, readable
 from flexsn_nn.neuron import Neuron
 
-# Recording a graph pays off if it runs at least this number of calls.
+# Minimum number of calls for which recording a graph pays off.
 _FEW_CALLS = 20
-# After this number of graphs with fewer calls, a warning is given. If a number of the optimizer has changed, the
-# optimizer's step stays out of graphs from then on.
+# Number of graphs with fewer calls after which a warning is given. If the cause is a changed number of the optimizer,
+# later graphs do not contain the optimizer's step.
 _MANY_CHANGES = 3
-# After `max_graphs` times this number of kinds was dropped with few calls each, a warning is given.
+# A warning is given when `max_graphs * _MANY_DROPPED` kinds were dropped after few calls each.
 _MANY_DROPPED = 4
 # Number of replays after which learned numbers are compared with their ranges.
 _CALLS_BETWEEN_LOOKS = 8
@@ -38,7 +38,7 @@ _OPTIMIZER = "optimizer"
 
 @dataclass(slots=True, eq=False)
 class _Kind:
-    """Calls of one kind, with their graph, or the reason why there is none.
+    """Calls of one kind, with their graph, or the reason why they have no graph.
 
     Attributes:
         key: key of the arguments.
@@ -50,11 +50,11 @@ class _Kind:
         watch: values of everything that must not change; `None` before the end of the first run.
         runs: number of runs in Python before the recording.
         rehearsed: True if a graph could repeat everything in the last run.
-        calls: number of all calls.
+        calls: total number of calls.
         graph: the graph; `None` before the recording.
         why: reason why there is no graph.
         why_update: reason why the optimizer's part is not in the graph.
-        ignoring: names of places that the step itself changes.
+        ignoring: names of watched places that the step itself changes.
         outdated: True if a watched value has changed since the recording.
     """
 
@@ -90,7 +90,7 @@ class CapturedStep:
         self._why_plain = "nothing has run yet"
         self._first: Tensor | None = None
         self._device = torch.device("cpu")
-        self._kinds: list[_Kind] = []  # the most recently used one first
+        self._kinds: list[_Kind] = []  # the most recently used kind first
         self._recorded = 0
         self._why_update: str | None = None
         self._changes: Counter[str] = Counter()
@@ -185,7 +185,7 @@ class CapturedStep:
         return self._recorder is not None and not _is_being_captured(self._device)
 
     def _find(self, arguments: CallArguments) -> _Kind:
-        """Returns the kind of a call, which may be new. Keeps the last `max_graphs` kinds."""
+        """Returns the kind of a call, or a new kind. Keeps the last `max_graphs` kinds."""
         key, now = arguments.key, settings(self._device, self.step.scaler)
         outdated = []
         for i, kind in enumerate(self._kinds):
@@ -234,7 +234,7 @@ class CapturedStep:
         return tuple(None if p.grad is None else (p.grad.data_ptr(), p.grad.stride()) for p in parameters)
 
     def _watch(self, kind: _Kind) -> StepWatch:
-        """Collects the values of everything that is fixed in a graph of these calls."""
+        """Collects all values that are fixed in a graph of these calls."""
         step = self.step
         roots: dict[str, object] = {"net": step.net, "loss": step.loss, "before_update": step.before_update}
         optimizer = step.optimizer
@@ -295,8 +295,8 @@ class CapturedStep:
     def _warm_up(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
         """Runs the step in Python, and records everything that a graph could not repeat.
 
-        A first run may do some work only once, such as compilation, or creating the optimizer's state. This does not
-        prevent a graph, because the step is rehearsed again.
+        The first run may contain one-time work, such as compilation, or the creation of the optimizer's state. Such
+        work does not prevent a graph, because the step is rehearsed again.
         """
         assert self._recorder is not None
         watch = kind.watch or self._watch(kind)

@@ -28,7 +28,7 @@ def _listed(value: Any) -> list[Tensor]:
 
 
 class LeftTensors:
-    """Tensors that a step stores on layers, with their places.
+    """Tensors that a step has stored on layers, with their places.
 
     Args:
         net: the network.
@@ -42,11 +42,11 @@ class LeftTensors:
         ]
 
     def tensors(self) -> list[Tensor]:
-        """Returns all these tensors."""
+        """Returns the tensors of all layers."""
         return [tensor for _, _, value in self._values for tensor in _listed(value)]
 
     def put(self, tensors: Sequence[Tensor] | None = None) -> None:
-        """Stores these tensors on the layers. By default, stores the former tensors of the layers."""
+        """Stores `tensors` on the layers. By default, stores the former tensors of the layers."""
         found = iter(self.tensors() if tensors is None else tensors)
         for own, place, value in self._values:
             if isinstance(value, Tensor):
@@ -84,7 +84,7 @@ class Graph:
     gradients: Sequence[Tensor | None]
 
     def run(self, arguments: Sequence[Tensor], states: Sequence[Tensor]) -> Any:
-        """Repeats the step with other arguments, and other initial states, and returns its results."""
+        """Repeats the step with other arguments and initial states, and returns its results."""
         copy_all((*self.arguments, *self.states), (*arguments, *states))
         self.replay()
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
@@ -109,7 +109,8 @@ def record(
 
     Args:
         recorder: a `GraphRecorder`.
-        run: function that runs the step. It takes the arguments, and returns the tensors and the form of its result.
+        run: function that runs the step. This function takes the arguments, and returns the tensors and the form of its
+            result.
         arguments: `CallArguments`, whose tensors are copied.
         parameters: parameters whose gradients the step computes.
         carry: True if the step begins with the current states of the layers.

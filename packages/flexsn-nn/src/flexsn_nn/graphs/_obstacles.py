@@ -24,7 +24,7 @@ _HOOKS = {
 
 
 def why_no_graph(step: TrainingStep) -> str | None:
-    """Returns the reason why a step cannot be recorded, as far as it is known beforehand; otherwise `None`."""
+    """Returns the reason why a step cannot be recorded, if it is known before the step runs; otherwise `None`."""
     return next(itertools.chain(_of_hooks(step), _of_distribution(step.net), _of_mode()), None)
 
 

@@ -24,7 +24,7 @@ class GraphRecorder(Protocol):
     """A recorder of graphs for one device."""
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
-        """Calls a function as its graph will run it. Returns its result, and descriptions of all obstacles.
+        """Calls a function under the conditions of its recording. Returns its result and descriptions of obstacles.
 
         Args:
             names: names of modules, for the descriptions.
@@ -37,12 +37,12 @@ class GraphRecorder(Protocol):
             A function that repeats the operations, and the result, whose tensors every repetition overwrites.
 
         Raises:
-            Exception: the function or the device failed. Nothing is recorded then.
+            Exception: the function or the device failed. In that case, nothing is recorded.
         """
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory, so only one may replay at a time.
+    """CUDA graphs that share one pool of memory, so only one graph may replay at a time.
 
     Args:
         device: device of all computations.
@@ -57,7 +57,7 @@ class CudaRecorder:
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        """Enters the stream of all captures. Autograd runs a parameter's node on the stream of its creation."""
+        """Enters the stream of all captures, since autograd runs a parameter's node on the stream of its creation."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -112,7 +112,8 @@ class CudaRecorder:
                     raise
                 graph.capture_end()
         except BaseException:
-            # A failed capture leaves an allocator that waits for the capture's end, and generators that count for it.
+            # After a failed capture, the allocator still waits for the end of the capture, and generators still count
+            # for it.
             end_allocation_to_pool(index, self._pool)
             self._pool = torch.cuda.graph_pool_handle()
             for generator, state in zip(drawing, states, strict=True):
@@ -136,7 +137,7 @@ def replaced_states() -> int:
 
 
 def _draws(generator: torch.Generator) -> bool:
-    """True if a generator draws numbers as usual; its position does not change."""
+    """True if a generator can draw numbers as usual. The check does not change the generator's position."""
     try:
         before = generator.get_state()
         torch.rand(1, device=generator.device, generator=generator)

@@ -14,7 +14,7 @@ from flexsn_nn.errors import ParameterError
 from flexsn_nn.functional import detach_net, reset_net, with_state
 from flexsn_nn.graphs._arguments import put_together, take_apart
 
-# Results other than its states that a call stores on a neuron.
+# Results, other than states, that a call stores on a neuron.
 _LOOKED_AT = ("state_seqs", "spike_counts")
 
 

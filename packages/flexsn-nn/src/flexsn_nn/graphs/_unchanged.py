@@ -17,11 +17,11 @@ _hooks = attrgetter("_backward_hooks")
 
 
 class SameObjects:
-    """Containers and the objects in them, compared by identity.
+    """Containers, and the objects that they contain, compared by identity.
 
     Attributes:
         sized: containers whose lengths are compared.
-        mappings, sequences: containers whose values are compared in order. They are also in `sized`.
+        mappings, sequences: containers whose values are compared in order. These containers are also in `sized`.
         parts: a mapping's `get`, with the keys whose values are compared.
         cells: closure variables of functions.
     """
@@ -69,7 +69,7 @@ class SameTensors:
         self._facts = self._now()
 
     def same(self) -> bool:
-        """True if none of these properties has changed."""
+        """True if none of the compared properties has changed."""
         return self._facts == self._now()
 
     def _now(self) -> tuple[list[Any], ...]:

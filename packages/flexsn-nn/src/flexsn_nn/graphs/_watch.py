@@ -25,7 +25,7 @@ from flexsn_nn.exact._exchange import SpikeExchange
 from flexsn_nn.exact._layer import ExactForward
 from flexsn_nn.graphs._unchanged import SameObjects, SameTensors, is_plain
 
-# Attributes with results and caches of calls. They do not influence a call.
+# Attributes with results and caches of calls. Such attributes do not influence a call.
 _RESULTS: dict[type, frozenset[str]] = {
     FlexSN: frozenset(
         (
@@ -64,7 +64,7 @@ _PLAIN_OBJECTS = (argparse.Namespace, types.SimpleNamespace)
 _LOOKING = ("flexsn_nn.graphs", "flexsn_nn.monitor")
 _BY_VALUE = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MOST_PLACES = 20_000
-# Of containers with more items, such as a data set or a vocabulary, only the length is compared.
+# For containers with more items, such as a data set or a vocabulary, only the length is compared.
 _LONG = 10_000
 
 Facts = tuple[Any, ...]
@@ -78,7 +78,7 @@ class WatchedAttributes(NamedTuple):
 
 
 class StepWatch:
-    """Values of everything that is reachable from some roots: attributes, parameters, containers and closure variables.
+    """All values that are reachable from some roots: attributes, parameters, containers and closure variables.
 
     Numbers and strings are compared by value, other objects by identity, and tensors by their memory and by
     `requires_grad`. Tensors on other devices than the network's are also compared by version, because their values are
@@ -90,7 +90,7 @@ class StepWatch:
         ignoring: names of places that may change.
 
     Attributes:
-        too_many: True if there are more places than each call can compare. The remaining ones are not watched.
+        too_many: True if there are more places than each call can compare. The remaining places are not watched.
     """
 
     def __init__(self, roots: Mapping[str, object], device: torch.device, ignoring: Iterable[str] = ()) -> None:
@@ -108,8 +108,8 @@ class StepWatch:
             name, value = waiting.pop()
             waiting += reversed(self._visit(name, value))
         self._facts = self._facts_now(self._tensors)
-        # Each call compares all values at once. Only after a difference are places compared one by one, with equal
-        # numbers as equal.
+        # Each call compares all values at once. If a value differs, the places are compared one by one, and equal
+        # numbers count as equal.
         self._same_tensors = SameTensors(one for one in self._tensors if is_plain(one, self._device))
         self._others = [one for one in self._tensors if not is_plain(one, self._device)]
         self._facts_of_others = self._facts_now(self._others)
@@ -244,7 +244,7 @@ class StepWatch:
 
 
 class _WatchedPlace:
-    """Values of a dict, without those of some keys."""
+    """Values of a dict, except the values of some keys."""
 
     def __init__(
         self, name: str, container: dict[Any, Any], describe: Callable[[Any], str], but: frozenset[str] | set[Any]
@@ -279,7 +279,7 @@ class _WatchedPlace:
         return not found
 
     def changes(self) -> list[str]:
-        """Returns the keys whose values differ. Replaces stored numbers by equal ones."""
+        """Returns the keys whose values differ. Replaces stored numbers by equal new objects."""
         container = self._container
         keys = tuple(key for key in container if key not in self._but)
         if keys != self._keys:

@@ -69,7 +69,7 @@ class SharedDropout(Stateful):
         """Returns no states, because evaluation needs no mask.
 
         Raises:
-            StateError: the layer is in training mode. There, the first call draws the mask.
+            StateError: the layer is in training mode, where the first call draws the mask.
         """
         if self.training:
             raise StateError("SharedDropout draws its mask in the first call in training: call eval() first.")

@@ -30,8 +30,8 @@ class NormNeuron(Leaf):
     norm itself runs, and then the neuron.
 
     Args:
-        norm: `nn.BatchNorm1d` to `3d`, or `nn.SyncBatchNorm`; or an `OverTime` whose only layer is one of these, such
-            as `ThresholdDependentBatchNorm2d`. In evaluation mode, it uses its running statistics as usual.
+        norm: `nn.BatchNorm1d` to `3d`, or `nn.SyncBatchNorm`; or an `OverTime` whose only layer is one of these norms,
+            such as `ThresholdDependentBatchNorm2d`. In evaluation mode, the norm uses its running statistics as usual.
         neuron: any `FlexSN`. Its step normalises its first input, so its hooks receive `x`.
 
     Raises:
@@ -94,7 +94,7 @@ class NormNeuron(Leaf):
 
 
 def norm_of(module: nn.Module) -> BatchNorm | None:
-    """Returns the batch norm if a layer is one, or is an `OverTime` whose only layer is one; otherwise `None`."""
+    """Returns `module` if it is a batch norm, or the batch norm that is the only layer of an `OverTime`, or `None`."""
     if isinstance(module, OverTime) and len(module) == 1:
         module = module[0]
     return module if is_batch_norm(module) else None

@@ -103,7 +103,7 @@ def _weights(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _numbers(bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns the numbers of each byte as in memory, in the widest integers that they fill, `[256, words]`."""
+    """Returns the numbers of each byte as in memory, in the widest integers that the numbers fill, `[256, words]`."""
     shifts = torch.arange(0, 8, bits, device=device)
     numbers = (((torch.arange(256, device=device).unsqueeze(1) >> shifts) & ((1 << bits) - 1)) + low).to(dtype)
     return numbers.view(_WORDS[min(numbers.shape[1] * dtype.itemsize, 8)])

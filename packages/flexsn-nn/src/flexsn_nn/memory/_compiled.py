@@ -19,9 +19,9 @@ Compiler = Callable[..., Any]
 class PackingBackend:
     """A backend of `torch.compile` whose graphs store spikes for the backward as bits: 1/32 of float32.
 
-    Linear layers and convolutions that read a neuron's output store its bits, and unpack them in the backward. From the
-    neuron's step in the graph, it is known that the output consists of zeros and ones. Views and copies may be between
-    the neuron and the layer. Other tensors are stored as before. `layers` counts the layers that store bits.
+    Linear layers and convolutions that read a neuron's output store the bits of this output, and unpack them in the
+    backward. The neuron's step in the graph shows that the output consists of zeros and ones. Views and copies may be
+    between the neuron and the layer. Other tensors are stored as before. `layers` counts the layers that store bits.
 
     Args:
         backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs.
@@ -90,7 +90,7 @@ _COMPARISONS = frozenset(getattr(module, name) for module in (operator, torch) f
 
 
 def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
-    """True if the elements of a value are those of a scan's output that consists of zeros and ones."""
+    """True if a value contains the elements of a scan's output that consists of zeros and ones."""
     dtype = _unwritten(value)
     while isinstance(value, fx.Node) and _is_move(value):
         value = value.args[0]
@@ -109,7 +109,7 @@ def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
 
 
 def _unwritten(value: Any) -> torch.dtype | None:
-    """Returns the dtype of a tensor to which the graph never writes; `None` if it may write, or is unknown."""
+    """Returns the dtype of a tensor that the graph never changes; `None` if it may change, or is unknown."""
     tensor = example(value)
     return None if tensor is None or is_written(value) else tensor.dtype
 
@@ -120,7 +120,7 @@ def _is_move(node: fx.Node) -> bool:
 
 
 def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
-    """Returns the result of a graph at `path`. For nested results, it is the first one."""
+    """Returns the result of a graph at `path`. If this result is nested, returns its first element."""
     value = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     for index in path:
         value = value[index] if isinstance(value, tuple | list) else value

@@ -20,7 +20,7 @@ from flexsn_nn.memory._bits import Bits, bits_for
 from flexsn_nn.memory._ranges import LAYERS, VIEWS, Unknown, WholeRange, bits_of, mark, range_of
 from flexsn_runtime import native_unpacking, saving_hooks
 
-# For smaller tensors, packing does not pay off.
+# Minimum size of a tensor in bytes for which packing pays off.
 _FEWEST_BYTES = 256
 # Entries of freed memory are removed at this number of entries, and again each time the number has doubled.
 _MOST_KNOWN = 64
@@ -45,9 +45,9 @@ class KeptWhole(NamedTuple):
 class PackedSpikes:
     """Stores spikes for the backward as bits, in 1/32 of the memory of float32, inside of a `with` block.
 
-    To compute the gradient of its weights, a layer stores its input. After a neuron, this input consists of spikes.
-    They are packed when autograd saves them, and unpacked when the backward reads them, inside or outside of the block.
-    Results do not change. Tensors are selected by their graph, without reading values: outputs of neurons with a
+    To compute the gradient of its weights, a layer stores its input. After a neuron, this input consists of spikes. The
+    spikes are packed when autograd saves them, and unpacked when the backward reads them, inside or outside of the
+    block. Results do not change. Tensors are selected by their graph, without reading values: outputs of neurons with a
     `spike_range`, and results of views, copies, max pooling, concatenation, additions and products of such tensors.
     Sums, as in SEW blocks, take 2, 4 or 8 bits per number. Tensors whose numbers need more bits are stored whole, and
     listed in `kept_whole`.
@@ -55,10 +55,10 @@ class PackedSpikes:
     Compiled kernels write the bits of zeros and ones together with the spikes, so that the spikes are not read again.
     Layers use these bits if they read a neuron's output, or the whole output in another shape. If the operations of a
     core do not show that its output is 0 or 1, the output is packed afterwards, and the neuron's `explain()` reports
-    this.
+    the reason.
 
-    Compiled graphs are not changed: spikes of neurons between these graphs are packed, but spikes of neurons inside of
-    them are not.
+    Compiled graphs are not changed: spikes of neurons between the graphs are packed, but spikes of neurons inside of a
+    graph are not.
 
     Args:
         net: network whose neurons are included.
@@ -66,7 +66,7 @@ class PackedSpikes:
 
     Attributes:
         bytes_whole: size of the packed tensors before packing.
-        bytes_packed: size of their bits.
+        bytes_packed: size of the packed tensors after packing.
         bytes_by_kernels: part of `bytes_packed` that compiled kernels wrote.
         kept_whole: tensors that were computed from spikes but not packed.
 
@@ -107,8 +107,8 @@ class PackedSpikes:
         if self._saving is not None:
             raise RuntimeError("this PackedSpikes is already active: enter it once, or create another one.")
         native = self._native = saving_hooks(self._packed, _unpack, self._count, _FEWEST_BYTES, VIEWS, LAYERS)
-        # The hook comes before others, which may return something else. It does not hold this object, whose counts a
-        # captured step would change in its network.
+        # The hook runs before other hooks, which may return another output. It holds no reference to this object,
+        # because a captured step would find the changing counts of this object in its network.
         hook = _MarkingHook(native)
         self._hooks = [neuron.register_forward_hook(hook, prepend=True) for neuron in self._neurons]
         self._ask_for_bits(1)
@@ -140,7 +140,7 @@ class PackedSpikes:
         return "\n".join(lines)
 
     def _ask_for_bits(self, more: int) -> None:
-        """Makes the neurons' kernels write bits, or ends this. Other contexts around this one may do the same."""
+        """Makes the neurons' kernels write bits, or stops that. Enclosing contexts may also make them write bits."""
         for neuron in self._neurons:
             if self._by_kernels and isinstance(neuron, FlexSN):
                 neuron._bits.num_users += more
@@ -192,7 +192,7 @@ class PackedSpikes:
         return made
 
     def _count(self, whole: int, bits: Bits, by_kernel: bool) -> None:
-        """Counts the bytes of memory that is packed."""
+        """Counts the bytes of packed memory."""
         self.bytes_whole += whole
         self.bytes_packed += bits.packed.nbytes
         self.bytes_by_kernels += bits.packed.nbytes if by_kernel else 0
@@ -222,7 +222,7 @@ class _Whole:
 
 
 class _MarkingHook:
-    """Forward hook that marks the (first) output as whole numbers. Copies and pickles do without the launcher."""
+    """Forward hook that marks the (first) output as whole numbers. Copies and pickles do not use the launcher."""
 
     __slots__ = ("_native",)
 

@@ -25,10 +25,10 @@ class WholeRange(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """Any numbers.
+    """Numbers of unknown range.
 
     Attributes:
-        reason: operation that computed these numbers from spikes; empty if other numbers are involved.
+        reason: operation that computed the numbers from spikes; empty if other numbers are involved.
     """
 
     reason: str = ""
@@ -38,7 +38,7 @@ _OTHER = Unknown()
 
 
 class _Mark(NamedTuple):
-    """Record at the node of an output: the output's range, its version when it was recorded, and its bits."""
+    """Record at the graph node of an output: range, version at the time of recording, and bits of the output."""
 
     range: WholeRange
     version: int
@@ -65,9 +65,9 @@ def mark(spikes: Tensor, low: int, high: int, bits: Bits | None = None) -> None:
 
 
 def bits_of(tensor: Tensor) -> Bits | None:
-    """Returns the bits that a kernel wrote for the memory of a tensor with a `range_of`; `None` if there are none.
+    """Returns the bits that a kernel wrote for the memory of a tensor with a `range_of`; `None` if it wrote no bits.
 
-    The tensor must be a view of all this memory.
+    The tensor must be a view of the whole memory.
     """
     node: Any = tensor.grad_fn
     output = tensor.output_nr
@@ -82,7 +82,7 @@ def bits_of(tensor: Tensor) -> Bits | None:
 
 
 def range_of(tensor: Tensor) -> WholeRange | Unknown:
-    """Derives the range of a tensor's whole numbers from its graph. This takes a few dictionary lookups.
+    """Derives the range of a tensor's whole numbers from its graph, with a few dictionary lookups.
 
     In-place changes that are part of the graph are taken into account. Changes under `torch.no_grad` are detected in a
     neuron's output and in views of it.
@@ -122,7 +122,7 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
 
 
 def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
-    """Returns the float32 scale by which an operation multiplies its first argument, and how many numbers it sums."""
+    """Returns the float32 scale by which an operation multiplies its first argument, and the number of summands."""
     kind = _kind(node.name())
     if kind == "NativeDropout" and 0 <= node._saved_p < 1:
         left = 1.0 - node._saved_p
@@ -148,7 +148,7 @@ _POWERS = frozenset(2.0**i for i in range(16))
 
 
 def _float32(number: float) -> float:
-    """Returns the nearest float32; 0 if no finite one exists."""
+    """Returns the nearest float32; 0 if no finite float32 is near."""
     try:
         found: float = struct.unpack("f", struct.pack("f", number))[0]
     except OverflowError:
@@ -264,7 +264,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
 
 
 def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
-    """Returns the name of an operation that is not followed, as the reason, if the ranges of its inputs are known."""
+    """Returns `Unknown` for an operation that is not followed. If its inputs have ranges, its name is the reason."""
     made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
     return Unknown(kind if made and all(isinstance(one, WholeRange) for one in made) else "")
 

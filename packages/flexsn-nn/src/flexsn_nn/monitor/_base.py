@@ -20,7 +20,7 @@ class Watcher(ABC):
 
     Args:
         found: layers that can be observed, by name.
-        layers: names of the layers to observe; `None` for all of them.
+        layers: names of the layers to observe; `None` for all layers.
 
     Raises:
         UnknownNameError: `found` has no layer with a name in `layers`.
@@ -38,7 +38,7 @@ class Watcher(ABC):
 
     @abstractmethod
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the names of the columns, and a row for each layer, as they are printed."""
+        """Returns the names of the columns, and a row for each layer, for printing."""
 
     def __repr__(self) -> str:
         from flexsn_nn.reports._layers import table  # that module imports this one
@@ -86,7 +86,7 @@ class Monitor(Watcher):
 
     Args:
         net: network or single neuron.
-        layers: names of neurons, same as in `net.named_modules()`; `None` for all of them.
+        layers: names of neurons, same as in `net.named_modules()`; `None` for all neurons.
 
     Attributes:
         layers: the neurons by name.

@@ -34,7 +34,7 @@ class SynapticOperations:
 
     Attributes:
         accumulates: number of additions of a weight for a spike, in all calls whose input consists of zeros and ones.
-            These are the synaptic operations of event-driven hardware.
+            These additions are the synaptic operations of event-driven hardware.
         multiplies: number of multiplications by a weight in all other calls, on hardware that does not skip zeros.
         dense: value that `accumulates` would have if every neuron fired at every step.
     """
@@ -56,19 +56,19 @@ class SynapticOperations:
 class SynapseMonitor(Watcher):
     """Counts the synaptic operations of `nn.Linear`, convolutions and recurrent weights, since the last `clear()`.
 
-    A spike counts as one operation for each weight that it reaches. At the edge of a convolution, it reaches fewer
+    A spike counts as one operation for each weight that it reaches. At the edge of a convolution, a spike reaches fewer
     weights. To count operations, the layer runs a second time. Only `operations()` waits for the device. Biases and
     products of two activations (attention) are not counted. Spikes of a recurrent neuron (`Recurrent`, `RLIF`, …) reach
-    its weights one step later. All spikes of a call are counted, under the name `NAME.recurrent`. Layers inside of your
-    own step function are not counted.
+    its weights one step later, and all spikes of a call are counted under the name `NAME.recurrent`. Layers inside of
+    your own step function are not counted.
 
     Args:
         net: network or single layer.
         layers: names of layers, same as in `net.named_modules()`; `None` for all layers of these kinds.
 
     Raises:
-        UnknownNameError: `net` has no such layer with a name in `layers`.
-        ParameterError: `net` has no such layer.
+        UnknownNameError: `net` has no layer of these kinds with a name in `layers`.
+        ParameterError: `net` has no layer of these kinds.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3))
@@ -137,7 +137,8 @@ def uses(layer: nn.Module, x: Tensor) -> Tensor:
     kind = next(kind for kind in SYNAPTIC if isinstance(layer, kind))
     dims = SYNAPTIC[kind]
     assert dims is not None
-    # Run the layer with weights of 1 and without bias. Each output is then the number of weights that met a one.
+    # Run the layer with weights of 1 and without bias. Each output is then the number of weights that are multiplied by
+    # 1.
     twin: Any = kind.__new__(kind)
     weight: Any = layer.weight
     ones = nn.Parameter(torch.ones_like(weight, dtype=torch.float32), requires_grad=False)

@@ -1,4 +1,4 @@
-"""Ready-made neurons. Each one is a `FlexSN`, and each file is an example of how to write a neuron."""
+"""Ready-made neurons. Each neuron is a `FlexSN`, and each file is an example of how to write a neuron."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Neuron(FlexSN):
         self._ranges = Ranges()
 
     def hold(self, name: str, value: object, *, learn: bool = False) -> None:
-        """Stores a parameter as the attribute `name`. Replaces an earlier one.
+        """Stores a parameter as the attribute `name`. Replaces an earlier parameter.
 
         Args:
             value: an `nn.Parameter` is learned. A tensor becomes a buffer, and must broadcast to the step (`[C, 1, 1]`
@@ -108,10 +108,10 @@ class Neuron(FlexSN):
     def hold_number(self, name: str, value: float | Tensor, *, learn: bool = False, **limits: Unpack[Range]) -> None:
         """Stores a number, or a tensor of numbers, like `hold`, and checks its range.
 
-        Numbers that are assigned later are checked, too. If an optimizer moves a parameter out of its range, the
-        parameter is not changed. `bounded` then reads it as the nearest number in the range, with the gradient of this
-        number, which leads it back if the loss falls in that direction. The next call warns, once (`RangeWarning`).
-        Inside of `torch.compile`, only `explain()` reports it.
+        Numbers that are assigned later are also checked. If an optimizer moves a parameter out of its range, the
+        parameter is not changed. `bounded` then returns the nearest number in the range, with the gradient of that
+        number. The gradient leads the parameter back into the range if the loss falls in that direction. The next call
+        warns, once (`RangeWarning`). Inside of `torch.compile`, only `explain()` reports such a parameter.
 
         Args:
             limits: `at_least`, `above`, `at_most`, `below`, and a `hint` for the error message.
@@ -162,8 +162,8 @@ class Neuron(FlexSN):
             options: `lengths`, `resets`, `transforms`, `affine`, same as in `FlexSN`.
 
         Returns:
-            The output, shaped like the input. It is one tensor, so `spikes, v = neuron(x)` would unpack time. Use
-            `step` to get the states.
+            The output, shaped like the input. The output is one tensor, so `spikes, v = neuron(x)` would unpack time.
+            Use `step` to get the states.
 
         Raises:
             InputDtypeError: the input is integer, boolean, complex or float8. It is a `TypeError`.
@@ -251,7 +251,7 @@ class Neuron(FlexSN):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """True if the step, and everything it holds, belongs to this package. A user's function does not."""
+        """True if the step, and each object that it holds, belongs to this package, not to the user."""
         held = (getattr(self, name) for name in self._held)
         return _is_own(self) and all(
             value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in held

@@ -82,7 +82,7 @@ class OneToOne(nn.Module):
 class Convolved(nn.Conv2d):
     """Computes `V * s + b`: a convolution of odd size over neighbours. Padding with zeros keeps the step's shape.
 
-    It is computed in the dtype of `s`. Compiled kernels do not support it, so use `backend="torch"`.
+    The result is computed in the dtype of `s`. Compiled kernels do not support convolutions, so use `backend="torch"`.
     """
 
     def forward(self, s: Tensor) -> Tensor:

@@ -82,14 +82,14 @@ class GatedLIF(Neuron):
             self.hold(gate, 0.2 * (torch.rand(channels) - 0.5), learn=True)
         for name, start in starts.items():
             self.hold(name, _before_sigmoid(name, start, channels), learn=True)
-        # Its first dimension is T, so it does not broadcast to the step like the other parameters.
+        # The first dimension of `conduct` is T, so `conduct` does not broadcast to the step like the other parameters.
         each_step = (T or 1,) if inplane is None else (T or 1, *channels)
         self.conduct = nn.Parameter(_before_sigmoid("conduct", init_conduct, each_step))
         self.hold("T", T)
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Returns the input, and the conductance of each step, which is the core's second input."""
+        """Returns the input, and the conductance of each step as the core's second input."""
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
             return super()._checked(inputs)  # raises the error
         x = inputs[0]

@@ -70,7 +70,7 @@ def _rounded(x: Tensor, most: int) -> Tensor:
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounds to the nearest of `0 … most`. The gradient is 1 from 0 to `most`, including both, and 0 elsewhere."""
+    """Rounds to the nearest of `0 … most`. The gradient is 1 from 0 to `most`, inclusive, and 0 elsewhere."""
 
     generate_vmap_rule = True
 

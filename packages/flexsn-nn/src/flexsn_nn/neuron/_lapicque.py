@@ -32,7 +32,7 @@ class Lapicque(DelayedReset):
         learn_beta: True to make `beta` an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): same as in `DelayedReset`.
 
-    All of these are numbers, or tensors that broadcast to the step.
+    All of these parameters are numbers, or tensors that broadcast to the step.
 
     Raises:
         ParameterError: all three of `beta`, `R` and `C` are given, or too few of them.

@@ -18,8 +18,8 @@ class LIF(ImmediateReset):
 
     Args:
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
-            If learning moves a parameter below 1, it counts as 1 until its gradient leads it back. `PLIF` learns a time
-            constant without bounds.
+            A learned parameter below 1 counts as 1 until its gradient leads it back. `PLIF` learns a time constant
+            without bounds.
         decay_input: True to divide the input by `tau`, too.
         v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 

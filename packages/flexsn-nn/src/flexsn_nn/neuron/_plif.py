@@ -20,8 +20,8 @@ class PLIF(ImmediateReset):
     The neuron is a `LIF` with `1 / tau = sigmoid(w)` and a learned `w`.
 
     Args:
-        init_tau: initial time constant, above 1. The initial `w` is `-log(init_tau - 1)`. A number leads to a single
-            `w`. A tensor that broadcasts to the step, for example `[C, 1, 1]`, leads to several.
+        init_tau: initial time constant, above 1. The initial `w` is `-log(init_tau - 1)`. A number gives a single `w`.
+            A tensor that broadcasts to the step, for example `[C, 1, 1]`, gives a `w` of this shape.
         decay_input: True to divide the input by `tau`, too.
         v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 

@@ -1,4 +1,4 @@
-"""Parallel spiking neurons, which multiply by a matrix over time instead of a recurrence, and have no reset."""
+"""Parallel spiking neurons, which replace the recurrence by a matrix product over time, and have no reset."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class PSN(Leaf):
 class MaskedPSN(PSN):
     """`h[t] = Σ_i m[t, i] weight[t, i] x[i] + bias[t]`; `s = step(h)`; `m` is 1 for the last `k` steps.
 
-    The neuron is a `PSN` that becomes causal during training. For all other steps, `m` is `1 - lambda_`. During
-    training, increase `lambda_` from 0 to 1.
+    For all other steps, `m` is `1 - lambda_`. The neuron is a `PSN` that becomes causal during training, when you
+    increase `lambda_` from 0 to 1.
 
     Args:
         k: number of steps that each step reads: the step itself and the `k - 1` steps before it.
@@ -121,8 +121,8 @@ class MaskedPSN(PSN):
 class SlidingPSN(Stateful):
     """`h[t] = Σ_{j < k} weight[k - 1 - j] x[t - j] + bias`; `s = step(h)`: one window that slides over time.
 
-    The neuron is causal and accepts any number of steps. It keeps the last `k - 1` inputs from call to call until
-    `reset()`. Inputs before the first step are zeros.
+    The neuron is causal and accepts any number of steps. The neuron keeps the last `k - 1` inputs from call to call
+    until `reset()`. Inputs before the first step are zeros.
 
     Args:
         k: number of steps in the window, including the current one.
@@ -178,7 +178,7 @@ class SlidingPSN(Stateful):
         return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns zeros `[k - 1, *step]` in place of earlier inputs."""
+        """Returns zeros `[k - 1, *step]`, which replace the missing earlier inputs."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.k - 1, *step))] if self.k > 1 else []
 

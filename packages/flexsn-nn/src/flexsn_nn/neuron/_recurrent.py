@@ -47,11 +47,11 @@ class Feedback(Neuron):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """False, because each step of this kind has to be checked: kernels do not accept all neurons."""
+        """False, because kernels do not accept all neurons, so each step has to be checked."""
         return False
 
     def _asks_kernels(self, backend: str) -> bool:
-        """True for kernels. Users cannot change the step of this layer, so it runs as a loop if kernels reject it."""
+        """True for backends with kernels. Users cannot change this step, so it runs as a loop if kernels reject it."""
         return backend in COMPILED
 
     def _ask_for_portability(self, *call: object) -> None:
@@ -61,29 +61,29 @@ class Feedback(Neuron):
 class Recurrent(Feedback):
     """`s' = neuron(x + V s, v)`: any neuron whose previous output is fed back into its input.
 
-    With delays, an earlier output is fed back: `s[t - 1 - delay[i]]` for neuron `i` (axonal delays). The past of each
-    neuron is filtered first. One product per step then follows, for any number of delays.
+    With delays, an earlier output is fed back: `s[t - 1 - delay[i]]` for neuron `i` (axonal delays). Each step first
+    filters the past outputs of each neuron, and then computes one product, for any number of delays.
 
     The matrix product of each step is part of the step function, and thus of the loop over time.
 
     Args:
-        neuron: `FlexSN` with one output: a ready-made neuron or your own. If it has several inputs, the feedback is
-            added to the first one. The neuron is part of this module, and its own state is not used.
+        neuron: `FlexSN` with one output: a ready-made neuron or your own. If the neuron has several inputs, the
+            feedback is added to the first input. The neuron is part of this module, and its own state is not used.
         features: number of neurons, which is the last dimension of the step.
         all_to_all: if True, `V` is a matrix `[features, features]`. If False, every neuron is connected only to itself,
             with weights `[features]`, or with one number for all neurons if `features` is `None`.
         V: initial weights with `all_to_all=False`: a number, or a tensor that broadcasts to the step.
-        bias: True if the matrix has a bias. A linear layer before this one usually has one already.
+        bias: True if the matrix has a bias. A linear layer before this layer usually has a bias already.
         learn_recurrent: True if gradients flow to the weights.
         init: function that sets the matrix in place, such as `torch.nn.init.orthogonal_`; `None` for a uniform
             distribution in `±1 / sqrt(features)`, as in `nn.Linear`.
-        recurrent: your own module in place of the matrix, which maps `[*step] -> [*step]`, for example of low rank or
-            with a mask. If it is given, leave out the arguments above except `neuron`.
+        recurrent: your own module instead of the matrix. It maps `[*step] -> [*step]`, and has, for example, a low rank
+            or a mask. If you pass a module, leave out the arguments above except `neuron`.
         delay: delay of the feedback in steps, in addition to the one step that recurrence always takes: a number; a
             tensor that broadcasts to the step, such as `[features]`; an `nn.Parameter`; or a `layer.Delay`, which
             defines how delays are learned, for example `Delay(20 * torch.rand(features), max_delay=20, learn=True,
-            interpolation="gaussian", width=5.0)`. This module becomes part of the layer, and its own state is not used.
-            `None` for no delay.
+            interpolation="gaussian", width=5.0)`. The `layer.Delay` becomes part of this module, and its own state is
+            not used. `None` for no delay.
         options: same as in `FlexSN`. The defaults are those of `neuron`.
 
     Attributes:
@@ -93,10 +93,10 @@ class Recurrent(Feedback):
 
     Raises:
         ParameterError: `neuron` is not a `FlexSN` or has several outputs, or arguments exclude each other.
-        InputShapeError: raised in a call if the number of neurons in the step differs.
+        InputShapeError: raised in a call if the step has another number of neurons.
 
-    The states are `s`, which is initially zero, and those of the neuron. With delays, the states `s_1` to `s_N` follow
-    `s`. They are the outputs before `s`, where `N` is `max_delay`.
+    The states are `s`, which is initially zero, and the states of the neuron. With delays, the states `s_1` to `s_N`
+    follow `s`. They are the outputs before `s`, and `N` is `max_delay`.
 
     Example:
         >>> from flexsn_nn import LIF
@@ -200,7 +200,7 @@ class Recurrent(Feedback):
         return x + fed_back
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """Returns the initial states: past outputs are 0, and the others are those of the neuron."""
+        """Returns the initial states: past outputs are 0, and the other states are those of the neuron."""
         past = super().init_states(self._num_past, step_mode, *inputs)
         states = self.neuron.init_states(num_states - self._num_past, step_mode, *inputs)
         return [*past, *self._in_state_dtype(states)]

@@ -23,7 +23,7 @@ class RefractoryLIF(LIF):
 
     Args:
         absolute: number of silent steps after a spike, at least 0.
-        relative: number of steps with an increased threshold after the silent ones, at least 0.
+        relative: number of steps with an increased threshold after the silent steps, at least 0.
         rise: initial increase of the threshold, at least 0.
         tau, decay_input: same as in `LIF`.
         v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
@@ -72,10 +72,11 @@ class RefractoryLIF(LIF):
         h = ready * self.charge(x, v) + (1 - ready) * v
         threshold = fit(self.v_threshold, v)
         if self._raised:
-            # While the count is above `relative`, the neuron is silent anyway.
+            # While the count is above `relative`, the neuron is silent for any threshold.
             threshold = threshold + self.bounded("rise", self.rise, v) * (r / relative)
         spike = ready * self.fire(h, threshold)
         fired = (spike.detach() > 0).to(r.dtype)
-        # The gradient of `relu` at 0 is 0 in all versions of torch. The gradient of `clamp` is not.
+        # The gradient of `relu` at 0 is 0 in all versions of torch. The gradient of `clamp` at 0 depends on the
+        # version.
         counted = fired * (absolute + relative) + (1 - fired) * torch.relu(r - 1)
         return spike, self.after(h, spike, threshold), counted

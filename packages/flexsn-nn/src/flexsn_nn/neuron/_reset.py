@@ -1,4 +1,4 @@
-"""Threshold and reset in two conventions: the reset is in the same step, or in the next one."""
+"""Threshold and reset in two conventions: the reset is in the same step, or in the next step."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class ImmediateReset(Neuron):
         return spike * self.v_reset + (1 - spike) * h
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """Returns the initial states: `v` is `v_start`, and the others are 0."""
+        """Returns the initial states: `v` is `v_start`, and the other states are 0."""
         states = super().init_states(num_states, step_mode, *inputs)
         start = self._start()
         if start != 0:
@@ -113,7 +113,7 @@ class ImmediateReset(Neuron):
     def _starts_at_zero(self) -> bool:
         return self._starts_by(ImmediateReset) and self._start() == 0
 
-    # torch.compile(dynamic=True) would make a symbol of the number. The core is compiled separately and cannot take
+    # torch.compile(dynamic=True) would turn the number into a symbol. The core is compiled separately and cannot take
     # this symbol as an argument. Inside of the core, the number is guarded.
     @constant
     def _start(self) -> float:
@@ -180,7 +180,7 @@ class DelayedReset(Neuron):
         return self.spike_grad(h - fit(self.threshold, h))
 
     def spiked(self, v: Tensor) -> Tensor:
-        """Computes `r`, which is 1 where the previous step spiked, from its membrane. `r` has no gradient."""
+        """Computes `r` from the last membrane: 1 where the last step spiked, otherwise 0. `r` has no gradient."""
         return self.fire(v).detach()
 
     def after(self, h: Tensor, r: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class DelayedReset(Neuron):
 
         Args:
             h: charge after the reset by the previous step's spikes `r`.
-            spike: spike of this step. Where `r` has already reset the membrane, it is not reset again.
+            spike: spike of this step. Where `r` has already reset the membrane, the spike does not reset it again.
         """
         return h if self.reset_delay else self.after(h, spike - r)
 
@@ -203,7 +203,7 @@ class DelayedReset(Neuron):
 
 
 def spikes_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None:
-    """Returns the range of a ready-made step's output, which is its surrogate's; `None` for a user's step."""
+    """Returns the range of a ready-made step's output, as given by its surrogate; `None` for a user's step."""
     for name in ("dynamics", "fire"):
         method = getattr(neuron, name, None)
         if method is not None and not method.__module__.startswith("flexsn_nn.neuron."):

@@ -26,8 +26,8 @@ class RLeaky(Feedback, Leaky):
         V: initial weights with `all_to_all=False`: one number for all neurons, or a tensor that broadcasts to the step.
         all_to_all: True if every neuron is connected to all others.
         linear_features: number of neurons, which is the last dimension of the step. The matrix is `recurrent.weight`.
-        conv2d_channels, kernel_size: channels and odd size of a convolution in place of the matrix, for steps `[B, C,
-            H, W]`. It requires `backend="torch"`.
+        conv2d_channels, kernel_size: channels and odd size of a convolution that replaces the matrix. Steps are `[B, C,
+            H, W]`. The convolution requires `backend="torch"`.
         threshold, spike_grad: same as in `DelayedReset`.
         learn_beta, learn_threshold: True to make the number an `nn.Parameter`.
         learn_recurrent: True if gradients flow to the recurrent weights.

@@ -16,7 +16,7 @@ class Places(NamedTuple):
 
     Attributes:
         first, second, third: words for each element of the step, `[*step]`.
-        step: index of the time step. It broadcasts to the step.
+        step: index of the time step, which broadcasts to the step.
     """
 
     first: Tensor
@@ -26,7 +26,7 @@ class Places(NamedTuple):
 
 
 class Elements(NamedTuple):
-    """Numbers from which the words of a step's elements are computed, int32 each. They broadcast to the step.
+    """Numbers from which the words of a step's elements are computed, int32 each. All numbers broadcast to the step.
 
     Attributes:
         low, high: two words of the key.

@@ -1,4 +1,4 @@
-"""Transforms of calls with random numbers. They pass the places of its numbers to a step, or replace them by means."""
+"""Transforms that pass the places of random numbers to a step, or replace the numbers by their means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexsn_runtime import words_of_elements
 
 
 class Draws(Transform):
-    """Passes the places of its random numbers to a step. It is the outermost transform, because others may also draw.
+    """Passes the places of random numbers to a step. Must be the outermost transform, because others may also draw.
 
     One object serves one call. The call's key is drawn once, even if the call is tried in several ways. Kernels compute
     the words of an element before their loop over time. Loops in Python receive words that are computed before the
@@ -84,7 +84,7 @@ class Means(Transform):
 
 
 def example() -> Draws:
-    """Returns a transform for traces. It has an arbitrary key, and draws no number from a generator."""
+    """Returns a transform for traces. The transform has an arbitrary key, and draws no number from a generator."""
     numbers = Numbers()
     numbers.configure(0, 0, None, None)
     return Draws(numbers, begins=True, keep=False)

@@ -53,7 +53,7 @@ class Numbers:
             shape: shape of the step.
             steps: number of steps; `None` for a single step without a time dimension.
             begins: True if the call begins with the initial state, so that it gets a new key.
-            keep: True if the next call continues from the end of this one.
+            keep: True if the next call continues from the end of this call.
         """
         key, before = self.key, self.steps
         if key is None or begins or key.device != device:
@@ -95,7 +95,7 @@ class Numbers:
         return torch.stack([torch.full((), word, dtype=torch.int32, device=device) for word in self.words])
 
     def apply(self, move: Callable[[Tensor], Tensor]) -> None:
-        """Moves the stored tensors, like `nn.Module.to` moves parameters."""
+        """Moves the stored tensors, as `nn.Module.to` moves parameters."""
         self.key = None if self.key is None else move(self.key)
         self.steps = None if self.steps is None else move(self.steps)
 

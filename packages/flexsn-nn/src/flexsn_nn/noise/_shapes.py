@@ -12,7 +12,7 @@ class Fitted(NamedTuple):
     """Rule that derives numbers with a tensor's shape from draws with the step's shape.
 
     Attributes:
-        num_draws: number of draws: 1, or the size of the dimension that the step does not have.
+        num_draws: number of draws: 1, or the size of the dimension that the step lacks.
         function, arguments: function of one draw, or of a list of several draws, and its other arguments. `function` is
             `None` if the draw itself is the result.
     """
@@ -30,11 +30,11 @@ class Fitted(NamedTuple):
 
 
 def fitted(shape: Sequence[int], step: Sequence[int]) -> Fitted | None:
-    """Returns the rule for numbers of this shape; `None` if there is none. Ignores the first dimension, the rows.
+    """Returns the rule for numbers of this shape; `None` if there is none. Ignores the first dimension (rows).
 
     - With one dimension more than the step, there is one draw for each element of that dimension.
-    - With one dimension less, the numbers are the first ones along that dimension of the step's draw.
-    - With a smaller last dimension of several elements, the numbers are the first ones of the step's draw.
+    - With one dimension less, the numbers are the first numbers along that dimension of the step's draw. - With a
+    smaller last dimension of several elements, the numbers are the first numbers of the step's draw.
     """
     rest, own = list(shape[1:]), list(step[1:])
     if len(shape) == len(step) and rest == own:

@@ -1,4 +1,4 @@
-"""Replaces the forward of a pooling layer by one that runs a kernel."""
+"""Replaces the forward of a pooling layer by a forward that runs a kernel."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class PooledLayer:
 
 
 class SpikePooling(ReplacementReport):
-    """Report about the pooling layers of a network, from `spike_pooling`. `print` shows what ran.
+    """Report from `spike_pooling` about the layers of a network. `print` shows the pooling of each layer.
 
     Args:
         net: the network.
@@ -56,10 +56,10 @@ def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling
     """Makes layers pool with kernels that read and write each number once, forward and backward, in place.
 
     For spikes, a maximum is a logical or, and its gradient flows to the first spike of a window. For the backward, a
-    kernel stores the position of this spike, in 2 to 8 bits for each number of the result. Torch stores the input, and
-    64 bits for each number of the result. Averages store nothing. Values, gradients (also with ties, padding, dilation
-    and `ceil_mode`) and memory formats equal those of torch for any input, even if it does not consist of spikes.
-    Modules, parameters and `state_dict()` do not change.
+    kernel stores the position of this spike, in 2 to 8 bits for each number of the result. In contrast, torch stores
+    the input, and 64 bits for each number of the result. Averages store nothing. Values, gradients (also with ties,
+    padding, dilation and `ceil_mode`) and memory formats equal those of torch for any input, even if it does not
+    consist of spikes. Modules, parameters and `state_dict()` do not change.
 
     Kernels run in `nn.MaxPool1d`, `MaxPool2d`, `AvgPool1d` and `AvgPool2d` on a GPU, directly or in an `OverTime`. In
     all other calls, torch's pooling runs as before. Torch's pooling also computes averages in compiled graphs, for
@@ -81,7 +81,7 @@ def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling
         >>> net = nn.Sequential(OverTime(nn.Conv2d(3, 8, 3)), LIF(), OverTime(nn.MaxPool2d(2)))
         >>> pooling = spike_pooling(net)
         >>> y = net(torch.rand(4, 2, 3, 8, 8))
-        >>> [one.layer for one in pooling.layers]  # print(pooling) says what each ran, and why
+        >>> [one.layer for one in pooling.layers]  # print(pooling) shows kernels and reasons
         ['2.0']
     """
     check_module("net", net)

@@ -31,7 +31,7 @@ class LayerReport:
         reason: for a neuron, the reason why this backend runs.
         kernels: for a neuron, the names of its kernels.
         bytes_kept: memory that autograd saves for the backward in the layer's forward, without parameters. Memory that
-            two layers save counts for the first one.
+            two layers save counts for the first layer.
         seconds: time of the layer's forward and backward.
         share: fraction of the step's time, from 0 to 1.
     """
@@ -109,7 +109,7 @@ class NetworkReport:
 
 @dataclass(slots=True)
 class _Account:
-    """Times and bytes of one step by layer. The layer that is running is the last one of a stack."""
+    """Times and bytes of one step by layer. The running layer is the last item of a stack."""
 
     device: torch.device
     names: list[str] = field(default_factory=lambda: [REST])
@@ -129,7 +129,7 @@ class _Account:
         self.mark(self.names[-1])
 
     def mark(self, name: str) -> None:
-        """Counts time for this layer from now on."""
+        """Counts the time from now on for this layer."""
         moment: Any
         if self.device.type == "cuda":
             moment = torch.cuda.Event(enable_timing=True)
@@ -139,7 +139,7 @@ class _Account:
         self.moments.append((name, moment))
 
     def keep(self, tensor: Tensor, parameters: set[int]) -> Tensor:
-        """Counts memory that autograd saves. Each piece counts once."""
+        """Counts memory that autograd saves. Each piece of memory counts once."""
         if tensor.layout is torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
@@ -150,7 +150,7 @@ class _Account:
         return tensor
 
     def seconds(self) -> dict[str, float]:
-        """Adds up the time by layer, from each mark to the next."""
+        """Sums the time of each layer, from each mark to the next."""
         found: dict[str, float] = {}
         for (name, begun), (_, ended) in zip(self.moments, self.moments[1:], strict=False):
             took = begun.elapsed_time(ended) / 1e3 if self.device.type == "cuda" else ended - begun
@@ -168,7 +168,7 @@ def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Ten
         raise ParameterError("there is neither a parameter nor a tensor among the inputs: give the network's inputs.")
     for module in net.modules():
         if isinstance(module, FlexSN):
-            module._forget_repeats()  # a call with hooks records its own choice
+            module._forget_repeats()  # a call with hooks makes and records its own choice
     with unchanged(net):
         for _ in range(2):  # the first runs compile kernels and fill caches
             _run(net, layers, inputs, loss, _Account(device))

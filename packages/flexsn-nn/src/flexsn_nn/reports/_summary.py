@@ -24,7 +24,7 @@ class LayerSummary:
     Attributes:
         name: name as in `named_modules()`.
         kind: class of the layer.
-        parameters: number of elements of its parameters, without those that an earlier layer also has.
+        parameters: number of elements of its parameters, without parameters that an earlier layer also has.
         output_shape: shape of its (first) output; `None` if the layer was not called.
         neurons: for a neuron, number of elements of one step of one sample; 0 for other layers.
         rate: spikes per neuron and step; `None` if the output is not known to be spikes.
@@ -48,7 +48,7 @@ class NetworkSummary:
         layers: layers in the order of `named_modules()`.
         parameters: number of elements of all parameters.
         neurons: number of neurons in all layers.
-        rate: spikes per neuron and step, over all layers of spiking neurons; `None` if there are none.
+        rate: spikes per neuron and step, over all layers of spiking neurons; `None` if there are no such layers.
         operations: operations of all layers.
     """
 
@@ -140,7 +140,7 @@ def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
 
 
 def _monitor(stack: ExitStack, kind: Any, net: nn.Module) -> Any:
-    """Starts a monitor of the network; `None` if the network has no layer for it."""
+    """Starts a monitor of the network. Returns `None` if the network has no layer for the monitor."""
     try:
         return stack.enter_context(kind(net))
     except ParameterError:

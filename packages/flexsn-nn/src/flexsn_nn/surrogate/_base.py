@@ -18,7 +18,7 @@ class Surrogate(ABC):
     """The step function `s = 1 if x >= 0 else 0`, with the derivative `gradient(x)` instead of 0.
 
     Surrogates are values: they are immutable, equal if their parameters are equal, and usable in any step function on
-    every backend. To write one, derive a frozen dataclass and define `gradient` with plain tensor operations.
+    every backend. To write a surrogate, derive a frozen dataclass and define `gradient` with plain tensor operations.
 
     The parameters are numbers. Tensors raise an error, because they would get no gradient from the derivative in the
     backward.

@@ -28,7 +28,7 @@ class S2NN(Surrogate):
 
 @dataclass(frozen=True)
 class LeakyKReLU(Surrogate):
-    """`g'(x) = k` where it fires, otherwise `leak`; both parameters are at least 0."""
+    """`g'(x) = k` for a spike, otherwise `leak`; both parameters are at least 0."""
 
     leak: float = 0.0
     k: float = 1.0

@@ -1,4 +1,4 @@
-"""snnTorch's other factories. They return surrogates that fire if `x > 0`, with the gradients of snnTorch 1."""
+"""snnTorch's other factories. The surrogates fire if `x > 0`, and have the gradients of snnTorch 1."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def straight_through_estimator() -> StraightThrough:
 
 
 def heaviside() -> LeakyKReLU:
-    """Returns a surrogate with `g'(x) = 1` where it fires, otherwise 0."""
+    """Returns a surrogate with `g'(x) = 1` for a spike, otherwise 0."""
     return LeakyKReLU(leak=0.0, strict=True)
 
 
 def LSO(slope: float = 0.1) -> LeakyKReLU:
-    """Returns the leaky spike operator: `g'(x) = 1` where it fires, otherwise `slope`."""
+    """Returns the leaky spike operator: `g'(x) = 1` for a spike, otherwise `slope`."""
     return LeakyKReLU(leak=slope, strict=True)
 
 
@@ -41,7 +41,7 @@ def custom_surrogate(custom_surrogate_function: CustomGradient) -> Surrogate:
 
     Args:
         custom_surrogate_function: elementwise function `f(x, grad, spikes) -> gradient of x` of plain tensor
-        operations.
+            operations.
     """
     return _Custom(custom_surrogate_function, strict=True)
 

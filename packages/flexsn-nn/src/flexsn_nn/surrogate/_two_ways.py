@@ -1,7 +1,7 @@
-"""Functions that can be called with `x`, or without `x` like snnTorch's factories with these names.
+"""Functions that can be called with `x`, or without `x` like snnTorch's factories of the same names.
 
 `fast_sigmoid(x, slope)` returns spikes. `fast_sigmoid(slope=25)` returns a surrogate with snnTorch's gradient and
-defaults. As in snnTorch, it fires if `x > 0`, unless `strict=False`.
+defaults. As in snnTorch, this surrogate fires if `x > 0`, unless `strict=False`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def triangular(
 ) -> Tensor | Surrogate:
     """Returns spikes of `Triangular(alpha)` for `triangular(x, alpha)`; a strict `Tent` for `triangular(threshold=1)`.
 
-    Their gradients differ: snnTorch's gradient changes its sign at the threshold.
+    The gradients of the two surrogates differ: snnTorch's gradient changes its sign at the threshold.
     """
     if isinstance(x, Tensor):
         _absent("threshold", threshold, "without x, which makes a surrogate as snnTorch does")

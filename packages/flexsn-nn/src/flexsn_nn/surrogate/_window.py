@@ -1,4 +1,4 @@
-"""Surrogates with a window around the threshold. Outside of it, the derivative is zero or a small constant."""
+"""Surrogates with a window around the threshold. Outside of the window, the derivative is zero or a small constant."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from flexsn_runtime import Completion
 
 
 class Absorb(Transform):
-    """A producer of the first input. The step computes it if this saves a sequence; otherwise it runs before the step.
+    """A producer of the first input. It runs inside of the step if this saves a sequence, otherwise before the step.
 
     Args:
         producer: producer of the first input.
@@ -35,7 +35,7 @@ class Absorb(Transform):
 
 
 def parts_of(front: object) -> FrontParts | None:
-    """`Producer.parts`; `None` also for an object of the user's that has no such method, and for a delay."""
+    """Returns `front.parts()`; `None` for a delay, and for a user's object without this method."""
     found: FrontParts | None = front.parts() if hasattr(front, "parts") else None
     return found
 

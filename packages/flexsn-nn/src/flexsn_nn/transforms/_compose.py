@@ -34,7 +34,7 @@ class Counts(NamedTuple):
 def composed(
     core: Callable[..., Any], counts: Counts, transforms: Sequence[Transform], tensors: Sequence[Values]
 ) -> Callable[..., Any]:
-    """Applies all transforms to `core`, with the first one innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
+    """Applies all transforms to `core`, the first transform innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
 
     The values that a transform adds come last: its inputs after the other inputs, and its states after the other
     states.
@@ -133,7 +133,7 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
 
 
 def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
-    """Passes the outputs and final states that transforms have added to these transforms.
+    """Passes the added outputs and final states to the transforms that added them.
 
     Args:
         outputs, states: all added outputs and states, in the order of the transforms.
@@ -150,7 +150,7 @@ def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states
 class StandIns:
     """A function whose captured tensors are replaced in each call, for kernels.
 
-    Its trace captures stand-ins for these tensors. The stand-ins never change, so the function is traced only once.
+    The trace captures stand-ins for the tensors. The stand-ins never change, so the function is traced only once.
 
     Args:
         like: tensors with the shapes, dtypes and devices of the tensors in later calls.

@@ -13,12 +13,12 @@ from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform,
 class SpikeCounts(Transform):
     """Adds one state: the sum of the first output over time, `[*step]`.
 
-    Compiled kernels keep the sum in a register, and write it once. Its gradient is that of a final state, which is not
-    a sequence. The backward adds this gradient to the output's gradient at every step.
+    Compiled kernels keep the sum in a register, and write it once. The gradient of the sum is the gradient of a final
+    state, which is not a sequence. The backward adds it to the output's gradient at every step.
 
     Attributes:
-        total: sum over the call, `[*step]`. If the call ran without this transform, it is `None`, and the neuron sums
-            its output.
+        total: sum over the call, `[*step]`. If the call ran without this transform, the total is `None`, and the neuron
+            sums its output.
     """
 
     num_states = 1
@@ -53,12 +53,12 @@ class SpikeCounts(Transform):
 
 
 def count_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of sums over outputs of this dtype: float32, or a wider one."""
+    """Returns the dtype of sums over outputs of this dtype: float32, or a wider dtype."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def per_channel(values: Tensor, *, lead: int) -> Tensor:
-    """Sums over all dimensions except channels, `[C]`, which are a step's second dimension, or its only one.
+    """Sums over all dimensions except the channels, which are a step's second or only dimension. Returns `[C]`.
 
     Args:
         values: `[*step]` after `lead` other dimensions.

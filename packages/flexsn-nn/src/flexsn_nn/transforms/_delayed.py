@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Delayed(Transform):
-    """A `Delay` in a call without earlier inputs. It runs in kernels that can load earlier steps, or before the step.
+    """A `Delay` in a call without earlier inputs. Runs in kernels that can load earlier steps, or before the step.
 
-    The step receives `x[t - whole]`, keeps the previous value as a state, and interpolates between the two. The
+    The step receives `x[t - whole]`, keeps the previous value as a state, and interpolates between the two values. The
     gradient of a learned delay is a sum over time, as for any captured tensor.
 
     Args:
@@ -42,7 +42,7 @@ class Delayed(Transform):
 
     @property
     def tensors(self) -> Values:
-        """The delays, if the step computes their fractions."""
+        """Delays, if the step computes their fractions."""
         delay = self.layer.delay
         return (delay,) if isinstance(delay, Tensor) and self.num_states else ()
 
@@ -71,7 +71,7 @@ class Delayed(Transform):
         return tuple([torch.zeros_like(call.inputs[0][0]) for _ in range(self.num_states)])
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Calls `core` with the value interpolated between this step and the previous one."""
+        """Calls `core` with the value interpolated between this step and the previous step."""
         x = inputs[0]
         y = self.layer.between(x, *own.states, *own.tensors)
         return Changed(*core((y, *inputs[1:]), states), own_states=(x,) * self.num_states)

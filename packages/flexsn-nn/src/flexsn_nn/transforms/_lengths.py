@@ -38,7 +38,7 @@ class Lengths(Transform):
         self._kept: tuple[object, Tensor] | None = None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the remaining steps, `[T, B, 1, ...]`, int32; for kernels, the first step of these, expanded."""
+        """Returns the remaining steps, `[T, B, 1, ...]`, int32. For kernels, returns the first step, expanded."""
         lengths, shape = self.lengths, call.step_shape
         if call.step_mode == "s":
             raise StepModeError(

@@ -18,7 +18,7 @@ _NARROW = frozenset({torch.float16, torch.bfloat16})
 class InFloat32(Transform):
     """Widens arguments to float32, and rounds outputs to the first input's dtype.
 
-    All backends do this in the same way. Only float16 and bfloat16 arguments are widened.
+    All backends convert in the same way. Only float16 and bfloat16 arguments are widened.
     """
 
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:

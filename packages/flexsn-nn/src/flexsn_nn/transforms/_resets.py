@@ -14,7 +14,7 @@ from flexsn_nn.transforms._where import per_sequence, select
 
 
 class Resets(Transform):
-    """Sets the states to the initial ones before the marked steps; `neuron(x, resets=mask)` uses it.
+    """Sets the states to their initial values before the marked steps; `neuron(x, resets=mask)` uses it.
 
     Use it for sequences that contain several episodes or documents. Gradients do not cross a reset.
 
@@ -34,7 +34,7 @@ class Resets(Transform):
 
     @property
     def tensors(self) -> Values:
-        """The initial states, if they are not zeros."""
+        """Initial states, if they are not zeros."""
         return self._initial
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
@@ -59,7 +59,7 @@ class Resets(Transform):
         return (resets.to(call.inputs[0].device).view(*resets.shape, *[1] * (len(shape) - 1)),)
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Computes the step, which begins with the initial states where the mask is True."""
+        """Computes the step from the initial states where the mask is True, and elsewhere from the current states."""
         (reset,) = own.inputs
         initial = own.tensors or tuple([torch.zeros_like(state) for state in states])
         begun = tuple(

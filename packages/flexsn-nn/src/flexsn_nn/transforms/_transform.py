@@ -1,4 +1,4 @@
-"""`Transform`: a change of a step function, which is a value with a key."""
+"""`Transform`: a change of a step function, represented as a value with a key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Changed(NamedTuple):
 
     Attributes:
         outputs, states: results of the step. Their number and dtypes are those of the core's results.
-        own_outputs, own_states: results that the transform adds: `num_outputs` and `num_states` of them.
+        own_outputs, own_states: `num_outputs` outputs and `num_states` states that the transform adds.
     """
 
     outputs: Values
@@ -81,7 +81,7 @@ class Call(NamedTuple):
 
 
 class Transform:
-    """A change of a step function for one call. It can add inputs, states and outputs, and change results.
+    """A change of a step function for one call. A transform can add inputs, states and outputs, and change results.
 
     Derive from this class and write `step`. Set the numbers of added values, and return the values from `inputs`,
     `states` and `tensors`. Numbers and flags that `step` reads from the object must be part of `key`, and tensors must
@@ -93,10 +93,10 @@ class Transform:
         optional: True if calls that do not run in kernels may leave the transform out.
         counts_down: True if the added inputs are int32 numbers that decrease by 1 in each step. Only their sign
             matters. For kernels, `inputs` may return their first step, expanded over time. Kernels then count down
-            without reading them, and end early where the step returns zeros and keeps its states.
+            without reading the numbers, and end early where the step returns zeros and keeps its states.
         looks_back: maximum delay of the neuron's first input. The added input has the delays: floating-point numbers of
             steps, one step expanded over time. Kernels load the first input from this number of steps earlier, rounded
-            down and limited to `looks_back`. For steps before the first one, they load zeros. `None` if there is no
+            down and limited to `looks_back`. For steps before the first step, kernels load zeros. `None` if there is no
             such input. Only calls with `Call.delays` have such kernels.
         starts_at_zero: True if added states begin at zero.
 
