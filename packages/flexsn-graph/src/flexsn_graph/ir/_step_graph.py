@@ -19,9 +19,9 @@ class StepGraph:
     """One step as a normalised graph: the forward, or its vector-Jacobian product (VJP).
 
     Forward: `[*INPUT, *STATE, *LIFTED] -> [*OUTPUT, *STATE]`, followed by `*SAVED` if a VJP needs intermediates.
-    VJP: `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`. Its
-    arguments include only the cotangents that are present. Its results include only gradients that are required and not
-    zero for all values. If an argument broadcasts to the step, its gradient has the step's shape and is summed later.
+    VJP: `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`. The
+    arguments include only the cotangents that are present. The results include only gradients that are required and
+    not identically zero. If an argument broadcasts to the step, its gradient has the step's shape and is summed later.
 
     Attributes:
         graph: pointwise ops that have facts (`facts_of`), on homogeneous dtypes, with Python numbers as constants.

@@ -1,4 +1,4 @@
-"""One fast check that all values that a core read are unchanged."""
+"""One fast check that all values read by a core are unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_graph.reads._places import Place
 
 
 class Guard:
-    """A check of all places by identity, as one generated Python function. The check takes some 20 ns per place.
+    """A check of all places by identity, as one generated Python function. The check takes about 20 ns per place.
 
     Args:
         values: the values that were read, by place.
