@@ -62,7 +62,7 @@ class EmptyScanError(ValueError):
 
 
 class StateChangedError(ValueError):
-    """The core returned a state with another shape, dtype or device."""
+    """The core returned a state with a different shape, dtype or device."""
 
 
 class CarryStructureError(ValueError):
@@ -70,7 +70,7 @@ class CarryStructureError(ValueError):
 
 
 class OutputChangedError(ValueError):
-    """An output has another shape, dtype or device than at the first step."""
+    """The shape, dtype or device of an output differs from the first step."""
 
 
 class NotATensorError(TypeError):
@@ -78,7 +78,7 @@ class NotATensorError(TypeError):
 
 
 class RandomOpError(NotImplementedError):
-    """The core draws random numbers inside the operator. Its backward would draw other numbers."""
+    """The core draws random numbers inside the operator. The backward would draw different numbers."""
 
 
 class MutationError(RuntimeError):
@@ -98,4 +98,4 @@ class RematError(ValueError):
 
 
 class DoubleBackwardError(NotImplementedError):
-    """The gradient of a gradient is required, which scans in kernels and in graphs do not support."""
+    """The gradient of a gradient is required, but scans in kernels and in graphs do not support this."""

@@ -31,7 +31,7 @@ __all__ = ["CompiledBackward", "CompiledForward", "has_no_elements"]
 
 Tensors = tuple[torch.Tensor, ...]
 Rows = Sequence[torch.Tensor]
-"""A tensor for each step. All have the same layout."""
+"""A tensor for each step. All tensors have the same layout."""
 
 
 def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:

@@ -38,7 +38,7 @@ _logger = logging.getLogger("flexsn_hop")
 def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
-    """Lower one call of an operator; ``name`` is the requested lowering."""
+    """Lowers one call of an operator. ``name`` is the requested lowering."""
     call = replace(call, graphs=tuple(without_padding(masks_as_conditions(without_writes(g))) for g in call.graphs))
     result = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
     refused = dict(result.refused)
