@@ -1,4 +1,4 @@
-"""Cases of the ulp sweep: every rule of flexsn-codegen as functions of tensors, and arguments for these functions."""
+"""Cases of the ulp sweep: each rule of flexsn-codegen as a function of tensors, and arguments for these functions."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Case:
         op: op whose rule the case tests.
         function: function of `arity` tensors with one or several results.
         limit: allowed error in ulp.
-        keep: function that returns True for the arguments that count. For the others, the result of eager mode is
-            arbitrary.
+        keep: function that returns True for the arguments that count. For all other arguments, the result of eager
+            mode is arbitrary.
         why_keep: description of the arguments that count.
     """
 
@@ -212,7 +212,7 @@ class Size:
         stride: stride of the float32 bit patterns. It is odd, so that all low bits occur.
         window: number of neighbouring numbers on each side of each centre.
         random: number of random arguments of each kind.
-        specials: number of special values that are paired with all others.
+        specials: number of special values that are paired with all other values.
     """
 
     stride: int
