@@ -109,7 +109,7 @@ class Case:
     Attributes:
         scale: scale of normally distributed inputs, whose mean is 0.5.
         limit: limit for the training time, in units of the copy.
-        inputs: number of inputs. If there are two, the first one is a decay between 0 and 1.
+        inputs: number of inputs. If there are two inputs, the first input is a decay between 0 and 1.
         leaves: function from the inputs to the arguments of `scanned`; `None` for steps that are not affine.
     """
 

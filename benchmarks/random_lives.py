@@ -46,7 +46,7 @@ Piece = dict[str, Any]
 
 
 def lives_of(number: int, rules: int, device: str) -> Piece:
-    """Runs one piece. Returns its counts, and the program with a difference if there is one."""
+    """Runs one piece. Returns its counts, and the program with a difference, if any."""
     torch.set_num_threads(1)
     pair = BACKENDS[device][number % len(BACKENDS[device])]
     Twins.counts.clear()

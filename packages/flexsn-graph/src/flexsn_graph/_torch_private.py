@@ -190,7 +190,7 @@ def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
 def _uncompiled() -> AbstractContextManager[object]:
     """Runs functions compiled by `torch.compile` as uncompiled Python.
 
-    In recent versions of torch, this affects the current thread only.
+    In recent versions of torch, the context affects the current thread only.
     """
     in_this_thread = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
     if in_this_thread is None:  # an older torch: compiled functions run uncompiled in other threads, too

@@ -1,4 +1,4 @@
-"""One exception class for each kind of mistake that tracing detects. Each is a subclass of a built-in exception."""
+"""One exception class for each kind of mistake that tracing detects. Each class extends a built-in exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One class for each kind of mistake. Each is a subclass of a built-in exception, which callers can catch instead."""
+"""One class for each kind of mistake. Each class extends a built-in exception that callers can catch instead."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TooFewTensorsError(ValueError):
 
 
 class SequenceLengthError(ValueError):
-    """An input sequence has no leading (time) dimension, or its size differs from that of other sequences."""
+    """An input sequence has no leading (time) dimension, or a length that differs from the other sequences."""
 
 
 class ScanLengthError(ValueError):
@@ -66,7 +66,7 @@ class StateChangedError(ValueError):
 
 
 class CarryStructureError(ValueError):
-    """The step returned a carry whose structure differs from that of its argument."""
+    """The step returned a carry whose structure differs from the carry that it received."""
 
 
 class OutputChangedError(ValueError):

@@ -27,14 +27,14 @@ Operand = tuple[Sequence[Any], Sequence[Any]]
 """Sizes and strides of a tensor, with the result's number of dimensions. Sizes are 1 where the tensor broadcasts."""
 
 Order = tuple[int, ...]
-"""The dimensions of a tensor, from the outermost one in memory to the innermost one."""
+"""The dimensions of a tensor in the order of memory, from the outermost to the innermost dimension."""
 
 
 def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequence[Operand] = ()) -> Order:
     """The order of an elementwise operation's result.
 
-    This is the rule of PyTorch's ``TensorIterator``: if all tensors are contiguous, or all are
-    channels-last, so is the result. Otherwise, dimensions are sorted by the strides of the
+    The rule is that of PyTorch's ``TensorIterator``: if all tensors are contiguous, or all are
+    channels-last, the result is, too. Otherwise, dimensions are sorted by the strides of the
     first operand whose strides differ in the two dimensions. A stride of 0 decides nothing. If no operand
     decides, the operands in ``also`` decide.
     """

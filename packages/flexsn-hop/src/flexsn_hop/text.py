@@ -80,7 +80,7 @@ def merged(
 def write_graph(module: fx.GraphModule) -> list[Any]:
     """Converts the nodes of an ATen graph to lists, numbers and strings, for JSON.
 
-    Inner graphs, such as those of `cond`, are converted in the same way.
+    Inner graphs, such as the branches of `cond`, are converted in the same way.
 
     Raises:
         LoweringError: A node contains an object that cannot be written as text.

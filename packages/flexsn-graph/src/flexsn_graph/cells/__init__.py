@@ -45,7 +45,7 @@ _MAX_ATTEMPTS = 256
 
 _aten = torch.ops.aten
 
-# Ops that cut or join tensors. They are not decomposed.
+# Ops that cut or join tensors. These ops are not decomposed.
 CUTTING_OPS = frozenset(
     {
         _aten.bucketize.Tensor,
@@ -66,7 +66,7 @@ def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) 
 
     Args:
         sums_allowed: True if the graph computes gradients. Its sums over elements are computed after the kernel.
-        rows: True if the kernel itself reduces one dimension. This is the last dimension of the reduced value.
+        rows: True if the kernel itself reduces one dimension: the last dimension of the reduced value.
 
     Raises:
         NonPointwiseError: the graph mixes elements in a way other than cutting and joining tensors.

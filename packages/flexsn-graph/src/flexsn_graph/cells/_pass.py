@@ -321,7 +321,7 @@ class Pass:
         return tuple(dims), cells
 
     def _common(self, node: fx.Node, one: Dim, other: Dim) -> Dim:
-        """The common factors of two factorizations of a dimension. Unites equal axes. Raises `Refined` to split one."""
+        """The common factors of two factorizations of a dimension. Unites equal axes. Raises `Refined` to split an axis."""
         left, right, result = list(one), list(other), []
         while left and right:
             a, b = left[0], right[0]
@@ -573,7 +573,7 @@ class Pass:
         return replace(found, nodes=nodes, summed=found.summed - {axis})
 
     def _may_be_row(self, axes: Collection[OpenAxis]) -> bool:
-        """True if each of the axes can be the row. It must have the row's size, and no value may have it and the row.
+        """True if each of the axes can be the row. Such an axis has the row's size, and no value contains both axes.
 
         For example, an argument that is a gradient has an axis that can be the row.
         """

@@ -3,8 +3,8 @@
 A number is determined by a key (64 bits), a stream (the index of a draw within a step), a time step, a row and a
 column. Nothing is stored, and the order of computation does not matter. Two stages keep the work of each step short:
 
-- Each element of the step has three words: the first ones of Philox 4x32-10 of the counter `(column, row, 0, 0)`,
-  under the key. Kernels compute them once, before the loop over time.
+- Each element of the step has three words: the first three words that Philox 4x32-10 makes from the counter
+  `(column, row, 0, 0)` under the key. Kernels compute these words once, before the loop over time.
 - Each pair of time steps has two words: Philox 2x32-7 of the counter `(step // 2, stream)`, combined by XOR with the
   element's second and third word, under the element's first word. The two words give two uniform numbers, or two
   normal numbers (a cosine and a sine). An even step uses the first number, and an odd step uses the second number.
@@ -77,13 +77,13 @@ def words_of_steps(first: Tensor, second: Tensor, third: Tensor, step: Tensor, s
 
 
 def uniform(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream: int, bits: int) -> Tensor:
-    """Multiples of `2**-bits` in [0, 1), float32. The arguments are those of `words_of_steps`."""
+    """Multiples of `2**-bits` in [0, 1), float32. For the other arguments, see `words_of_steps`."""
     a, b = words_of_steps(first, second, third, step, stream)
     return (torch.where(step & 1 == 0, a, b) >> (32 - bits)).float() * 2.0**-bits
 
 
 def normal(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream: int) -> Tensor:
-    """Numbers of mean 0 and variance 1, float32, from a cosine or a sine. The arguments are those of `words_of_steps`.
+    """Numbers of mean 0 and variance 1, float32, from a cosine or a sine. For the arguments, see `words_of_steps`.
 
     Each operation is rounded separately, and the order of operations is the same in each language, so that the bits are
     equal.

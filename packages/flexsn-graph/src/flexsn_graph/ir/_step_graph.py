@@ -27,7 +27,7 @@ class StepGraph:
         graph: pointwise ops that have facts (`facts_of`), on homogeneous dtypes, with Python numbers as constants.
             Each node has `meta["val"]`, a fake tensor, and, where known, a stack trace that ends in the user's line
             (`location_of`). The output is a tuple of nodes.
-        arguments: ports of all placeholders in order, including unused ones.
+        arguments: ports of all placeholders in order, including unused placeholders.
         results: ports of the output's entries in order.
         layouts: layouts of the lifted tensors by index. A step's forward graph and VJPs share them. A tensor that the
             graph never reads has no layout.

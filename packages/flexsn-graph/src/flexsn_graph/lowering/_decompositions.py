@@ -144,7 +144,7 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
 def _glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
     value, gate = (_widened(half) for half in x.chunk(2, dim))
     slope, share = _widened(grad), torch.sigmoid(gate)
-    if x.device.type == "cpu":  # eager mode rounds the share, because it stores it in the gradient's memory
+    if x.device.type == "cpu":  # eager mode rounds the share by storing it in the gradient's memory
         share = _widened(share.to(x.dtype))
     return torch.cat([share * slope, (1.0 - share) * share * slope * value], dim).to(x.dtype)
 

@@ -28,7 +28,7 @@ class Flag:
 
     Attributes:
         given: True if the gradient is present at the last step.
-        always: True if the gradient is present at every step before the last one.
+        always: True if the gradient is present at every step before the last step.
         states: if `always` is False, the gradient is present at a step if the gradient of one of these states is
             present at the following step.
     """

@@ -41,7 +41,7 @@ class Guard:
         self.holds: Callable[[], bool] = FunctionType(code, {}, closure=closure)
 
     def changed(self) -> dict[Place, Any]:
-        """Returns the current value of each place whose value differs from the one that was read."""
+        """Returns the current value of each place whose value differs from the recorded value."""
         results = {}
         for place, before in self._values.items():
             now = place.read()

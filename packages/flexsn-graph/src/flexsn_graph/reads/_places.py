@@ -27,7 +27,7 @@ class NotTwinsError(Exception):
 
 
 class Counterparts(Protocol):
-    """Maps objects of one core to those of another core. See `_twins.py`."""
+    """Maps objects of one core to objects of another core. See `_twins.py`."""
 
     def counterpart(self, value: Any) -> Any:
         """Returns the object of the other core, or raises `NotTwinsError`."""
@@ -65,7 +65,7 @@ class Place:
         raise NotImplementedError
 
     def get(self) -> Any:
-        """Returns the value in the place, or raises if the place has none."""
+        """Returns the value in the place, or raises an error if the place has no value."""
         raise NotImplementedError
 
     def expression(self, bind: Bind) -> str:

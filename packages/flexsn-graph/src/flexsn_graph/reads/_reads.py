@@ -233,7 +233,7 @@ class Reads:
         return self._tensors
 
     def changed(self) -> dict[Place, Any]:
-        """Returns the current value of each place whose value differs from the one that was read."""
+        """Returns the current value of each place whose value differs from the recorded value."""
         return self._guard.changed()
 
     def places(self) -> list[Place]:
@@ -245,7 +245,7 @@ class Reads:
         return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
 
     def holds_for_backward(self) -> bool:
-        """True if the values that backward formulas read are unchanged. `changed_for_backward` lists the others."""
+        """True if the values that backward formulas read are unchanged. `changed_for_backward` lists changed values."""
         return self._backward_guard.holds()
 
     @property

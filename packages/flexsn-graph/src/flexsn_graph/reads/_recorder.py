@@ -433,7 +433,7 @@ class Recorder:
     # -- attributes --------------------------------------------------------------------------------------
 
     def _read(self, owner: Any, name: str) -> None:
-        """Records the read of an attribute of a watched object. This is called before the read."""
+        """Records the read of an attribute of a watched object. Called before the read takes place."""
         path = self._paths[id(owner)]
         if isinstance(owner, ModuleType):
             self._read_of_module(owner, name, path)

@@ -1,4 +1,4 @@
-"""Objects that a core can write to. They are restored, and a core that stores tensors in them is rejected."""
+"""Objects that a core can write to. These objects are restored. A core that stores tensors in them is rejected."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _ADDITIONS = frozenset({_prims.add.default, _prims.sub.default})
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A node whose elements equal those of `of.sum(dims)`, in order."""
+    """A node whose elements equal the elements of `of.sum(dims)`, in order."""
 
     of: fx.Node
     dims: frozenset[int]

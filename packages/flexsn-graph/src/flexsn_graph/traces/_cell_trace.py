@@ -70,7 +70,7 @@ class CellGraph:
 
     Attributes:
         steps: the kernels, usually one.
-        results: how the outputs of the kernels form the results.
+        results: for each result of the function, its origin in the outputs of the kernels.
         dtypes: dtypes of the results.
         differentiable: for each result, True if a gradient can flow through it.
         single: True if the function returns a tensor, not a tuple of tensors.
@@ -145,7 +145,7 @@ def cells_effects(
     reads: Reads | None = None,
     captured: dict[int, Tensor] | None = None,
 ) -> Effects:
-    """Finds the values that a function captures, changes and returns. The arguments are those of `trace_cells`.
+    """Finds the values that a function captures, changes and returns. For the other arguments, see `trace_cells`.
 
     Args:
         reads: records the other values that the function reads.

@@ -71,7 +71,7 @@ def cut_step(
     follow: bool = True,
     hoist: bool = True,
 ) -> CutTrace:
-    """Finds the pieces of a step. The arguments are those of `trace_core`.
+    """Finds the pieces of a step. For the arguments, see `trace_core`.
 
     Raises:
         The errors of `trace_step`.

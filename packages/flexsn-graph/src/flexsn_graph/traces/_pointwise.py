@@ -115,7 +115,7 @@ def pointwise_effects(
     reads: Reads | None = None,
     captured: dict[int, Tensor] | None = None,
 ) -> Effects:
-    """Finds the values that a function captures, changes and returns. The arguments are those of `trace_pointwise`.
+    """Finds the values that a function captures, changes and returns. For the other arguments, see `trace_pointwise`.
 
     Args:
         reads: records the other values that the function reads.

@@ -62,7 +62,7 @@ class CoreTrace:
         captured: the captured tensors, each once, in order of first use. They are the user's own objects.
         captured_values: a `StepValue` for each captured tensor.
         aliases: captured tensors that share their memory with a tensor in `captured`, with the position of that tensor.
-        lifted_values: a `StepValue` for each lifted tensor. `lift` computes these tensors from the captured ones.
+        lifted_values: a `StepValue` for each lifted tensor. `lift` computes lifted tensors from captured tensors.
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, True if a gradient can flow through it.
         leads_to: for each output and new state, the positions in `[*inputs, *states, *lifted]` to which its gradient

@@ -59,7 +59,7 @@ class _Known:
 
 
 class CoreCalls(TorchFunctionMode):
-    """Replaces values with variables if the core computes them from captured tensors alone and a step cannot do so.
+    """Replaces values with variables if the core computes them from captured tensors alone and a step cannot.
 
     The variables are also leaves for autograd: the gradient of the step ends at these variables, and continues outside
     of the step through the computation before the loop.
@@ -159,7 +159,7 @@ class CoreCalls(TorchFunctionMode):
             self._note(f"Tensor.{name}", SourceLocation.of(frame))
 
     def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the results of the core with computed values replaced. This is the last call of a run."""
+        """Returns the results of the core with computed values replaced. Called last in a run."""
         if self._hoists is not Hoists.NOTHING:
             for tensor in results:
                 self._find(tensor)

@@ -56,7 +56,7 @@ class CaptureMode(TorchDispatchMode):
         frozen: the core's arguments or the incoming gradients, which the core must not change in place.
 
     Attributes:
-        trail: the calls of the core. They are compared between runs.
+        trail: the calls of the core. The calls of different runs are compared.
         met: the values of `captures` that the step read.
         refusal: the error that this mode raised. It is stored because TorchScript replaces it with another error.
     """
@@ -200,7 +200,7 @@ class CaptureMode(TorchDispatchMode):
     def behind(self, tensor: Tensor) -> set[int]:
         """Numbers of the captured values from which a tensor was computed.
 
-        For a tensor in the memory of a captured value, this is the number of that value.
+        For a tensor in the memory of a captured value, the set contains the number of that value.
         """
         storage = storage_of(self.captures.stand_in(tensor))
         number = self.captures.number_of(storage)

@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 
 def _position(x: Tensor, dim: int, extreme: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """The indices of the elements along `dim`, and the index of the extreme of each row. Both are float32."""
+    """The indices of the elements along `dim`, and the index of the extreme of each row. Both results are float32."""
     fixed, size = x.detach(), x.shape[dim]
     shape = [1] * x.dim()
     shape[dim] = size

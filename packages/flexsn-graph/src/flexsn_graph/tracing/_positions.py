@@ -3,10 +3,10 @@
 A kernel processes one position of the step at a time. It can omit all views of a lowered graph, and all sums of
 a backward formula, if the result does not change. This module proves that the result does not change, or rejects the
 graph. Each value has strided tensors without data: one for the step, and one for each captured tensor on which the
-value depends. They have the value's shape. The strides define the element of the step (or of the captured tensor) from
-which an element of the value comes. A stride of 0 marks a dimension along which the value does not vary. Views of the
-value are replayed on these tensors. For example, in a step of shape `[B, C]`, a value of shape `[C, 1]` with strides
-`(1, 0)` in the step varies along the step's second axis.
+value depends. These tensors have the value's shape. The strides define the element of the step (or of the captured
+tensor) from which an element of the value comes. A stride of 0 marks a dimension along which the value does not vary.
+Views of the value are replayed on these tensors. For example, in a step of shape `[B, C]`, a value of shape `[C, 1]`
+with strides `(1, 0)` in the step varies along the step's second axis.
 
 Sums: the gradient of an argument that broadcasts is a sum over axes of the step. The kernel omits this sum. Its caller
 computes the sum once, over the gradient that was accumulated over time. The gradient is the same as long as all
@@ -252,7 +252,7 @@ class _Check:
             return frozenset()
         facts = facts_of(node.target)
         summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._value(a).summed}
-        # The op is jointly linear in some of its arguments. The ones among these that are not sums have to be 0.
+        # The op is jointly linear in some of its arguments. Of these arguments, all that are not sums have to be 0.
         linear = facts is not None and any(
             summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
             for together in facts.linear

@@ -176,7 +176,7 @@ class Tracer:
         """Records `[*primals] -> [*results]` as ATen ops."""
 
         def forward(*arguments: Tensor) -> list[Tensor]:
-            # Gradients are enabled, though unused, so that the lifted values are the same as those of the VJP.
+            # Gradients are enabled, though unused, so that the lifted values are the same as in the VJP.
             with torch.enable_grad():
                 results, _ = self._run(self._leaves(arguments[: len(self.examples)]))
             return [self.captures.stand_in(t).detach() for t in results]

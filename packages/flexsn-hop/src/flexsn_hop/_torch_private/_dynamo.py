@@ -116,8 +116,8 @@ class TreeCaptureHooks:
 
     Attributes:
         before: Checks a call. Returns the keyword arguments of the operator's node, or a function of the
-            operator's arguments that Dynamo traces instead of it.
-        after: Checks the captured step. Returns the order that turns the graph's results into those of a core,
+            operator's arguments that Dynamo traces instead of the operator.
+        after: Checks the captured step. Returns the order that turns the graph's results into a core's results,
             the index of the core result for each leaf of the step's return value, and the number of outputs.
         parts: The functions that Dynamo traces before and after the operator.
         operator: The target of the graph's node.

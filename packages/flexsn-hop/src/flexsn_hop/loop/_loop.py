@@ -34,7 +34,7 @@ def forward_samples(layout: ScanLayout, flat_args: Sequence[Any]) -> tuple[Any, 
 
 
 def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
-    """The forward operator on dense tensors, for ``T >= 1``. Its results must equal those of ``eager_scan``."""
+    """The forward operator on dense tensors, for ``T >= 1``. The results must equal the results of ``eager_scan``."""
     inputs, states, lifted = layout.split(flat_args)
     steps = inputs[0].shape[0]
     interval = layout.checkpoint_interval

@@ -307,7 +307,7 @@ class _Carried:
     memory: Rows
 
     def following(self, steps: int) -> Rows:
-        """Memory for the cotangents after the current one."""
+        """Memory for the cotangents after the current cotangent."""
         first = 1 if self.current is self.memory[0] else 0
         return [self.memory[(first + step) % 2] for step in range(steps)]
 

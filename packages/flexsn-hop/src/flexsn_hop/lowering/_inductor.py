@@ -92,7 +92,7 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
 
 
 def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
-    """Rejects results that differ from those for which the rest of the graph was made.
+    """Rejects results that differ from the results for which the rest of the graph was made.
 
     Raises:
         LoweringError.

@@ -85,7 +85,7 @@ class ScanLowering(Protocol):
         ...
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """The reason why this cannot lower a scan of (fake) arguments like ``flat_args``, or None if it can."""
+        """The reason why the lowering cannot lower a scan of (fake) arguments like ``flat_args``, otherwise None."""
         ...
 
     def forward(
@@ -93,7 +93,7 @@ class ScanLowering(Protocol):
     ) -> Sequence[torch.Tensor]:
         """The forward operator. ``core`` is the ATen graph of one step.
 
-        ``layout`` defines its results. They have the memory format of :func:`eager_scan`, and do not share memory.
+        ``layout`` defines the results, which have the memory format of :func:`eager_scan` and do not share memory.
         Rows of checkpoints are adjacent, and each row has the format of the state.
         """
         ...
@@ -219,7 +219,7 @@ def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
     """The registered lowerings in the order in which they are tried, each with the reason why it cannot lower a scan.
 
     Args:
-        *flat_args: Arguments of the scan: ``[*input_seqs, *init_states, *lifted]``. If there are none, all
+        *flat_args: Arguments of the scan: ``[*input_seqs, *init_states, *lifted]``. Without arguments, all
             reasons are None.
 
     Returns:

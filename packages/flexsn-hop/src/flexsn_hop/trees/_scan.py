@@ -46,11 +46,11 @@ def scan(
         length: The number of steps T, an int or a symbolic size. Required if ``xs`` has no tensor. Otherwise,
             it must agree with ``xs``. If ``length`` depends on data, compilers need a check that it is not 0:
             ``torch._check(length >= 1)``.
-        reverse: True to go from the last slice to the first one. The y of step t is still at position t.
+        reverse: True to go from the last slice to the first slice. The y of step t is still at position t.
         dim: The dimension of time, in all of ``xs`` and in the returned sequences. A negative number
             counts from the end of each tensor.
         remat: If it is an integer K, only the carry of every K-th step is kept, and the backward recomputes the
-            steps in between. This takes memory for about ``T / K + K`` carries, which is minimal for
+            steps in between. The memory then holds about ``T / K + K`` carries, and the fewest for
             ``K = sqrt(T)``. Gradients are bitwise equal. If it is None, autograd keeps everything that it needs.
 
     Returns:
