@@ -117,9 +117,9 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         reductions = as_reductions(func, args, kwargs)
         if reductions is not None and self.is_core_running:
-            if isinstance(func, Op):  # inside a captured graph, whose own tensors do not belong to a step either
+            if isinstance(func, Op):  # inside a captured graph. Tensors of the graph itself do not belong to a step
                 return reductions(*args, **kwargs)
-            with self:  # calls in it without a tensor of the step are computed before the loop
+            with self:  # inner calls without a tensor of the step are computed before the loop
                 return reductions(*args, **kwargs)
         if func in VALUE_READS:
             raise reads_value(f"Tensor.{func.__name__}", user_location())
