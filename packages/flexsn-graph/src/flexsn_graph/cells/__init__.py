@@ -3,8 +3,9 @@
 `x1, x2 = x.chunk(2, -1)` and `torch.cat((-x2, x1), -1)` move elements to other positions of the same row. A kernel can
 avoid this: it counts the elements of one half, and each half of `x` is an operand with its own strides. For this
 purpose, a dimension of `n` elements is a product of factors, outermost first. *Axes* are factors that the kernel
-counts. *Cells* are factors that are written out, with a separate operand or value for each cell. Halves are `(2 cells,
-axis of n/2)`, even and odd elements are `(axis of n/2, 2 cells)`, and the channels of an image are `(3 cells)`.
+counts. *Cells* are factors that are written out, with a separate operand or value for each cell. Halves are
+`(2 cells, axis of n/2)`, even and odd elements are `(axis of n/2, 2 cells)`, and the channels of an image are
+`(3 cells)`.
 
 The ops of the function determine the factors of each dimension. The factors are found by trial: each dimension starts
 as one axis. An op that cuts the axis raises `Refined`, and the pass starts again with the factors in this exception.

@@ -321,7 +321,7 @@ class Pass:
         return tuple(dims), cells
 
     def _common(self, node: fx.Node, one: Dim, other: Dim) -> Dim:
-        """The common factors of two factorizations of a dimension. Unites equal axes. `Refined` splits an axis."""
+        """The common factors of two factorizations of a dimension. Unites equal axes, or raises `Refined`."""
         left, right, result = list(one), list(other), []
         while left and right:
             a, b = left[0], right[0]

@@ -31,7 +31,7 @@ class Role(StrEnum):
     CAME_STATE = "came_state"  # flag of a VJP: True if the gradient of a new state is present
     GRAD_INPUT = "grad_input"  # [T, *step], written, or [T, programs] if each program sums over its elements
     GRAD_STATE = "grad_state"  # [*step], written: the gradient of the initial state
-    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time. Or [programs], summed over elements too
+    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time. Or [programs], if each program sums its elements
     # In a step with products (`StagedStep`), values of one step, of any shape:
     OPERAND = "operand"  # a pointwise function of the step's values, written as the operand of a product
     PRODUCT = "product"  # a product with a matrix

@@ -129,7 +129,7 @@ def _radius(word: Tensor) -> Tensor:
     square = value * x + (31 - exponent).float() * 1.3862943649291992
     half = square * 0.5
     inverse = (0x5F3759DF - (square.view(torch.int32) >> 1)).view(torch.float32)
-    for sum_of_both in (1.5, 1.500002384185791):  # Newton's method. Half of its negative error is added
+    for sum_of_both in (1.5, 1.500002384185791):  # Newton's method, with half of its negative error added
         inverse = inverse * (sum_of_both - half * inverse * inverse)
     return square * inverse
 
