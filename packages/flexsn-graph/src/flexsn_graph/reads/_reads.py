@@ -241,7 +241,7 @@ class Reads:
         return list(self._values)
 
     def has_other_numbers(self) -> bool:
-        """True if a value has changed that may enter a computation. Flags, texts and tensors do not count."""
+        """True if a number has changed with which the core may compute. Flags, texts and tensors do not count."""
         return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
 
     def holds_for_backward(self) -> bool:

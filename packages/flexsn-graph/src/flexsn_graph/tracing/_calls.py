@@ -59,7 +59,7 @@ class _Known:
 
 
 class CoreCalls(TorchFunctionMode):
-    """Replaces values with variables if the core computes them from captured tensors alone and a step cannot.
+    """Replaces values that the core computes from captured tensors alone, and that no step can compute, with variables.
 
     The variables are also leaves for autograd: the gradient of the step ends at these variables, and continues outside
     of the step through the computation before the loop.
