@@ -142,7 +142,7 @@ def _cases_of(op: Any) -> Iterator[Case]:
         for exponent in (-0.5, 1.7, -3.0):
             yield case(f"pow by the number {exponent}", functools.partial(_power, exponent), 1, FLOATS)
     elif name == "conj_physical":
-        # In eager mode, the prim refuses real numbers, although they are their own conjugates.
+        # In eager mode, the prim rejects real numbers, although a real number is its own conjugate.
         yield case(name, torch.conj_physical, 1)
     elif name == "gcd":
         yield case(name, op, 2, INTEGERS[:-1], keep=_has_magnitude, why_keep="without the smallest number")

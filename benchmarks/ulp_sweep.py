@@ -1,4 +1,4 @@
-"""Table of the errors of every rule of flexsn-codegen, compared with eager mode, in units in the last place.
+"""Table of errors for every rule of flexsn-codegen, compared with eager mode, in units in the last place.
 
     python benchmarks/ulp_sweep.py [--cpp] [--output FILE] [--quick] [--stride N] [--jobs N] [--only TEXT ...]
 

@@ -140,13 +140,13 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
     """A fake leaf tensor with the shape, strides, dtype and device of `tensor`, but without its data and gradient.
 
     The fake tensor is on the CPU if the device of `tensor` is unavailable: `meta`, or a GPU on a machine without GPUs.
-    Autograd aborts the process when it meets a device that torch was not built for, even on a fake tensor.
+    For a device that torch was not built for, autograd aborts the process, even if the tensor is fake.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     here = {"cpu", accelerator.type if accelerator is not None else "cpu"}
     device = tensor.device if tensor.device.type in here else torch.device("cpu")
     with _disable_current_modes(), mode, torch.no_grad():
-        # `mode.from_tensor` would keep `requires_grad`, and it refuses a fake tensor of another mode.
+        # `mode.from_tensor` would keep `requires_grad`, and rejects a fake tensor of another mode.
         return cast(
             FakeTensor,
             torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device),

@@ -10,7 +10,7 @@ class TraceError(ValueError):
 
 
 class NothingCutError(TraceError):
-    """A trace that is only for functions that cut dimensions received a function that cuts no dimension."""
+    """The traced function cuts no dimension, although the trace is only for functions that do."""
 
 
 class TorchError(TraceError, RuntimeError):

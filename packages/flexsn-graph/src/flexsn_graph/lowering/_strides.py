@@ -76,7 +76,7 @@ def without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def compatible(step: Tensor, place: Tensor) -> bool:
-    """True if a value at positions `step` may be at positions `place`: where they differ, the value is constant."""
+    """True if a value at positions `step` may be at positions `place`: it is constant where the positions differ."""
     return all(
         size <= 1 or stride in (0, requested)
         for size, stride, requested in zip(step.shape, step.stride(), place.stride(), strict=True)

@@ -28,7 +28,7 @@ class Reads:
 
     Parameters remain the same objects when they are updated or moved. Buffers may be replaced by other objects (by
     `module.to()`), and closure variables may be assigned again. Therefore, each tensor is identified by its place.
-    Numbers, functions and objects become part of a trace. Each of them is also recorded by its place and compared.
+    Numbers, functions and objects become part of a trace. They are also recorded by their places and compared.
 
     Args:
         core: the step function.
@@ -96,7 +96,7 @@ class Reads:
         return [] if self._recorder is None else list(self._recorder.surroundings.derived)
 
     def _forget_overwritten(self) -> None:
-        """Excludes values that the core sets before it reads them from the comparison."""
+        """Omits values from the comparison if the core sets them before it reads them."""
         assert self._recorder is not None
         for place in [place for place in self._values if place.name in self._recorder.overwritten]:
             self.changed_by_core.append(place.name)
@@ -241,7 +241,7 @@ class Reads:
         return list(self._values)
 
     def has_other_numbers(self) -> bool:
-        """True if a number has changed with which the core may compute. Flags, texts and tensors do not count."""
+        """True if a changed value is neither a flag nor a text nor a tensor, so that numbers may depend on it."""
         return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
 
     def holds_for_backward(self) -> bool:

@@ -201,7 +201,7 @@ class Recorder:
             self._meet(core, core.__name__ if isinstance(core, FunctionType) else "self")
 
     def _meet(self, value: Any, path: str) -> None:
-        """Records a value that the core received: its parts now, and its attributes when they are read."""
+        """Records a value that the core can use: its parts now, and its attributes when they are read."""
         if is_atom(value) or (self.in_backward, id(value)) in self._met:
             return
         self._met[self.in_backward, id(value)] = value

@@ -50,7 +50,7 @@ class CutTrace(CoreTrace):
         return partial(self.pieces.core, self.core)
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """True, because the step on pieces lifts its tensors itself."""
+        """Returns True, because the step on pieces lifts its tensors itself."""
         return True
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -359,8 +359,8 @@ class Tracer:
     def _reached_from(self, result: Tensor, leaves: Sequence[Tensor], calls: CoreCalls) -> set[int] | None:
         """The values that autograd reaches from a result.
 
-        An example is represented by its position, and a captured value by -1 minus its number. `None` if autograd
-        reaches any other variable.
+        The result contains the position of each example, and -1 minus the number of each captured value. `None` if
+        autograd reaches any other variable.
         """
         if not result.requires_grad:
             return set()

@@ -74,7 +74,7 @@ def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
         return empty_scan
     lowering = requested_lowering(call.kwargs.get("lowering"))
     if is_transforming():
-        # Dynamo would have to capture a transformed step. The unrolled loop is long, but correct.
+        # For a node, Dynamo would have to capture a transformed step. The unrolled loop is long, but correct.
         return plain_scan
     replacement = {"scan": through_scan, "while_loop": through_while_loop}.get(lowering)
     if replacement is not None:

@@ -105,7 +105,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         """The operator's name.
 
         Dynamo uses this name to find out how to trace an operator. Therefore, a read of the name registers the operator
-        with Dynamo. An earlier registration would have to import all of Dynamo.
+        with Dynamo. Registration at import time would import all of Dynamo.
         """
         offer_to_dynamo(self._name)
         return str(self._name)
