@@ -49,8 +49,8 @@ def timed(run: Run, calls: int) -> float:
 
 
 def compared(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexSN], shape: str) -> list[str]:
-    """Returns a row: the times of the loop and of kernels, their ratio, how the kernels ran, and the time of the first
-    training step.
+    """Returns a row: the times of the loop and of kernels, their ratio, the way in which the kernels ran, and the time
+    of the first training step.
     """
     steps, batch, neurons = map(int, shape.split("x"))
     torch.manual_seed(0)

@@ -1,12 +1,12 @@
-"""Comparison of a benchmark's figures in two checkouts, which shows what a change makes faster or slower.
+"""Comparison of a benchmark's figures in two checkouts. It shows the parts that a change makes faster or slower.
 
     python benchmarks/before_after.py FOLDER SCRIPT --commit NAME [--output FILE] [--runs 2] [-- ARGUMENTS ...]
 
 `FOLDER` holds the other checkout (`git archive COMMIT packages benchmarks | tar x -C FOLDER`). Each checkout runs its
 own script with its own packages in separate processes, alternately: before, after, before, after. For each row, the
 smallest figures of the two checkouts are compared, because other processes have disturbed those runs least. The spread
-of a checkout is its largest figure divided by its smallest one. The table shows the larger of the two spreads. A ratio
-within the spread is not a significant difference.
+of a checkout is its largest figure divided by its smallest figure. The table shows the larger of the two spreads. A
+ratio within the spread is not a significant difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Path of a warm call: how many functions of this project it enters, in how many files, and how long it takes.
+"""Path of a warm call: the number of functions of this project that it enters, the number of files, and the time.
 
     python benchmarks/call_path.py [--output benchmarks/results/call_path.md] [--paths]
 
@@ -6,7 +6,7 @@ A call is warm after it has run a few times. `calls` is the number of the packag
 with `FlexSN.forward`. `files` is the number of files that define these functions. The generated check of the values
 that a core reads counts as a call without a file. A training step is a forward and a backward, both in this thread.
 Kernels are launched by Python, or by the compiled launcher. `us` is the CPU time of a call in which nothing is counted.
-It is the shortest time of several runs on the CPU, and the runs of all rows alternate. A recurrent step in one launch
+This time is the shortest of several runs on the CPU, and the runs of all rows alternate. A recurrent step in one launch
 has a GPU kernel, which does not run here, so its `us` covers only the rest of the call.
 """
 

@@ -8,9 +8,9 @@ and channels-last images. A step is a call `step(frames, labels)`. It copies the
 checks everything that may have changed, replays the graph, and copies the results. The table compares a step with the
 same step run in Python, and with the sum of the times of its kernels. Captured steps and steps in Python alternate.
 "issued in" is the CPU time of a captured step, without waiting for the GPU. "captured after" is the time from the end
-of the first step to the end of the first replay. It includes steps run in Python, the recording, and the replay.
+of the first step to the end of the first replay. This time includes steps run in Python, the recording, and the replay.
 "between two" is the time of a step during which no kernel runs, divided by the number of kernels. Its lower bound is
-the gap between two empty kernels, measured in a graph of many empty kernels that each wait for the previous one. The
+the gap between two empty kernels, measured in a graph of many empty kernels that each wait for the previous kernel. The
 last column divides the time of the step by the time of its kernels plus one such gap per kernel. If a network fails,
 its row shows the error. After `--seconds`, no further network starts.
 """
@@ -100,10 +100,10 @@ def calls_of(milliseconds: float) -> int:
 
 
 class Idle(NamedTuple):
-    """Times of empty kernels in a graph, in µs. Each kernel waits for the previous one.
+    """Times of empty kernels in a graph, in µs. Each kernel waits for the previous kernel.
 
     Attributes:
-        period: time from the start of a kernel to the start of the next one.
+        period: time from the start of a kernel to the start of the next kernel.
         kernel: time of a kernel, from the profiler.
         alone: time from the start of a graph with one kernel to the start of the next such graph.
     """
@@ -185,7 +185,7 @@ def main() -> None:
             found.append((case, *measured(case, device)))
         except Exception as error:
             found.append((case, [said(error), *[""] * (len(HEADER) - 3)], None))
-    # A profiler may slow down later launches in this process, so all wall times are measured before it.
+    # A profiler may slow down later launches in this process, so all wall times are measured before it runs.
     empty = idle(device) if device.type == "cuda" else Idle(0.0, 0.0, 0.0)
     rows = [
         (

@@ -5,7 +5,7 @@
 A neuron with compiled kernels is called once for each value (in Triton's interpreter if there is no GPU). There are
 three cases: its threshold is annealed, the width of its surrogate is annealed during training, or a number selects
 branches, with a new outcome in each call. Resources are counted after the first tenth of the values and at the end. If
-they grow between the two counts, they would grow forever.
+resources grow between the two counts, they would grow forever.
 """
 
 from __future__ import annotations

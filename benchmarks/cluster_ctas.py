@@ -4,7 +4,7 @@
 
 One program is a cluster of `num_ctas` blocks, and Triton divides the tensors of the program among the blocks. The
 columns count PTX instructions: address computations for the shared memory of another block (`mapa`), loads and stores
-there, and barriers of the whole cluster. "Refused" shows the error of the compiler. The script needs no GPU.
+in this memory, and barriers of the whole cluster. "Refused" shows the error of the compiler. The script needs no GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def layer(x_ptr, v_ptr, s_ptr, T, B, H: tl.constexpr, R: tl.constexpr):  # type:
 
 @contextlib.contextmanager
 def errors() -> Iterator[Path]:
-    """Yields a file that receives the standard error output, including that of C++ code."""
+    """Yields a file that receives the standard error output, including the output of C++ code."""
     with tempfile.TemporaryDirectory() as folder:
         path, before = Path(folder) / "errors", os.dup(2)
         with path.open("w") as file:

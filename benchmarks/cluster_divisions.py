@@ -5,12 +5,12 @@ backward separately.
         [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its number of steps. The forward
-is the one of a training step. All kernels of a loop are compiled first, in parallel. `differs` compares the values that
-a kernel stores with those of launches step by step. It is the fraction of spikes that differ or, for real numbers, the
-largest difference relative to the largest value. `--divisions` selects the divisions to measure, by blocks, splits and
-tiles of rows. `--tiles` compares divisions among programs without clusters instead. If several processes have the same
-`--lock`, only one of them measures at a time, after `--together` processes have compiled their kernels. The script
-needs a GPU that supports clusters.
+is the forward of a training step. All kernels of a loop are compiled first, in parallel. `differs` compares the values
+that a kernel stores with the values that launches step by step store. The column shows the fraction of spikes that
+differ or, for real numbers, the largest difference relative to the largest value. `--divisions` selects the divisions
+to measure, by blocks, splits and tiles of rows. `--tiles` compares divisions among programs without clusters instead.
+If several processes have the same `--lock`, only one of them measures at a time, after `--together` processes have
+compiled their kernels. The script needs a GPU that supports clusters.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Caught:
     def divisions(self, processors: int) -> Iterator[Cluster]:
         """Yields divisions among the blocks of clusters.
 
-        For each number of blocks, these are the divisions with the fewest passes and the fewest rows, or with one more
-        row tile. A warp holds at least a quarter of its terms in registers.
+        For each number of blocks, the method yields the divisions with the fewest passes and the fewest rows, or with
+        one more row tile. A warp holds at least a quarter of its terms in registers.
         """
         loop, from_zero = self.loop, self.over.from_zero
         for blocks in (4, 8, 16):
@@ -128,7 +128,7 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
 
 @torch.no_grad()
 def differs(one: Caught) -> str:
-    """Returns the difference between the stored values and those of launches step by step."""
+    """Returns the difference between the stored values and the values of launches step by step."""
     pairs = list(zip(one.stored(), one.expected, strict=True))
     spikes = [] if one.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
     if spikes:

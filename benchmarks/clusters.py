@@ -1,4 +1,4 @@
-"""Recurrent layers in thread-block clusters, compared with kernels without them and with cuDNN, in CUDA graphs.
+"""Recurrent layers in thread-block clusters, compared with kernels without clusters and with cuDNN, in CUDA graphs.
 
     python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...] [--shapes ...]
         [--dtypes float32 bfloat16] [--steps] [--lock FILE] [--together 1]
@@ -6,8 +6,8 @@
 A shape is T x batch x neurons. A figure is the median time of replayed graphs. The graphs are a forward in inference,
 whose time is divided by T, and a training step: a forward, and a backward that computes the gradients of the input and
 the matrices from a random gradient. "Two parts" is the precision of float32 products that
-`torch.set_float32_matmul_precision("high")` allows. It has 16 significant bits, while TF32 has 11. `--steps` adds
-launches step by step. If several processes have the same `--lock`, only one of them measures at a time, after
+`torch.set_float32_matmul_precision("high")` allows. Two parts have 16 significant bits, while TF32 has 11. `--steps`
+adds launches step by step. If several processes have the same `--lock`, only one of them measures at a time, after
 `--together` processes have compiled their kernels. The script needs a GPU that supports clusters.
 `cluster_divisions.py` compares divisions of a step, and `first_step.py` measures first training steps.
 """

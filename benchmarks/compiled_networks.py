@@ -208,11 +208,11 @@ print(time.perf_counter() - begun)
 
 
 def first_steps(device: torch.device, processes: int) -> list[list[object]]:
-    """Returns the times of first steps, by function and T. Each time is measured in several processes, because their
-    times differ by up to a second.
+    """Returns the times of first steps, by function and T. Each time is measured in several processes, because times
+    of different processes differ by up to a second.
 
     The processes of the functions alternate, so that slow periods affect all functions. Bytecode exists, as after an
-    installation, because Python takes some seconds to compile torch and sympy.
+    installation, because Python takes several seconds to compile torch and sympy.
     """
     seconds: dict[tuple[str, int], list[float]] = {(name, steps): [] for steps in LENGTHS for name in FUNCTIONS}
     with tempfile.TemporaryDirectory() as bytecode:

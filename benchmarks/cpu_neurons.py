@@ -6,7 +6,7 @@ the loop, and other libraries.
 Inference reads the inputs and writes the outputs, so its lower bound is a copy of the same size (two streams). A
 training step of a neuron moves at least five streams: the input, the output, the input again, the gradient of the
 output, and the gradient of the input. A copy writes into existing memory, as `copy_` does. All compared runs alternate
-round by round, and a figure is the median of its rounds.
+round by round, and a figure is the median over rounds.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Swept(NamedTuple):
 
 
 def swept() -> list[Swept]:
-    """Returns the cases. Those that hold the first factor in registers come first."""
+    """Returns the cases. Cases that hold the first factor in registers come first."""
     cases = []
     for held in (True, False):
         for (work, parts), tiles in _TILES.items():

@@ -47,8 +47,8 @@ def network(kind: str, grid: bool, device: str) -> Any:
 
 
 def inputs(kind: str, batch: int, seed: int) -> Tensor:
-    """Returns spikes for a stack, or currents for a recurrent layer. They are drawn on the CPU, so that they are equal
-    on all devices.
+    """Returns spikes for a stack, or currents for a recurrent layer. The numbers are drawn on the CPU, so that all
+    devices get equal numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     if kind == "three layers":

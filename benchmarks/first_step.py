@@ -1,4 +1,4 @@
-"""Parts of the first training step of a new process, on a GPU, followed by steps with another T and other sizes.
+"""Parts of the first training step of a new process, on a GPU, followed by steps with a different T and other sizes.
 
     python benchmarks/first_step.py [--output FILE] [--layers LIF:8x1x100000 RLIF:250x128x1024 ...] [--timeline FILE]
 
@@ -11,8 +11,8 @@ seconds. Parts run at the same time, so their sum may be greater than the whole.
 compiler. torch's first fake tensor triggers it, and so does torch's first optimizer. `trace` and `vjp` make the graphs,
 `write` makes the source code of the kernels, `prepare` reads Triton and compiles its driver, `compile` compiles
 kernels, and `load` loads them on the GPU and compiles the code that launches them. `rest` is the time in which none of
-these runs. Afterwards, the process with empty caches calls LIF with another T and with other step sizes. The second
-table shows the number of kernels that each of these calls compiles.
+these parts runs. Afterwards, the process with empty caches calls LIF with a different T and with other step sizes. The
+second table shows the number of kernels that each of these calls compiles.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def put(owner: Any, name: str, clock: Clock, what: str) -> None:
 
 
 def watch() -> Clock:
-    """Measures the functions of each part with a clock. This has to happen before other modules import them."""
+    """Measures the functions of each part with a clock. Call `watch` before other modules import these functions."""
     clock = Clock()
     sys.meta_path.insert(0, _TimedImport(clock))
     compiler: Any = importlib.import_module("triton.compiler.compiler")
@@ -172,7 +172,7 @@ def made(name: str, hidden: int) -> Any:
 
 
 def work(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
-    """Runs in a separate process: the first step of a layer, and if `others` is True, also of LIF with other sizes."""
+    """Runs the first step of a layer in a separate process. If `others` is True, also runs LIF with other sizes."""
     torch.zeros(1, device=device)
     clock = watch()
     name, _, shape = layer.partition(":")

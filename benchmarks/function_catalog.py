@@ -1,7 +1,7 @@
-"""Functions of kinds that are often fused, each written as in a real project.
+"""Functions of the kinds that are often fused, each written as in a real project.
 
-A row is a function with a description of its arguments. It also lists the arguments that the function writes to, so
-that these can be compared.
+A row is a function with a description of its arguments. The row also lists the arguments that the function writes to,
+so that these arguments can be compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Values:
 
     Attributes:
         whole: True if the numbers are whole.
-        dtype: dtype that replaces the requested one.
+        dtype: dtype that replaces the requested dtype.
         requires_grad: True if the gradient of the argument is compared.
     """
 

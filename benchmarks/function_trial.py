@@ -3,11 +3,11 @@
     python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15] [--times 1]
 
 Figures are medians of whole calls. The calls of the three ways alternate within one process. Ratios are medians of the
-ratios in single rounds. On the CPU, the time is the CPU time of the process with one thread, including Python. So other
-processes on the machine do not change it. The C library is set to keep freed memory. Otherwise, page faults would take
-most of the time on a CPU. Page faults vary from call to call, and cost the same in all three ways. Training is a
-forward and a backward for one random gradient. `differs by` is the largest difference between the results of the kernel
-and of eager mode. `raises` means that `torch.compile` raises an error in this pass.
+ratios in single rounds. On the CPU, the time is the CPU time of the process with one thread, including Python.
+Therefore, other processes on the machine do not change this time. The C library is set to keep freed memory. Otherwise,
+page faults would take most of the time on a CPU. Page faults vary from call to call, and cost the same in all three
+ways. Training is a forward and a backward for one random gradient. `differs by` is the largest difference between the
+results of the kernel and of eager mode. `raises` means that `torch.compile` raises an error in this pass.
 
 On a GPU, each function has a separate process. The processes compile at the same time, and measure one after another.
 The GPU starts a round only when all its calls are in the queue, so that the time excludes Python. `--times 16` makes
@@ -307,8 +307,8 @@ def on_gpu(call: Callable[[], Any], cycles: int = 20_000_000) -> float:
     """Returns the time in ms that a GPU takes for a call. Several calls are in the queue before the GPU starts.
 
     Args:
-        cycles: time for which the GPU waits first. If all calls are not yet in the queue by then, a longer wait is
-            tried.
+        cycles: time for which the GPU waits first. If some calls are not in the queue after this time, a longer wait
+            is tried.
     """
     begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(cycles)

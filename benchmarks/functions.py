@@ -118,8 +118,10 @@ def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) ->
 
 
 def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
-    """Describes an error; returns an empty text if there is none. An element may be as far from `exact`, which is eager
-    mode in float64, as `expected` is.
+    """Describes an error, or returns an empty text if there is no error.
+
+    `exact` is the result of eager mode in float64. The distance of an element from `exact` may be as large as the
+    distance of `expected` from `exact`.
     """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"

@@ -41,7 +41,7 @@ class Lateral(Inhibited):
 
 
 class Winner(Inhibited):
-    """A row of neurons in which only the largest one spikes."""
+    """A row of neurons in which only the neuron with the largest potential spikes."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         h = v + (x - s - v) / 2

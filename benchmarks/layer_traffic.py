@@ -3,10 +3,10 @@
     python benchmarks/layer_traffic.py [--output benchmarks/results/layer_traffic.md]
 
 The layer reads the output of a convolution. It is a batch norm followed by ReLU or LIF, or a `NormNeuron`, whose steps
-compute the affine part of the norm. A `NormNeuron` is measured with and without writing the spikes as bits in addition.
-A stream is the number of bytes of the convolution's output. Hardware counters count the bytes between the GPU and its
-memory, and each kernel starts with empty caches. This needs Nsight Compute (`ncu`). `time` is the time of the kernels,
-relative to a copy that reads half a stream and writes half a stream.
+compute the affine part of the norm. A `NormNeuron` is measured twice: once as it is, and once with the spikes also
+written as bits. A stream is the number of bytes of the convolution's output. Hardware counters count the bytes between
+the GPU and its memory, and each kernel starts with empty caches. The counters need Nsight Compute (`ncu`). `time` is
+the time of the kernels, relative to a copy that reads half a stream and writes half a stream.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Layers with lengths, resets and delays, compared with layers without them, and recurrent delays, compared with their
-published form.
+"""Layers with lengths, resets and delays, compared with layers without these features, and recurrent delays, compared
+with their published form.
 
     python benchmarks/lengths_and_delays.py [--output FILE] [--seconds 55] [--check]
 
@@ -8,9 +8,9 @@ from a random gradient. The two calls of a pair alternate within one run, and th
 Each pair is measured twice: called from Python, and replayed as a CUDA graph of ten steps (one step for recurrent
 layers), which excludes the time of the host. Lengths are uniformly distributed with a mean of half of T, and
 sorted with the longest first. In each step, the published form of recurrent delays adds one product for each delay to a
-buffer of future currents (Queant et al., "DelRec", 2025). Here it is a loop over two layers without input weights. This
-project's form is two layers `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs small shapes on any
-device. After `--seconds`, no further measurement starts.
+buffer of future currents (Queant et al., "DelRec", 2025). Here, the published form is a loop over two layers without
+input weights. This project's form is two layers `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs
+small shapes on any device. After `--seconds`, no further measurement starts.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def recurrent(
 
 
 def difference(shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> str:
-    """Describes the largest relative difference of a gradient from that of the published form in float64.
+    """Describes the largest relative difference of a gradient from the gradient of the published form in float64.
 
     Args:
         dtype: dtype of this project's form, which runs in kernels for float32, and in the loop for float64.

@@ -4,8 +4,8 @@
 
 The count covers files in packages/*/src that end in .py, .cpp, .h or .cuh, including comments and blank lines, as `wc
 -l` counts them. A room is a folder of a package. The files outside of these folders are the root of the package. A
-capability is a list of rooms and files that were added after the earlier commit. No other file needs them, so the rest
-would work without them as before.
+capability is a list of rooms and files that were added after the earlier commit. No other file needs these files, so
+the rest would work without them as before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENDINGS = (".py", ".cpp", ".h", ".cuh")
 # The last commit before the first of the capabilities below.
 SINCE = "8bb9126"
-# For each capability, parts of paths. A file belongs to the capability if its path contains one of them.
+# For each capability, parts of paths. A file belongs to the capability if its path contains one of these parts.
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "thread-block clusters, CUDA C++": ("targets/cuda/", "_clusters.py", "_cluster_launch.py"),
     "segments of time": ("/segments/", "_segments.py", "_warm_ups.py"),

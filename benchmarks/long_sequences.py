@@ -6,9 +6,9 @@ Inference is compared with a copy of the bytes of the inputs and the output. Tra
 moves, in addition, the incoming and outgoing gradients and the inputs once more. Everything is measured in CUDA graphs
 and in one run. The spikes of both kinds of kernels have to be equal to the last bit. For affine steps with fast math,
 the results are equal up to rounding. `--sweep` also measures other numbers of segments. `--shortest` writes another
-table, with sequences of 512 to 4096 steps, both in CUDA graphs and in single launches. It shows the length above which
-segments are worth their additional launches. `--stages` writes a table of serial kernels with different numbers of
-chunks whose loads are in flight.
+table, with sequences of 512 to 4096 steps, both in CUDA graphs and in single launches. This table shows the length
+above which segments are worth their additional launches. `--stages` writes a table of serial kernels with different
+numbers of chunks whose loads are in flight.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEADER = [
     *("computed again", "spikes that differ", "gradients differ by", "at most", "associative_scan / copy"),
 ]
 SWEEP = [replace(ON_GPU, elements=elements, steps=steps) for elements in (2**15, 2**16, 2**17) for steps in (64, 128)]
-CALLS = 10  # number of calls in which a warm-up is chosen
+CALLS = 10  # number of calls during which a warm-up is chosen
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +70,7 @@ def combined(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tup
 
 
 def combined_pairs(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Combines two successive maps of complex numbers, which are given as pairs."""
+    """Combines two successive maps of complex numbers. Each number is a pair of tensors."""
     (p, q, v, w), (r, s, x, y) = first, second
     return r * p - s * q, r * q + s * p, r * v - s * w + x, r * w + s * v + y
 
@@ -109,7 +109,7 @@ class Case:
     Attributes:
         scale: scale of normally distributed inputs, whose mean is 0.5.
         limit: limit for the training time, in units of the copy.
-        inputs: number of inputs. If there are two, the first one is a decay between 0 and 1.
+        inputs: number of inputs. If there are two inputs, the first input is a decay between 0 and 1.
         leaves: function from the inputs to the arguments of `scanned`; `None` for steps that are not affine.
     """
 

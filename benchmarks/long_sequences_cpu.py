@@ -3,8 +3,8 @@
     OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py [--output FILE] [--threads 2] [--calls 60]
 
 Calls with one thread and with several threads alternate. On a machine that other processes also use, wall time means
-little. So the table also shows the running time of the busiest thread of a call. Linux counts the running time of each
-thread. The wall time in the table is the shortest time of a call. With one thread, the running time is that of the
+little. Therefore, the table also shows the running time of the busiest thread of a call. Linux counts the running time
+of each thread. The wall time in the table is the shortest time of a call. With one thread, the running time covers the
 whole call. With several threads, it is the time that a call would take if each thread had its own core. A waiting
 thread must not spin, because spinning would count as running time.
 """
@@ -36,7 +36,7 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
     "Izhikevich": lambda: Izhikevich(a=0.2, b=0.3, backend="cpp"),
     "LI": lambda: LI(backend="cpp"),
 }
-LEARNING = 10  # calls in which a warm-up is chosen
+LEARNING = 10  # calls during which a warm-up is chosen
 TOGETHER = 10  # calls between two readings of the threads' times
 
 
@@ -78,7 +78,7 @@ class Call:
 
     @property
     def busiest(self) -> float:
-        """Average milliseconds of a call in the thread that computes most."""
+        """Average milliseconds of a call in the busiest thread."""
         return max(self._ran.values()) / self._calls / 1e6
 
 

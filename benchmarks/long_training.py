@@ -1,12 +1,13 @@
-"""Training on long sequences: seconds per epoch of examples/long_sequence.py, for each way to run its neurons.
+"""Training on long sequences: seconds per epoch of examples/long_sequence.py, for each way to run the neurons.
 
     python benchmarks/long_training.py [--output FILE] [--device cuda] [--batches 8] [--rounds 3]
 
 `serial` means kernels without segments of time. On a GPU, kernels with and without segments are measured in eager calls
 and as captured steps (`flexsn_nn.graphs.capture`), which Python does not slow down. A batch in the loop or in snnTorch
-takes as long as thousands of batches in kernels. So only one batch of at most 2,000 steps is measured, and its time is
-extrapolated to all steps and batches. The table marks such figures. The table is written after each measurement. On the
-CPU, seconds are CPU time of the process with one thread, so that waiting for other processes does not count.
+takes as long as thousands of batches in kernels. Therefore, only one batch of at most 2,000 steps is measured, and its
+time is extrapolated to all steps and batches. The table marks such figures. The table is written after each
+measurement. On the CPU, seconds are CPU time of the process with one thread, so that waiting for other processes does
+not count.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from flexsn_runtime.plans._segments import using_segments
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 example: Any = importlib.import_module("long_sequence")
 
-WARM = 16  # number of batches that compile kernels, choose warm-ups and capture steps
+WARM = 16  # number of first batches, in which kernels are compiled, warm-ups chosen and steps captured
 STEPS = 2000  # largest number of steps in a batch of the loops
 
 Step = Callable[[Tensor, Tensor], object]
@@ -97,9 +98,9 @@ def training_step(network: nn.Module, way: Way) -> Step:
 
 
 def epoch(step: Step, data: Any, rounds: int) -> float:
-    """Returns the seconds of an epoch, as the minimum over some rounds."""
+    """Returns the seconds of an epoch, as the minimum over `rounds` rounds."""
     device = data.train_x.device
-    # All batches have the same size, so that one graph is enough. For this, the last batch overlaps the previous one.
+    # All batches have the same size, so that one graph is enough. The last batch therefore overlaps the previous batch.
     firsts = [min(i, len(data.train_x) - example.BATCH) for i in range(0, len(data.train_x), example.BATCH)]
     batches = [(data.train_x[i : i + example.BATCH], data.train_y[i : i + example.BATCH]) for i in firsts]
     clock = time.perf_counter if device.type == "cuda" else time.process_time

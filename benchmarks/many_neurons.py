@@ -4,8 +4,8 @@
 
 Each neuron is trained for one call and then deleted. It runs in the loop or in compiled kernels (in Triton's
 interpreter if there is no GPU). Two of three neurons are custom neurons: closures of one function with five different
-numbers, which therefore have five kernels. The others are ready-made neurons. Resources are counted after the first
-tenth of the neurons and at the end. If they grow between the two counts, they would grow forever.
+numbers, so that there are five kernels. The others are ready-made neurons. Resources are counted after the first tenth
+of the neurons and at the end. If resources grow between the two counts, they would grow forever.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _resident() -> int:
 
 
 def made(number: int, backend: str) -> FlexSN:
-    """Returns a custom neuron, or a ready-made one for every third number."""
+    """Returns a custom neuron, or a ready-made neuron for every third number."""
     if number % 3 == 0:
         return LIF(tau=2.0 + number % NUMBERS, backend=backend)
     leak = 0.5 + number % NUMBERS / 100
@@ -87,7 +87,7 @@ def made(number: int, backend: str) -> FlexSN:
 
 
 def run(first: int, last: int, backend: str, device: str) -> None:
-    """Creates neurons with these numbers, trains each for one call, and deletes it."""
+    """Creates neurons with these numbers, trains each neuron for one call, and deletes it."""
     for number in range(first, last):
         x = torch.ones(2, 8, device=device, requires_grad=True)
         output = made(number, backend)(x)

@@ -43,7 +43,7 @@ def copy_floor(elements: int, streams: int, device: torch.device, dtype: torch.d
 
 
 def graphed(function: Callable[[], object]) -> Callable[[], None]:
-    """Returns a call that replays `function`, which is captured in a CUDA graph. This needs a GPU."""
+    """Captures `function` in a CUDA graph, and returns a function that replays the graph. This needs a GPU."""
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

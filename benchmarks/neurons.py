@@ -116,7 +116,7 @@ def training_step(name: str, steps: int, ncl: int, device: torch.device, backend
     def run() -> object:
         made.reset()
         spikes = made(x)
-        # When a graph is captured, no autograd node of an earlier step may exist.
+        # While a graph is captured, no autograd node of an earlier step may exist.
         made.reset()
         return torch.autograd.grad(spikes, wanted, grad)
 
@@ -124,8 +124,8 @@ def training_step(name: str, steps: int, ncl: int, device: torch.device, backend
 
 
 def count_ops(name: str) -> tuple[int, int, int]:
-    """Returns three numbers of ops: those of the step, of its VJP, and the transcendental ops of both. The backward
-    runs all of them.
+    """Returns three numbers: the ops of the step, the ops of its VJP, and the transcendental ops in the step and the
+    VJP. The backward runs all of these ops.
     """
     made = NEURONS[name]()
     examples = (torch.zeros(2),) * (made.num_inputs + made.num_states)
@@ -145,7 +145,7 @@ def compile_all(names: list[str], steps: int, ncl: int, device: torch.device) ->
 
 
 def loaded_kernels() -> list[CompiledKernel]:
-    """Returns all kernels that this process has loaded. Triton has no list of them."""
+    """Returns all kernels that this process has loaded. Triton keeps no list of loaded kernels."""
     return [value for value in gc.get_objects() if type(value) is CompiledKernel]
 
 

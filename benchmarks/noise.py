@@ -3,9 +3,10 @@
     python benchmarks/noise.py [--output benchmarks/results/noise.md] [--numbers 1e9] [--steps 32] [--rows 256]
         [--neurons 16384] [--rounds 20]
 
-The statistics describe numbers that a kernel draws. They are summed in float64. The table also shows their distances
-from the exact values, in standard deviations. The times are medians of training steps. Steps with and without noise
-alternate within one run. On a CPU, reduce the amount of numbers (`--numbers 1e7`) and neurons (`--neurons 512`).
+The statistics describe numbers that a kernel draws. The numbers are summed in float64. The table also shows the
+distances of the statistics from the exact values, in standard deviations. The times are medians of training steps.
+Steps with and without noise alternate within one run. On a CPU, use fewer numbers (`--numbers 1e7`) and fewer neurons
+(`--neurons 512`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Time of a batch norm and a LIF neuron as one layer, forward and backward, compared with a copy of the bytes that the
-layer has to move.
+"""Time of a batch norm and a LIF neuron as one layer, forward and backward, compared with the time to copy the bytes
+that the layer has to move.
 
     python benchmarks/norm_neuron.py [--output FILE]
 
-A stream is the number of bytes of the layer's input. A fused layer moves nine streams: the statistics read one, the
-forward reads one and writes one, the backward reads two and writes one, and the gradient through the statistics reads
-two and writes one. Each row is a layer of a ResNet18 after its convolution, for T = 4 and B = 32. Everything is
+A stream is the number of bytes of the layer's input. A fused layer moves nine streams: the statistics read one stream,
+the forward reads one and writes one, the backward reads two and writes one, and the gradient through the statistics
+reads two and writes one. Each row is a layer of a ResNet18 after its convolution, for T = 4 and B = 32. Everything is
 replayed from CUDA graphs. A time is the median over rounds. All measured calls alternate within a round, so that a
 change of the clock rate affects all of them. The script needs a GPU, but `--check` runs small shapes in Triton's
-interpreter. `--elements` and `--fewest` change the kernels that sum gradients: `--elements` sets how many numbers a
-thread handles. `--fewest` sets the smallest number of programs with which a program may process several rows.
+interpreter. `--elements` and `--fewest` change the kernels that sum gradients: `--elements` sets the number of values
+that a thread handles. `--fewest` sets the smallest number of programs with which a program may process several rows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Shape(NamedTuple):
-    """Shape of a layer: its channels, the side length of its images, and the number of norms in a ResNet18 with this
-    shape.
+    """Shape of a layer: the number of channels, the side length of the images, and the number of norms with this shape
+    in a ResNet18.
     """
 
     channels: int

@@ -1,11 +1,11 @@
-"""States whose shapes differ from that of the step: training steps in compiled kernels and in the loop.
+"""States whose shapes differ from the shape of the step: training steps in compiled kernels and in the loop.
 
     python benchmarks/other_shapes.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
 A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, which a 4 x 4 matrix couples. A
-network has four excitatory neurons for each inhibitory one. A training step is a forward, and a backward that computes
-the gradients of the input and the parameters from a random gradient, in float32 and in eager mode. The loop and the
-kernels alternate three times, and a figure is the median. Without a GPU, the kernels are in C++.
+network has four excitatory neurons for each inhibitory neuron. A training step is a forward, and a backward that
+computes the gradients of the input and the parameters from a random gradient, in float32 and in eager mode. The loop
+and the kernels alternate three times, and a figure is the median. Without a GPU, the kernels are in C++.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Branches(Dendritic):
 
 
 class Populations(nn.Module):
-    """LIF neurons with recurrent weights: `neurons` excitatory ones and `neurons // 4` inhibitory ones."""
+    """LIF neurons with recurrent weights: `neurons` excitatory neurons and `neurons // 4` inhibitory neurons."""
 
     def __init__(self, neurons: int) -> None:
         super().__init__()

@@ -4,8 +4,8 @@
 
 Figures are medians of whole calls in ms, including Python. Training is a forward and a backward. `first` is the first
 call, including compilation. The loop is a function that calls the step T times in Python, compiled by `torch.compile`.
-Long sequences are not compiled in this way, because this would take minutes. If a way refuses a function, the table
-shows its error. Rows that are not measured within `--seconds` are marked as left out.
+Long sequences are not compiled in this way, because the compilation would take minutes. If a way rejects a function,
+the table shows its error. Rows that are not measured within `--seconds` are marked as left out.
 """
 
 from __future__ import annotations

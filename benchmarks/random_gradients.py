@@ -5,10 +5,10 @@ with the loop.
         [--journal FILE]
 
 The cores and calls come from `tests/gradient_cores.py`. On the CPU, they run in Triton's interpreter or in C++. Each
-call counts once. If the loop itself raises an error, nothing is compared. Otherwise, the compiled scan is equal to the
-loop, or different, or refused with an error of FlexSN that names the line of the core, or it fails with any other
-error. The exit status is 1 if anything is different or fails. With `--journal`, the outcome of each seed is immediately
-written to the journal, and a restarted run continues with the missing seeds.
+call counts once. If the loop itself raises an error, nothing is compared. Otherwise, there are four outcomes: the
+compiled scan is equal to the loop, or different, or refused with an error of FlexSN that names the line of the core, or
+it fails with any other error. The exit status is 1 if any outcome is different or fails. With `--journal`, the outcome
+of each seed is immediately written to the journal, and a restarted run continues with the missing seeds.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 
 The networks and acts come from `tests/lives`. On the CPU, the twins run in C++ (launched by Python and by the compiled
 launcher) and in Triton's interpreter. On a GPU, they run in Triton (launched by Python and by the compiled launcher).
-The program with a difference is shortened and printed in Python; run it with `PYTHONPATH=tests`. The exit status is 1
-after a difference. With `--journal`, the results of each piece of the run are immediately written to the journal, and a
-restarted run continues with the missing pieces.
+A program with a difference is shortened and printed in Python. Run this program with `PYTHONPATH=tests`. The exit
+status is 1 after a difference. With `--journal`, the results of each piece of the run are immediately written to the
+journal, and a restarted run continues with the missing pieces.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Piece = dict[str, Any]
 
 
 def lives_of(number: int, rules: int, device: str) -> Piece:
-    """Runs one piece. Returns its counts, and the program with a difference if there is one."""
+    """Runs one piece. Returns its counts, and the program with a difference, if any."""
     torch.set_num_threads(1)
     pair = BACKENDS[device][number % len(BACKENDS[device])]
     Twins.counts.clear()

@@ -3,7 +3,7 @@
     python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
         [--output FILE] [--journal FILE]
 
-The programs come from `tests/random_steps.py`, and run on the CPU. The exit status is 1 if anything is different or
+The programs come from `tests/random_steps.py`, and run on the CPU. The exit status is 1 if a result differs or a call
 fails. With `--journal`, the outcome of each seed is immediately written to the journal, and a restarted run continues
 with the missing seeds.
 """

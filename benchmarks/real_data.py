@@ -302,7 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def kept_rows(path: Path) -> dict[str, str]:
-    """Returns the rows of an earlier run by data set, because a run of some data sets keeps the rows of the others."""
+    """Returns the rows of an earlier run by data set. A run of some data sets keeps the rows of all other data sets."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return {name: line for line in lines for name in TASKS if line.startswith(f"| {name} |")}
 

@@ -1,5 +1,5 @@
-"""Networks of `real_data.py`, in this project and in two others. Their parameters have the same shapes and the same
-order.
+"""Networks of `real_data.py`, in this project and in two other libraries. The parameters of each pair of networks have
+the same shapes and the same order.
 """
 
 from __future__ import annotations

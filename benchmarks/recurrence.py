@@ -4,11 +4,11 @@
         [--seconds 180]
 
 A shape is T x batch x neurons. A training step is a forward, and a backward that computes the gradients of the input
-and the matrix from a random gradient. It is measured in the default mode, with the backward in a thread of autograd,
-and with everything in one thread. This project's layer and the loop are also captured in a CUDA graph, and the step of
-the loop is also compiled by Inductor. nn.RNN, Norse and SpikingJelly's container also multiply the input by a matrix.
-cuDNN rounds float32 to TF32, unless this is switched off. The table lists missing libraries. A figure is the median
-wall time of a few successive calls. After `--seconds`, no further measurement starts.
+and the matrix from a random gradient. A training step is measured in the default mode, with the backward in a thread of
+autograd, and with everything in one thread. This project's layer and the loop are also captured in a CUDA graph, and
+the step of the loop is also compiled by Inductor. nn.RNN, Norse and SpikingJelly's container also multiply the input by
+a matrix. cuDNN rounds float32 to TF32, unless TF32 is switched off. The table lists missing libraries. A figure is the
+median wall time of a few successive calls. After `--seconds`, no further measurement starts.
 """
 
 from __future__ import annotations
@@ -229,8 +229,8 @@ def of_kernel(run: Run, num_steps: int) -> str:
 class Times(NamedTuple):
     """Measured times of a layer.
 
-    These are the seconds of a forward, of a training step, and of a training step in one thread, the µs of the kernel
-    per time step, and the seconds of the first training step.
+    The fields are the seconds of a forward, of a training step, and of a training step in one thread, the µs of the
+    kernel per time step, and the seconds of the first training step.
     """
 
     forward: float
@@ -272,7 +272,7 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
 
 def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, path: Path) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    importlib.import_module("torch._dynamo")  # fake tensors import it, which takes seconds before the first step
+    importlib.import_module("torch._dynamo")  # takes seconds. Otherwise, fake tensors would import it in the first step
     shapes = shapes or list(GPU_SHAPES if device.type == "cuda" else CPU_SHAPES)
     dtypes = dtypes or (["bfloat16", "float32"] if device.type == "cuda" else ["float32"])
     begun, missing = time.perf_counter(), list[str]()

@@ -6,10 +6,10 @@ all columns.
 A shape is T x batch x neurons. Many processes compile the kernels first. The times of kernels in a call without
 gradients, and in the forward and backward of a training step, come from the profiler. The times of a whole forward and
 of a whole training step come from replays of a CUDA graph. The results of each division into tiles are compared with
-those of programs that exchange spikes. Weights and inputs are chosen so that all sums are exact. The comparison counts
-the spikes that differ, and shows the largest difference of the input's gradient relative to its largest value. cuDNN's
-nn.RNN also multiplies the input by a matrix, and rounds float32 to TF32. After `--seconds`, no further measurement
-starts.
+the results of programs that exchange spikes. Weights and inputs are chosen so that all sums are exact. The comparison
+counts the spikes that differ, and shows the largest difference of the input's gradient relative to its largest value.
+cuDNN's nn.RNN also multiplies the input by a matrix, and rounds float32 to TF32. After `--seconds`, no further
+measurement starts.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Case(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Times of a layer: microseconds of its kernels per step, and milliseconds of a replayed forward and training step;
-    and differences of its results.
+    """Times of a layer (microseconds of its kernels per step, milliseconds of a replayed forward and training step) and
+    differences of its results.
     """
 
     inference: str
@@ -74,7 +74,7 @@ class Times(NamedTuple):
 
 @contextmanager
 def divided(choice: str) -> Iterator[None]:
-    """Uses these tiles for the kernels that are made in this context."""
+    """Uses the tiles `choice` for the kernels that are made in this context."""
     tiles, module = CHOICES[choice], cast(Any, _one_launch)
     original = module.tiles_for
 
@@ -93,7 +93,7 @@ def divided(choice: str) -> Iterator[None]:
 
 
 def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
-    """Returns a layer, its input and a gradient of the output. All of their numbers have few significant bits."""
+    """Returns a layer, its input and a gradient of the output. All numbers in them have few significant bits."""
     steps, batch, hidden = map(int, shape.split("x"))
     generator = torch.Generator("cuda").manual_seed(0)
 

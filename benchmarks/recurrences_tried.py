@@ -3,8 +3,8 @@
     python benchmarks/recurrences_tried.py [--output FILE] [--only TEXT ...]
 
 Inductor compiles each recurrence and its gradient twice: with the lowering `compiled_loop`, which needs no other
-package, and with the installed packages. Both are compared with the eager scan. The page shows how the forward and the
-backward run, and why some have no kernels. The exit status is 1 if a result differs.
+package, and with the installed packages. Both versions are compared with the eager scan. The page shows the code in
+which the forward and the backward run, and the reasons for missing kernels. The exit status is 1 if a result differs.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def complex_pairs(h: Any, x: Tensor) -> tuple[Any, Tensor]:
-    """Rotates a complex number that is given as two tensors."""
+    """Rotates a complex number that consists of two tensors."""
     real, imaginary = 0.9 * h[0] - 0.3 * h[1] + x, 0.3 * h[0] + 0.9 * h[1]
     return (real, imaginary), real.square() + imaginary.square()
 
@@ -245,7 +245,7 @@ def counted_kernels() -> Iterator[list[str]]:
 
 
 def attempt(tried: Tried, lowering: str) -> tuple[str, str, list[Tensor] | None]:
-    """Describes the outcome of the compiled scan. Returns it with the reason for a missing kernel, and with the
+    """Runs the compiled scan. Returns a description of the outcome, the reason for a missing kernel, and the
     results.
     """
     torch._dynamo.reset()

@@ -2,9 +2,9 @@
 
     python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
 
-Times come from replays of a CUDA graph of the step. `auto` chooses the way that moves fewer bytes. To recompute, the
-step reads the inputs again, and writes and reads checkpoints. To save, it writes and reads residuals. The gradients of
-both ways have to agree up to rounding; otherwise, the script stops.
+Times come from replays of a CUDA graph of the step. `auto` chooses the way that moves fewer bytes. A step that
+recomputes reads the inputs again, and writes and reads checkpoints. A step that saves writes and reads residuals. The
+gradients of the two ways have to agree up to rounding. Otherwise, the script stops.
 """
 
 from __future__ import annotations

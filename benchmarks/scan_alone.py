@@ -3,10 +3,10 @@
     python benchmarks/scan_alone.py [--output FILE] [--steps 200] [--only NAME ...] [--device cpu] [--without-torch]
         [--compilation NAME ...]
 
-Figures are milliseconds of a forward without gradients, and of a training step (forward and backward). Each is the
-shortest of several runs in one thread. The runs of all ways alternate. On a CPU, the time is the CPU time of the
-process. `first` is the first training step over T steps with empty caches, including compilation. Compiled scans run
-with `FLEXSN_HOP_LOWERING=compiled_loop`, so that kernels of another package do not replace them.
+Figures are milliseconds of a forward without gradients, and of a training step (forward and backward). Each figure is
+the shortest time of several runs in one thread. The runs of all ways alternate. On a CPU, the time is the CPU time of
+the process. `first` is the first training step over T steps with empty caches, including compilation. Compiled scans
+run with `FLEXSN_HOP_LOWERING=compiled_loop`, so that kernels of another package do not replace them.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/scan_memory.py [--output FILE] [--peers FOLDER] [--shape 32x1600000]
 
 The input and the incoming gradient (4 bytes each in float32) belong to the caller and are not counted. `held` is the
-memory that is allocated between forward and backward. `peak` is the largest amount that is allocated during either of
-them. Both include the output (4 bytes), and the peak also includes the gradient of the input (another 4 bytes). The
-scan itself needs the rest.
+memory that is allocated between forward and backward. `peak` is the largest amount that is allocated during the forward
+or the backward. Both columns include the output (4 bytes), and `peak` also includes the gradient of the input (another
+4 bytes). The scan itself needs the rest.
 
 `counted` is the expected number: 4 / K bytes for a checkpoint of the state every K steps, and 4 / T bytes for the final
 state.

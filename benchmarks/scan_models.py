@@ -39,13 +39,13 @@ class Model:
 
     @property
     def inference_streams(self) -> int:
-        """Number of streams of inference: it reads the inputs and writes the outputs."""
+        """Number of streams of inference, which reads the inputs and writes the outputs."""
         return self.num_inputs + self.num_outputs
 
     @property
     def training_streams(self) -> int:
-        """Number of streams of training: those of inference, plus reads of the output gradients, reads of the inputs
-        again, and writes of the input gradients.
+        """Number of streams of training: the streams of inference, plus reads of the output gradients, second reads of
+        the inputs, and writes of the input gradients.
         """
         return self.inference_streams + self.num_outputs + 2 * self.num_inputs
 

@@ -1,4 +1,4 @@
-"""Cost of a call with very little computation: LIF at 4 x 64 x 128, on a GPU.
+"""Cost of a call with very little computation: LIF with T x batch x features = 4 x 64 x 128, on a GPU.
 
     python benchmarks/scan_overhead.py [--output FILE] [--profile]
 
@@ -7,8 +7,8 @@ The runs of all rows alternate. `issue` is the CPU time of a call, without waiti
 replaying the same call in a CUDA graph. `of 20` is the time per call in a graph of 20 calls, such as the graph of a
 network with 20 layers. `kernels` is the time of the kernels of a call, from the profiler. A single replay takes at
 least as long as the CPU needs to launch any graph. Rows with `one thread` run the backward in the calling thread
-(`torch.autograd.set_multithreading_enabled(False)`), which avoids switching to autograd's thread and back. The compiled
-launcher launches training steps, except in rows marked `by Python`.
+(`torch.autograd.set_multithreading_enabled(False)`), so that there is no switch to autograd's thread and back. The
+compiled launcher launches training steps, except in rows marked `by Python`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
     def kernel_train() -> tuple[Tensor, ...]:
         return torch.autograd.grad(kernel(leaf, v)[0], leaf, grad)
 
-    relu = nn.ReLU()  # a module, as the neuron is one
+    relu = nn.ReLU()  # a module, because the neuron is also a module
 
     def relu_train() -> tuple[Tensor, ...]:
         return torch.autograd.grad(relu(leaf), leaf, grad)

@@ -3,8 +3,8 @@
     python benchmarks/scan_peers.py [--output FILE] [--peers FOLDER] [--only NAME ...] [--shapes 8x6400000 ...]
 
 FOLDER (default `.peers`) holds the peers that are not installed, each in a subfolder that `pip install --target` has
-filled: `sj2` contains spikingjelly 2 and loguru (Triton neurons, and its FlexSN), and `sj14` contains spikingjelly
-0.0.0.0.14 (CuPy neurons, which need cupy). The table lists missing peers.
+filled: `sj2` contains loguru and spikingjelly 2 (with Triton neurons and a FlexSN), and `sj14` contains spikingjelly
+0.0.0.0.14 (with CuPy neurons, which need cupy). The table lists missing peers.
 
 Each peer runs in a separate process. The process times whole calls through autograd of the peer and of this project's
 module, side by side. A process is stopped after its time limit, but its earlier measurements stay in the table.
@@ -93,9 +93,9 @@ class Peer:
     """An implementation to run.
 
     Attributes:
-        folder: its subfolder in the folder of peers, if it is not installed.
-        seconds: time limit of its process.
-        longest: largest T that it runs.
+        folder: the peer's subfolder in the folder of peers, if the peer is not installed.
+        seconds: time limit of the peer's process.
+        longest: largest T that is measured.
     """
 
     make: Callable[[], Forward]

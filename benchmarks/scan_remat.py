@@ -4,10 +4,10 @@
 
 The recurrence of the training step is `h = h + a (x - h)`. h has `--size` elements, x is one number for each step, and
 a has a gradient. The scan is compiled with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row runs in a separate process,
-which first runs a step over 4 time steps. `peak` is the largest memory of the process during the measured step, which
-the system counts (`VmHWM`), minus its memory before this step. It includes Python's memory for the code that calls the
-steps. Without `remat`, T is smaller, because the memory would hold T carries. The `bits` of the gradient are compared,
-at this smaller T, with those of a scan without `remat`.
+which first runs a step over 4 time steps. `peak` is the largest memory of the process during the measured step, as
+counted by the system (`VmHWM`), minus its memory before this step. The peak includes Python's memory for the code that
+calls the steps. Without `remat`, T is smaller, because the memory would hold T carries. The `bits` of the gradient are
+compared, at this smaller T, with the bits of a scan without `remat`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time of spike pooling, forward and backward, compared with a copy of the bytes that it has to move, and with torch.
+"""Time of spike pooling, forward and backward, compared with the time to copy the bytes that it moves, and with torch.
 
     python benchmarks/spike_pooling.py [--output FILE]
 

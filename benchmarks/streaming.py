@@ -4,7 +4,7 @@
 
 Neurons in step mode "s" keep their state from frame to frame. Three networks alternate, with a hundred frames each: the
 network, only its linear layers, and the same network in the loop. The table shows the median and the minimum over
-frames. Their difference shows how much other work the machine does.
+frames. The difference between median and minimum shows how much other work the machine does.
 """
 
 from __future__ import annotations

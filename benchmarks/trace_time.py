@@ -1,4 +1,4 @@
-"""Time from a step function to kernel source, on the CPU, and how it grows with the size of the function.
+"""Time from a step function to kernel source, on the CPU, and the growth of this time with the size of the function.
 
     python benchmarks/trace_time.py [--output benchmarks/results/trace_time.md] [--repeats 7]
 
@@ -71,7 +71,7 @@ def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def chain(nodes: int) -> Step:
-    """Returns a step of `nodes` ops, each of which uses the previous one."""
+    """Returns a step of `nodes` ops. Each op uses the result of the previous op."""
 
     def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         for _ in range(nodes // 2):

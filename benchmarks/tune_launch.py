@@ -2,9 +2,9 @@
 
     python benchmarks/tune_launch.py [--model MODEL] [--dtype bfloat16] [SHAPE ...]        e.g. 32x1600000 1024x8192
 
-The script prints the fastest configurations for each shape and direction, as ratios to a copy of the bytes that the
-direction has to move at least. For LIF, the forward moves 2 streams (it reads x and writes s), and the backward moves 3
-(it reads grad_s and x, and writes grad_x).
+The script prints the fastest configurations for each shape and direction, as ratios to the time to copy the bytes that
+the direction must move. For LIF, the forward moves 2 streams (it reads x and writes s), and the backward moves 3
+streams (it reads grad_s and x, and writes grad_x).
 """
 
 from __future__ import annotations

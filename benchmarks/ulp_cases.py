@@ -1,4 +1,4 @@
-"""Cases of the ulp sweep: every rule of flexsn-codegen as functions of tensors, and arguments for these functions."""
+"""Cases of the ulp sweep: each rule of flexsn-codegen as a function of tensors, and arguments for these functions."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Case:
         op: op whose rule the case tests.
         function: function of `arity` tensors with one or several results.
         limit: allowed error in ulp.
-        keep: function that returns True for the arguments that count. For the others, the result of eager mode is
-            arbitrary.
+        keep: function that returns True for the arguments that count. For all other arguments, the result of eager
+            mode is arbitrary.
         why_keep: description of the arguments that count.
     """
 
@@ -142,7 +142,7 @@ def _cases_of(op: Any) -> Iterator[Case]:
         for exponent in (-0.5, 1.7, -3.0):
             yield case(f"pow by the number {exponent}", functools.partial(_power, exponent), 1, FLOATS)
     elif name == "conj_physical":
-        # In eager mode, the prim refuses real numbers, although they are their own conjugates.
+        # In eager mode, the prim rejects real numbers, although a real number is its own conjugate.
         yield case(name, torch.conj_physical, 1)
     elif name == "gcd":
         yield case(name, op, 2, INTEGERS[:-1], keep=_has_magnitude, why_keep="without the smallest number")
@@ -212,7 +212,7 @@ class Size:
         stride: stride of the float32 bit patterns. It is odd, so that all low bits occur.
         window: number of neighbouring numbers on each side of each centre.
         random: number of random arguments of each kind.
-        specials: number of special values that are paired with all others.
+        specials: number of special values that are paired with all other values.
     """
 
     stride: int

@@ -1,4 +1,4 @@
-"""Table of the errors of every rule of flexsn-codegen, compared with eager mode, in units in the last place.
+"""Table of errors for every rule of flexsn-codegen, compared with eager mode, in units in the last place.
 
     python benchmarks/ulp_sweep.py [--cpp] [--output FILE] [--quick] [--stride N] [--jobs N] [--only TEXT ...]
 
@@ -95,7 +95,7 @@ _OR_NAN = "eager mode returns a signalling NaN, and, of 0 and -0, the first argu
 _EARLY = "eager mode's result is infinite for some arguments whose true value is finite"
 _IN_HALVES = "all of the error is eager mode's: ours differs from eager mode in float64 by at most 1 ulp"
 _NO_ROOT = "for float16, eager mode calls pow, which has other limits at -0 and -infinity"
-# The same for rules in C++, which are compared with eager mode on the CPU.
+# Reasons for rules in C++, which are compared with eager mode on the CPU.
 CPP_EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("sqrt", "pow by the number 0.5"), _NEAREST),
     **dict.fromkeys(("pow by the number 0.5 float16", "pow by the number -0.5 float16"), _NO_ROOT),
@@ -169,7 +169,7 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Reason for a larger error. Empty if there is none, or if the listed reason does not hold."""
+        """Reason for a larger error. Empty if no reason is listed, or if the listed reason does not hold."""
         if self.name in _ACCURATE and self.dtype != "float64" and (self.off is None or self.off[0] > self.limit):
             return ""
         reasons = CPP_EXCEPTIONS if self.cpp else EXCEPTIONS
@@ -187,7 +187,7 @@ def measure(
     """Runs one case in one dtype.
 
     Args:
-        kernel: function in C++, or the reason why there is none. Empty for the function in Triton.
+        kernel: function in C++, or the reason why there is no such function. Empty for the function in Triton.
     """
     begun = time.perf_counter()
     case = _cases()[name]
@@ -205,7 +205,7 @@ def measure(
 
 
 def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dtype], Function | str]:
-    """Returns the C++ functions of the cases, compiled together, or the reasons why there are none."""
+    """Returns the C++ functions of the cases, compiled together, or the reasons for missing functions."""
     library = Library()
     kernels: dict[tuple[str, torch.dtype], Function | str] = {}
     for name, dtype in tasks:

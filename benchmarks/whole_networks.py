@@ -18,9 +18,9 @@ it is installed. snnTorch's Leaky runs in networks without norms, if it is insta
 Each network runs in each memory format (of the convolutions' weights and of the input), eagerly and as a CUDA graph.
 Rows named "captured" show steps as users call them: in `flexsn_nn.graphs.capture`, and in SpikingJelly's
 `StaticCudaGraph` of forward and backward, followed by the optimizer and resets, as in SpikingJelly's training script.
-Such a call copies its arguments into the memory of the graph. Its peak memory is that of the capture. The script also
-draws the ratios to ReLU in a figure with the name of the table. Numbers are printed as soon as they are measured. If a
-step fails, its row shows the error. After `--seconds`, no further step starts.
+Such a call copies its arguments into the memory of the graph. Its peak memory is the peak memory of the capture. The
+script also draws the ratios to ReLU in a figure with the name of the table. Numbers are printed as soon as they are
+measured. If a step fails, its row shows the error. After `--seconds`, no further step starts.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def by_clock(step: Callable[[], None], count: int = 8) -> float:
 
 
 def device_times(row: RowName, step: Callable[[], None] | None) -> Row | str:
-    """Returns the times in ms of the kernels of a step and of its CUDA graph, or the reason why there are none.
+    """Returns the times in ms of the kernels of a step and of its CUDA graph, or the reason why the times are missing.
 
     Args:
         step: a step that has already run; `None` to make a new step.
@@ -366,7 +366,7 @@ def clean() -> None:
 
 
 def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
-    """Returns `count` numbers with their ratios to `limit`, or the reason why there are none."""
+    """Returns `count` numbers with their ratios to `limit`, or the reason why the numbers are missing."""
     if isinstance(found, str):
         return [found, *[""] * (count - 1)]
     if limit is None or isinstance(limit, str):

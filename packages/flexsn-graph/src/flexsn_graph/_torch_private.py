@@ -125,7 +125,7 @@ _around: list[Any] = []
 def forget_fake_results() -> None:
     """Clears torch's cache of calls with fake tensors if it is large.
 
-    Each new number adds an entry that is never removed.
+    Each call with a new Python number adds an entry, and torch never removes an entry.
     """
     if len(_fake_results) > _MOST_FAKE_RESULTS:
         _fake_results.clear()
@@ -139,14 +139,14 @@ def is_stand_in(tensor: Tensor) -> bool:
 def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
     """A fake leaf tensor with the shape, strides, dtype and device of `tensor`, but without its data and gradient.
 
-    The fake tensor is on the CPU if the device of `tensor` is unavailable (meta, or a GPU on a machine without one).
-    Autograd aborts the process when it meets a device that torch was not built for, even on a fake tensor.
+    The fake tensor is on the CPU if the device of `tensor` is unavailable: `meta`, or a GPU on a machine without GPUs.
+    For a device that torch was not built for, autograd aborts the process, even if the tensor is fake.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     here = {"cpu", accelerator.type if accelerator is not None else "cpu"}
     device = tensor.device if tensor.device.type in here else torch.device("cpu")
     with _disable_current_modes(), mode, torch.no_grad():
-        # `mode.from_tensor` would keep `requires_grad`, and it refuses a fake tensor of another mode.
+        # `mode.from_tensor` would keep `requires_grad`, and rejects a fake tensor of another mode.
         return cast(
             FakeTensor,
             torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device),
@@ -190,7 +190,7 @@ def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
 def _uncompiled() -> AbstractContextManager[object]:
     """Runs functions compiled by `torch.compile` as uncompiled Python.
 
-    If torch supports it, this affects the current thread only.
+    In recent versions of torch, the context affects the current thread only.
     """
     in_this_thread = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
     if in_this_thread is None:  # an older torch: compiled functions run uncompiled in other threads, too
@@ -248,7 +248,7 @@ def _outside_transforms() -> Iterator[None]:
 
 @contextmanager
 def _unsaved() -> Iterator[None]:
-    """Hides tensors that a backward within a trace saves from the caller's saved-tensor hooks (checkpointing)."""
+    """Keeps the caller's saved-tensor hooks (checkpointing) from seeing tensors that a backward in a trace saves."""
     before = _set_hooks_tracing(True)
     try:
         yield
@@ -321,7 +321,7 @@ def _note(ran: list[Any], node: Any, gradients: Any) -> None:
 
 @contextmanager
 def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Disables the tensors' gradient hooks. They are meant for the real gradient, and run on it later."""
+    """Disables the gradient hooks of the tensors. The hooks run later, on the real gradient."""
     hooks = [(t._backward_hooks, dict(t._backward_hooks)) for t in tensors if t._backward_hooks]
     try:
         for live, _ in hooks:

@@ -22,7 +22,7 @@ MODULE_CODE = nn.Module.__module__
 MODULE_CALL: CodeType | None = getattr(
     private("torch.nn", "Module._call_impl", _WITHOUT, default=None), "__code__", None
 )
-# The public function is slower: a call takes some microseconds.
+# The public function is slower: a call takes a few microseconds.
 _HAS_CURRENT = not lacking("torch.utils._device", ["CURRENT_DEVICE"])
 
 # Settings that tensor factories read, by name.

@@ -5,4 +5,4 @@ from __future__ import annotations
 import threading
 
 TRACE_LOCK = threading.RLock()
-"""Held during each trace. A caller that holds it can also publish the result before another thread makes its own."""
+"""Held during each trace. A caller that holds the lock can publish its trace before another thread starts a trace."""

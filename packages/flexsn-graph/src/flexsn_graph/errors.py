@@ -1,4 +1,4 @@
-"""One exception class for each kind of mistake that tracing detects. Each is a subclass of a built-in exception."""
+"""One exception class for each kind of mistake that tracing detects. Each class extends a built-in exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class TraceError(ValueError):
 
 
 class NothingCutError(TraceError):
-    """A function was to be traced as one that cuts dimensions, but it cuts none."""
+    """The traced function cuts no dimension, although the trace is only for functions that do."""
 
 
 class TorchError(TraceError, RuntimeError):
@@ -22,7 +22,7 @@ class ExampleError(TypeError):
 
 
 class CoreArityError(TraceError):
-    """The step function takes or returns another number of values than the call states."""
+    """The number of arguments or results of the step function differs from the number in the call."""
 
 
 class CoreReturnError(TraceError):
@@ -38,7 +38,7 @@ class RequiresGradError(TraceError):
 
 
 class GraphArityError(ValueError):
-    """A graph has another number of arguments or results than the call states."""
+    """The number of arguments or results of a graph differs from the number in the call."""
 
 
 class UnsupportedOpError(NotImplementedError):
@@ -64,7 +64,7 @@ class StatefulCoreError(UnsupportedCoreError):
 
 
 class RandomOpError(UnsupportedCoreError):
-    """A random op: the backward pass recomputes the step and would draw other numbers."""
+    """A random op: the backward pass recomputes the step and would draw different numbers."""
 
 
 class DataDependentError(UnsupportedCoreError):
@@ -94,4 +94,4 @@ class CaptureError(UnsupportedCoreError):
 
 
 class TwoLayoutsError(CaptureError):
-    """A captured tensor is read in two layouts, but the kernel can load it in one only."""
+    """A captured tensor is read in two layouts, but the kernel can load it in only one layout."""

@@ -26,12 +26,12 @@ class ScanLayout:
     The results are ``(*output_seqs, *state_results, *checkpoints)``. A state result is the
     sequence ``[T, *step]``, or the last state ``[*step]`` if ``final_state``. Checkpoints exist if
     ``checkpoint_interval`` K is not 0: ``[ceil(T / K) - 1 + spare, *step]`` for each state. They contain
-    the states before each segment of K steps except for the first segment, and ``spare_checkpoints`` rows
-    without meaning. With 2 spare rows, a symbolic number of rows is never 0 or 1, for which compilers
-    would specialize the graph.
+    the states before each segment of K steps except for the first segment, and ``spare_checkpoints`` unused
+    rows. With 2 spare rows, a symbolic number of rows is never 0 or 1. Compilers would specialize the graph
+    for these two numbers.
 
-    ``zero_states`` is True for each initial state that is known to be zeros, and empty if there is none. A
-    kernel starts such a state at zeros by itself, so only its shape and dtype matter.
+    ``zero_states`` has one entry per initial state: True if the state is known to be zeros. It is empty if no state
+    is known to be zeros. A kernel starts such a state at zeros by itself, so only its shape and dtype matter.
     """
 
     num_inputs: int
@@ -62,18 +62,18 @@ class ScanLayout:
 class BackwardLayout:
     """The layout of the backward operator.
 
-    Its arguments are those of the forward operator without states that are known to be zeros, then
-    the saved states of ``scan`` (checkpoints with ``saved_interval`` K, or more of them than
-    necessary), then the gradients that are present: first those of the output sequences, then those of the
-    state results. Its results are the gradients of the arguments for which ``needs`` is True, in their order,
-    each in the memory format of its argument.
+    The arguments are, in order: the arguments of the forward operator without states that are known to be zeros,
+    the saved states of ``scan`` (checkpoints with ``saved_interval`` K, or more checkpoints than necessary), the
+    gradients of output sequences that are present, and the gradients of state results that are present. The results
+    are the gradients of the arguments for which ``needs`` is True, in the order of these arguments. Each gradient
+    has the memory format of its argument.
 
     Attributes:
         scan: The forward operator's layout.
         needs: For each forward argument, True if its gradient is required.
         active_states: For each state, True if a gradient flows through it.
         output_grads: For each output, True if its gradient is present.
-        state_grads: For each state result, True if its gradient is present. It is True for active states only.
+        state_grads: For each state result, True if its gradient is present. Only entries of active states are True.
         saved_interval: K of the saved states.
     """
 

@@ -17,11 +17,11 @@ def refuse_double_backward(
 ) -> list[torch.Tensor | None]:
     """Returns gradients that raise a `DoubleBackwardError` when they are differentiated themselves.
 
-    The error is raised for each tensor from which they were computed. Torch's ``once_differentiable`` would treat them
-    as constants if only the saved tensors, but not the incoming gradients, require grad.
+    The error is raised for each tensor from which the gradients were computed. Torch's ``once_differentiable`` would
+    treat the gradients as constants if only the saved tensors, but not the incoming gradients, require grad.
 
     Args:
-        gradients: One for each argument, or None.
+        gradients: One gradient or None for each argument.
         origins: Saved tensors, incoming gradients, and all other values from which the gradients were computed.
         message: The text of the error.
     """

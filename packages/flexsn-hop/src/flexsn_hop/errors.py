@@ -1,4 +1,4 @@
-"""One class for each kind of mistake. Each is a subclass of a built-in exception, which callers can catch instead."""
+"""One class for each kind of mistake. Each class extends a built-in exception that callers can catch instead."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TooFewTensorsError(ValueError):
 
 
 class SequenceLengthError(ValueError):
-    """An input sequence has no leading (time) dimension, or its size differs from that of other sequences."""
+    """An input sequence has no leading (time) dimension, or a length that differs from the other sequences."""
 
 
 class ScanLengthError(ValueError):
@@ -62,15 +62,15 @@ class EmptyScanError(ValueError):
 
 
 class StateChangedError(ValueError):
-    """The core returned a state with another shape, dtype or device."""
+    """The core returned a state with a different shape, dtype or device."""
 
 
 class CarryStructureError(ValueError):
-    """The step returned a carry whose structure differs from that of its argument."""
+    """The step returned a carry whose structure differs from the carry that it received."""
 
 
 class OutputChangedError(ValueError):
-    """An output has another shape, dtype or device than at the first step."""
+    """The shape, dtype or device of an output differs from the first step."""
 
 
 class NotATensorError(TypeError):
@@ -78,7 +78,7 @@ class NotATensorError(TypeError):
 
 
 class RandomOpError(NotImplementedError):
-    """The core draws random numbers inside the operator. Its backward would draw other numbers."""
+    """The core draws random numbers inside the operator. The backward would draw different numbers."""
 
 
 class MutationError(RuntimeError):
@@ -98,4 +98,4 @@ class RematError(ValueError):
 
 
 class DoubleBackwardError(NotImplementedError):
-    """The gradient of a gradient is required, which scans in kernels and in graphs do not support."""
+    """The gradient of a gradient is required, but scans in kernels and in graphs do not support this."""

@@ -1,4 +1,4 @@
-"""Memory formats of results. They are those of an elementwise function of the input sequences and initial states."""
+"""Memory formats of results: the formats that an elementwise function of input sequences and initial states has."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = [
 ]
 
 Operand = tuple[Sequence[Any], Sequence[Any]]
-"""Sizes and strides of a tensor, extended to the result's number of dimensions. Sizes are 1 where it broadcasts."""
+"""Sizes and strides of a tensor, with the result's number of dimensions. Sizes are 1 where the tensor broadcasts."""
 
 Order = tuple[int, ...]
-"""The dimensions of a tensor, from the outermost one in memory to the innermost one."""
+"""The dimensions of a tensor in the order of memory, from the outermost to the innermost dimension."""
 
 
 def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequence[Operand] = ()) -> Order:
     """The order of an elementwise operation's result.
 
-    This is the rule of PyTorch's ``TensorIterator``: if all tensors are contiguous, or all are
-    channels-last, so is the result. Otherwise, dimensions are sorted by the strides of the
+    The rule is that of PyTorch's ``TensorIterator``: if all tensors are contiguous, or all are
+    channels-last, the result is, too. Otherwise, dimensions are sorted by the strides of the
     first operand whose strides differ in the two dimensions. A stride of 0 decides nothing. If no operand
-    decides, the operands in ``also`` do.
+    decides, the operands in ``also`` decide.
     """
     usual = tuple(range(len(shape)))
     if any(type(size) is int and size == 0 for size in shape):
@@ -123,7 +123,7 @@ def order_like(tensor: torch.Tensor) -> Order:
 
 
 def sequence_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> Order:
-    """The order of a sequence ``[T, *shape]``: that of the inputs, or of the states if no input decides.
+    """The order of a sequence ``[T, *shape]``: the order of the inputs, or of the states if no input decides.
 
     Tensors that do not broadcast to the sequence do not count, because a core need not be elementwise.
     """
@@ -138,7 +138,7 @@ def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Se
 
 
 def broadcast_sequences(whole: Sequence[Any], sequences: Sequence[Operand]) -> list[Operand]:
-    """The sequences ``[T, ...]`` that broadcast to ``whole`` after T. Each is extended to all dimensions of it."""
+    """The sequences ``[T, ...]`` that broadcast to ``whole`` after T, each extended to all dimensions of ``whole``."""
     steps = [(sizes[1:], strides[1:]) for sizes, strides in sequences]
     pairs = zip(sequences, (_aligned(whole[1:], *step) for step in steps), strict=True)
     return [((sizes[0], *step[0]), (strides[0], *step[1])) for (sizes, strides), step in pairs if step is not None]
@@ -159,7 +159,7 @@ def _broadcast(whole: Sequence[Any], operands: Sequence[Operand]) -> list[Operan
 
 
 def _aligned(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any]) -> Operand | None:
-    """A tensor extended to all dimensions of ``whole``, or None if it does not broadcast to it."""
+    """A tensor extended to all dimensions of ``whole``, or None if the tensor does not broadcast to ``whole``."""
     missing = len(whole) - len(shape)
     if missing < 0:
         return None
@@ -171,7 +171,7 @@ def _aligned(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any])
 
 
 _MOST_WITH_NAMES = 5
-"""The larger number of dimensions of PyTorch's channels-last formats. The other formats have one fewer."""
+"""The larger number of dimensions of PyTorch's channels-last formats. The other formats have one dimension fewer."""
 
 
 def _guarded_dims(dims: int) -> int:

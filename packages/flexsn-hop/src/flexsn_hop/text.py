@@ -1,7 +1,7 @@
 """Graphs as text, node by node, so that reading them executes no code.
 
 Source code would be shorter. However, a tracer that traces source code loses calls without tensor arguments, such as
-`full`: it calls them, and records constants instead.
+`full`: it runs such calls, and records constants instead.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def merged(
 def write_graph(module: fx.GraphModule) -> list[Any]:
     """Converts the nodes of an ATen graph to lists, numbers and strings, for JSON.
 
-    Inner graphs, such as those of `cond`, are converted in the same way.
+    Inner graphs, such as the branches of `cond`, are converted in the same way.
 
     Raises:
         LoweringError: A node contains an object that cannot be written as text.
@@ -121,7 +121,7 @@ def _write_attribute(name: str, value: object) -> list[Any]:
 
 
 def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
-    """Converts one argument. JSON types are unchanged, and all others become a list that starts with their kind."""
+    """Converts one argument. JSON types stay unchanged. Any other value becomes a list that starts with its kind."""
     if value is None or isinstance(value, (str, bool)) or type(value) in (int, float):
         return value
     if isinstance(value, fx.Node):

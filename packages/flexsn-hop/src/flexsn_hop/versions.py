@@ -73,8 +73,8 @@ def private(
 def needed(module: str, name: str, without: str, *, takes: Collection[str] = ()) -> Any:
     """Looks up a name as `private` does, but raises an error if it is missing.
 
-    This is for modules that are slow to import. `expect` checks them when FlexSN is imported, and this function imports
-    them when they are used.
+    Call this function for modules that are slow to import. `expect` checks such modules when FlexSN is imported, and
+    this function imports them when they are used.
 
     Raises:
         UnsupportedVersionError: this version lacks the name.
@@ -151,7 +151,7 @@ _DEFINITION = (
 
 
 def _defines(text: str, name: str) -> bool:
-    # Checks only the lines in which the name occurs. This is ten times as fast as one search of the whole text.
+    # Checks only the lines in which the name occurs. This search is ten times as fast as one search of the whole text.
     definition = re.compile(_DEFINITION.format(re.escape(name)))
     at = text.find(name)
     while at >= 0:

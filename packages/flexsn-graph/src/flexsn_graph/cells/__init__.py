@@ -1,13 +1,14 @@
 """Functions that cut a dimension into halves, thirds, channels or pairs. Each piece is an argument, called a *cell*.
 
-`x1, x2 = x.chunk(2, -1)` and `torch.cat((-x2, x1), -1)` read and write other elements of the same row. A kernel does
-not need to: it counts the elements of one half, and each half of `x` is an operand with strides. For this purpose, a
-dimension of `n` elements is a product of factors, outermost first. *Axes* are factors that the kernel counts. *Cells*
-are factors that are written out, with one operand or value each. Halves are `(2 cells, axis of n/2)`, even and odd
-elements are `(axis of n/2, 2 cells)`, and the channels of an image are `(3 cells)`.
+`x1, x2 = x.chunk(2, -1)` and `torch.cat((-x2, x1), -1)` move elements to other positions of the same row. A kernel can
+avoid this: it counts the elements of one half, and each half of `x` is an operand with its own strides. For this
+purpose, a dimension of `n` elements is a product of factors, outermost first. *Axes* are factors that the kernel
+counts. *Cells* are factors that are written out, with a separate operand or value for each cell. Halves are
+`(2 cells, axis of n/2)`, even and odd elements are `(axis of n/2, 2 cells)`, and the channels of an image are
+`(3 cells)`.
 
 The ops of the function determine the factors of each dimension. The factors are found by trial: each dimension starts
-as one axis. An op that cuts the axis raises `Refined`, and the pass starts again with the factors of this exception.
+as one axis. An op that cuts the axis raises `Refined`, and the pass starts again with the factors in this exception.
 Two axes that an op combines become one axis. No value may have the same axis twice, because one count cannot address
 two elements.
 """
@@ -45,7 +46,7 @@ _MAX_ATTEMPTS = 256
 
 _aten = torch.ops.aten
 
-# Ops that cut or join tensors. They are not decomposed.
+# Ops that cut or join tensors. These ops are not decomposed.
 CUTTING_OPS = frozenset(
     {
         _aten.bucketize.Tensor,
@@ -66,10 +67,10 @@ def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) 
 
     Args:
         sums_allowed: True if the graph computes gradients. Its sums over elements are computed after the kernel.
-        rows: True if the kernel itself reduces one dimension. This is the last dimension of the reduced value.
+        rows: True if the kernel itself reduces one dimension: the last dimension of the reduced value.
 
     Raises:
-        NonPointwiseError: the graph mixes elements in other ways than by cutting and joining tensors.
+        NonPointwiseError: the graph mixes elements in a way other than cutting and joining tensors.
     """
     refined: dict[Key, tuple[Spec, ...]] = {}
     blamed: dict[Key, fx.Node] = {}

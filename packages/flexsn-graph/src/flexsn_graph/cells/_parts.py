@@ -82,7 +82,7 @@ class CellModule:
         outputs: for each entry of the output, the part of a result that it represents.
         sizes: sizes of the step's axes.
         where: for each axis of the step, an `(argument, dimension)` that consists of this axis alone. `None` if no such
-            dimension exists, so that the graph is valid for one size of the axis only.
+            dimension exists. The graph is then valid for one size of the axis only.
         rows: True if the `ROW_OPS` in the graph reduce the step's last axis.
     """
 
@@ -96,7 +96,7 @@ class CellModule:
 
 @dataclass(frozen=True, slots=True)
 class CutModule:
-    """A function that cuts. It has one step for each set of results with the same elements, and usually one in total.
+    """A function that cuts. It has one step for each set of results with the same elements, and usually a single step.
 
     Attributes:
         steps: the graphs that compute the results.

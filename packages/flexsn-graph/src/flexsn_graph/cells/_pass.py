@@ -321,7 +321,7 @@ class Pass:
         return tuple(dims), cells
 
     def _common(self, node: fx.Node, one: Dim, other: Dim) -> Dim:
-        """The common factors of two factorizations of a dimension. Unites equal axes. Raises `Refined` to split one."""
+        """The common factors of two factorizations of a dimension. Unites equal axes, or raises `Refined`."""
         left, right, result = list(one), list(other), []
         while left and right:
             a, b = left[0], right[0]
@@ -430,7 +430,7 @@ class Pass:
         return tuple(rest), step
 
     def _with_dim(self, value: Value, dim: int, factors: Dim) -> Value:
-        """The value with other factors for one dimension. They group the same cells."""
+        """The value with new factors for one dimension. The new factors group the same cells."""
         dims = (*value.dims[:dim], factors, *value.dims[dim + 1 :])
         return replace(value, dims=dims, cells=value.cells.reshape(counts_of(dims)), wide=None)
 
@@ -573,9 +573,9 @@ class Pass:
         return replace(found, nodes=nodes, summed=found.summed - {axis})
 
     def _may_be_row(self, axes: Collection[OpenAxis]) -> bool:
-        """True if each of these axes can be the row: it has the row's size, and no value has this axis and the row.
+        """True if each of the axes can be the row. Such an axis has the row's size, and no value contains both axes.
 
-        For example, an argument that is a gradient has such an axis.
+        For example, an argument that is a gradient has an axis that can be the row.
         """
         if self._row is None:
             return True
@@ -683,7 +683,7 @@ class Pass:
         results: dict[int, CellResult],
     ) -> CellModule:
         """The module that computes the results in `group`, which have equal axes."""
-        # The axes are in the order of the result with the fewest summed axes. Usually, this result has none.
+        # The axes are in the order of the result with the fewest summed axes. Usually, this result has no summed axes.
         first = min((values[i] for i in group), key=lambda v: len(v.summed))
         axes = [*sorted(first.summed, key=self._root), *first.axes]
         if self._row is not None:
@@ -716,7 +716,7 @@ class Pass:
     def _fixed(self, value: Value, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
         """The dimensions of a result.
 
-        Axes that are not part of the step, as in a constant, become cells. All of these cells are equal.
+        Axes that are not part of the step, such as the axes of a constant, become cells with equal values.
         """
         return tuple(
             tuple(

@@ -152,7 +152,7 @@ class StepPieces:
 
 
 def split(pieces: Sequence[Pieces], tensors: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
-    """All pieces of these tensors, in order."""
+    """All pieces of the tensors, in order."""
     return [piece for one, tensor in zip(pieces, tensors, strict=True) for piece in one.split(tensor, lead)]
 
 

@@ -137,7 +137,7 @@ def _amin(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = No
 def _var(
     work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, correction: float = 1.0, **_: Any
 ) -> Value:
-    """The mean of squared distances from the mean."""
+    """The variance: the mean of the squared distances from the mean."""
     value, dtype = work.value(x), node.meta["val"].dtype
     reduced = _dims(value, dims)
     count = math.prod(size_of(value.dims[d]) for d in reduced)

@@ -108,7 +108,7 @@ class _StepPass(Pass):
         return tuple(results)
 
     def _in_own_order(self, value: Value, node: fx.Node) -> Pieces:
-        """The pieces of a lifted tensor. Its axes retain their order."""
+        """The pieces of a lifted tensor. The axes of the tensor retain their order."""
         own = {self._root(axis): number for number, axis in enumerate(value.axes)}
         return Pieces(self.numbered(value.dims, own, node), len(own))
 
@@ -244,7 +244,7 @@ class _OnElements(_StepPass):
         super().__init__(module, refined, blamed, gradients=any(place is not None for place in gradient_of))
         self._shape = tuple(step_shape)
         self._lifted, self._gradient_of = lifted, gradient_of
-        # Their keys are the smallest, so each of them is the root of all axes with which it is united.
+        # The step's own axes have the smallest keys, so each own axis is the root of all axes with which it is united.
         self._own = [OpenAxis((axis - len(self._shape),), size) for axis, size in enumerate(self._shape)]
 
     def _placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:
@@ -255,7 +255,7 @@ class _OnElements(_StepPass):
         return value, described
 
     def _stand_in_step(self, node: fx.Node, value: Value) -> None:
-        """Unites the dimensions of an argument or a result with those of the step."""
+        """Unites the dimensions of an argument or a result with the dimensions of the step."""
         missing = len(self._own) - len(value.dims)
         for d, dim in enumerate(value.dims):
             if not dim:

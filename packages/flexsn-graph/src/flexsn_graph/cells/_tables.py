@@ -34,7 +34,7 @@ def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Nod
 
 
 def _places(work: Pass, node: fx.Node, index: Value, count: int) -> Value:
-    """The indices, with each negative index replaced by its distance from the beginning."""
+    """The indices, with each negative index replaced by the equivalent index that is not negative."""
     like = index.nodes[0].meta["val"].dtype
     negative = work.one(node, "lt", index, 0, dtype=torch.bool)
     return work.one(node, "where", negative, work.one(node, "add", index, count, dtype=like), index, dtype=like)
@@ -56,7 +56,7 @@ def _index(work: Pass, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | No
     index = _places(work, node, index, count)
     new = len(index.dims) - len(table.dims) + 1
     dtype = node.meta["val"].dtype
-    result: Any = math.nan if dtype.is_floating_point else 0  # for an index out of range, which eager mode refuses
+    result: Any = math.nan if dtype.is_floating_point else 0  # for an index out of range, an error in eager mode
     for i in range(count):
         entry = work.slice(node, table, dim, i, i + 1)
         entry = replace(entry, dims=(*entry.dims[:dim], *((),) * new, *entry.dims[dim + 1 :]))

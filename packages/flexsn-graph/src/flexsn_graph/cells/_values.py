@@ -40,13 +40,15 @@ class Refined(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Attributes:
-    dims: the factors of each dimension, without factors of one element.
-    cells: a table with one dimension per group of cells, in order. Its entries are indices of `nodes`.
-    nodes: nodes of the new graph.
-    summed: the axes over which the value is summed afterwards.
-    zero: True if the value is 0 for all arguments.
-    wide: for a converted sum, the value before the conversion.
+    """A value during a pass.
+
+    Attributes:
+        dims: the factors of each dimension, without factors of one element.
+        cells: a table with one dimension per group of cells, in order. Its entries are indices of `nodes`.
+        nodes: nodes of the new graph.
+        summed: the axes over which the value is summed afterwards.
+        zero: True if the value is 0 for all arguments.
+        wide: for a converted sum, the value before the conversion.
     """
 
     dims: tuple[Dim, ...]

@@ -22,7 +22,7 @@ def generate_inference_graph(fn: Callable[..., Any], example_inputs: tuple[Tenso
 
     Args:
         fn: a pointwise function of tensors that returns a tensor, or a list or tuple of tensors.
-        example_inputs: tensors of any shape and dtype, or fake tensors. They are neither changed nor kept.
+        example_inputs: tensors of any shape and dtype, or fake tensors. The tensors are neither changed nor kept.
 
     Returns:
         `[*example_inputs, *captured tensors] -> [*results]`. The placeholder of a captured tensor has the tensor as
@@ -55,7 +55,7 @@ def generate_forward_and_backward_graph(
         `generate_inference_graph`.
         `backward`: `[*intermediates, *gradients of the differentiable results] -> [*gradients]`, with one gradient
         for each of `[*examples, *captured]`, or `None` if there is no gradient. The gradient of an argument that
-        broadcasts has the shape of the results. Sum it afterwards.
+        broadcasts has the shape of the results. The caller has to sum this gradient.
 
     Raises:
         RequiresGradError: `requires_grad` has the wrong length, or no result is differentiable.

@@ -1,4 +1,4 @@
-"""The mapping from the results of a step graph to those of its kernel."""
+"""The mapping from the results of a step graph to the results of its kernel."""
 
 from __future__ import annotations
 

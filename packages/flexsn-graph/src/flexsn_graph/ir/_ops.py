@@ -1,7 +1,7 @@
 """Facts about the ops of a lowered function: one row for each op that works element by element, and sets of other ops.
 
-The sets hold views, constants and sums. Each target defines the code of these ops: see `flexsn_codegen.register_op`.
-`_decompositions` expresses all other ops in terms of these.
+The sets contain views, constants and sums. Each target defines the code of these ops: see `flexsn_codegen.register_op`.
+`_decompositions` expresses all other ops in terms of the ops in this file.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ EMPTY_OPS: frozenset[Op] = frozenset(
 
 SUM_OP: Op = _prims.sum.default
 
-# The gradient of an argument without dimensions is a sum over the elements. `terms` turns it into the terms of the sum,
-# and `uniform` does the reverse. Each is the adjoint of the other. See `_pointwise`.
+# The gradient of an argument without dimensions is a sum over the elements. The op `terms` turns this gradient into the
+# terms of the sum, and the op `uniform` does the reverse. Each op is the adjoint of the other op. See `_pointwise`.
 library = torch.library.Library("flexsn_graph", "DEF")
 library.define("terms(Tensor sum, SymInt[] shape) -> Tensor")
 library.define("uniform(Tensor terms) -> Tensor")
@@ -150,7 +150,7 @@ def register_facts(op: Op, facts: OpFacts) -> None:
 
 
 def facts_of(op: object) -> OpFacts | None:
-    """Returns the facts about an op. `None` if the op mixes elements or has no row."""
+    """Returns the facts about an op. `None` if the op mixes elements or has no row in the table."""
     return _FACTS.get(op)  # type: ignore[call-overload, no-any-return]
 
 
@@ -167,8 +167,8 @@ def kept_ops() -> Iterator[Op]:
 def is_pointwise(op: object) -> bool:
     """True if `op` maps elements to elements, one by one.
 
-    This is assumed for ops outside of torch's own namespaces. Their shapes are checked, and their kernel rules define
-    their meaning.
+    The answer is True for all ops outside of torch's own namespaces. The shapes of such ops are checked, and their
+    kernel rules define their meaning.
     """
     return op in _FACTS or (isinstance(op, Op) and op.namespace not in {"aten", "prims"})
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 class Role(StrEnum):
     """Role of an argument or a result.
 
-    Shapes are those of kernels: time is the first dimension of `[T, …]`, and checkpoints are the first dimension of
-    `[rows, …]`. A graph is one step, with `STATE` or `GRAD_STATE` as arguments and as results. A step receives the
-    state before the step and returns the state after it. A VJP receives the gradient of the state after the step and
-    returns the gradient of the state before it.
+    The comments state the shapes in kernels: time is the first dimension of `[T, …]`, and checkpoints are the first
+    dimension of `[rows, …]`. A graph is one step, with `STATE` or `GRAD_STATE` as arguments and as results. A step
+    receives the state before the step and returns the state after the step. A VJP receives the gradient of the state
+    after the step and returns the gradient of the state before the step.
     """
 
     INPUT = "input"  # [T, *step], read
@@ -31,7 +31,7 @@ class Role(StrEnum):
     CAME_STATE = "came_state"  # flag of a VJP: True if the gradient of a new state is present
     GRAD_INPUT = "grad_input"  # [T, *step], written, or [T, programs] if each program sums over its elements
     GRAD_STATE = "grad_state"  # [*step], written: the gradient of the initial state
-    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time, but not over the step. Or [programs]
+    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time. Or [programs], if each program sums its elements
     # In a step with products (`StagedStep`), values of one step, of any shape:
     OPERAND = "operand"  # a pointwise function of the step's values, written as the operand of a product
     PRODUCT = "product"  # a product with a matrix
@@ -39,7 +39,7 @@ class Role(StrEnum):
     AHEAD = "ahead"  # a part of a stage that is computed earlier than the rest, for example while waiting for a product
     MATRIX = "matrix"  # computed from captured tensors alone, before the loop
     RING = "ring"  # [2, *step], passed from one step to the next. Even steps use one row, and odd steps the other
-    COUNTER = "counter"  # number of programs that have arrived at a common point, or a mark that one gave up
+    COUNTER = "counter"  # number of programs that have arrived at a common point, or a mark that a program gave up
     # In scans in segments of time, `[segments, *step]`:
     SEGMENT_START = "segment_start"  # the guessed state at the beginning of a segment
     SEGMENT_END = "segment_end"  # the state at the end of a segment
@@ -47,7 +47,7 @@ class Role(StrEnum):
     SEGMENT_CARRIED = "segment_carried"  # the cotangent at a segment's end, from the segment after it
     SEGMENT_REPAIRS = "segment_repairs"  # [programs], written: number of recomputed pairs of an element and a segment
 
-    __hash__ = str.__hash__  # in C and thus fast, because ports are often keys. `Enum` has one in Python
+    __hash__ = str.__hash__  # runs in C and thus fast, because ports are often keys. `Enum.__hash__` runs in Python
 
 
 class Port(NamedTuple):  # the hash and comparison of a tuple are in C and thus fast, as keys require

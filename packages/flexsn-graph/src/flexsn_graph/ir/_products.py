@@ -51,9 +51,9 @@ REDUCTIONS: frozenset[Op] = frozenset(
     {SUM_OP, _prims.amax.default, _prims.amin.default, _prims.var.default},
 )
 
-# Joins values. It is the gradient of splitting a value.
+# Joins values. The op is the gradient of a split.
 CAT_OP: Op = _aten.cat.default
-# The gradient of a part of a value. It is zero elsewhere.
+# The gradient of a value of which only a part is used. The gradient is zero outside of this part.
 SLICE_BACKWARD_OP: Op = _aten.slice_backward.default
 SELECT_BACKWARD_OP: Op = _aten.select_backward.default
 # Copies a value for a view that strides cannot express.

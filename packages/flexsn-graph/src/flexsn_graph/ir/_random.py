@@ -3,14 +3,14 @@
 A number is determined by a key (64 bits), a stream (the index of a draw within a step), a time step, a row and a
 column. Nothing is stored, and the order of computation does not matter. Two stages keep the work of each step short:
 
-- Each element of the step has three words: the first ones of Philox 4x32-10 of the counter `(column, row, 0, 0)`,
-  under the key. Kernels compute them once, before the loop over time.
+- Each element of the step has three words: the first three words that Philox 4x32-10 makes from the counter
+  `(column, row, 0, 0)` under the key. Kernels compute these words once, before the loop over time.
 - Each pair of time steps has two words: Philox 2x32-7 of the counter `(step // 2, stream)`, combined by XOR with the
-  element's second and third word, under the element's first word. An even step uses the first of the two uniform
-  numbers, or the cosine of the normal ones. An odd step uses the second one, or the sine.
+  element's second and third word, under the element's first word. The two words give two uniform numbers, or two
+  normal numbers (a cosine and a sine). An even step uses the first number, and an odd step uses the second number.
 
-Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. (Their 2x32 passes all
-tests from 7 rounds on, and so does their 4x32.)
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. (In this source, 2x32 and
+4x32 pass all tests from 7 rounds on.)
 """
 
 from __future__ import annotations
@@ -77,15 +77,16 @@ def words_of_steps(first: Tensor, second: Tensor, third: Tensor, step: Tensor, s
 
 
 def uniform(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream: int, bits: int) -> Tensor:
-    """Multiples of `2**-bits` in [0, 1), float32. The arguments are those of `words_of_steps`."""
+    """Multiples of `2**-bits` in [0, 1), float32. For the other arguments, see `words_of_steps`."""
     a, b = words_of_steps(first, second, third, step, stream)
     return (torch.where(step & 1 == 0, a, b) >> (32 - bits)).float() * 2.0**-bits
 
 
 def normal(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream: int) -> Tensor:
-    """Numbers of mean 0 and variance 1, float32, from a cosine or a sine. The arguments are those of `words_of_steps`.
+    """Numbers of mean 0 and variance 1, float32, from a cosine or a sine. For the arguments, see `words_of_steps`.
 
-    Each operation is rounded separately, and the order is the same in each language, so that the bits are equal.
+    Each operation is rounded separately, and the order of operations is the same in each language, so that the bits are
+    equal.
 
     Source: Box and Muller, "A note on the generation of random normal deviates", 1958.
     """
@@ -116,11 +117,11 @@ LOGARITHM = (
 def _radius(word: Tensor) -> Tensor:
     """`sqrt(-2 log(word / 2**31))`, with an error below 7e-6.
 
-    It does not use a square root, which would be a branch on a GPU.
+    The function avoids a square root, because a square root adds a branch on a GPU.
     """
     x = word.float()
     bits = x.view(torch.int32)
-    exponent = (bits - 0x3F3504F3) >> 23  # of x / sqrt(1 / 2)
+    exponent = (bits - 0x3F3504F3) >> 23  # the exponent of x / sqrt(1 / 2)
     x = (bits - (exponent << 23)).view(torch.float32) - 1.0
     value = torch.full_like(x, LOGARITHM[0])
     for coefficient in LOGARITHM[1:]:
@@ -128,7 +129,7 @@ def _radius(word: Tensor) -> Tensor:
     square = value * x + (31 - exponent).float() * 1.3862943649291992
     half = square * 0.5
     inverse = (0x5F3759DF - (square.view(torch.int32) >> 1)).view(torch.float32)
-    for sum_of_both in (1.5, 1.500002384185791):  # Newton's method. Its error is negative, so half of it is added
+    for sum_of_both in (1.5, 1.500002384185791):  # Newton's method, with half of its negative error added
         inverse = inverse * (sum_of_both - half * inverse * inverse)
     return square * inverse
 

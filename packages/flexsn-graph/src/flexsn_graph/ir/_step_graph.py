@@ -19,15 +19,15 @@ class StepGraph:
     """One step as a normalised graph: the forward, or its vector-Jacobian product (VJP).
 
     Forward: `[*INPUT, *STATE, *LIFTED] -> [*OUTPUT, *STATE]`, followed by `*SAVED` if a VJP needs intermediates.
-    VJP: `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`. Its
-    arguments include only the cotangents that are present. Its results include only gradients that are required and not
-    zero for all values. If an argument broadcasts to the step, its gradient has the step's shape and is summed later.
+    VJP: `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`. The
+    arguments include only the cotangents that are present. The results include only gradients that are required and
+    not identically zero. If an argument broadcasts to the step, its gradient has the step's shape and is summed later.
 
     Attributes:
         graph: pointwise ops that have facts (`facts_of`), on homogeneous dtypes, with Python numbers as constants.
             Each node has `meta["val"]`, a fake tensor, and, where known, a stack trace that ends in the user's line
             (`location_of`). The output is a tuple of nodes.
-        arguments: ports of all placeholders in order, including unused ones.
+        arguments: ports of all placeholders in order, including unused placeholders.
         results: ports of the output's entries in order.
         layouts: layouts of the lifted tensors by index. A step's forward graph and VJPs share them. A tensor that the
             graph never reads has no layout.

@@ -1,4 +1,4 @@
-"""Ops in terms of other ops, with the results of eager mode. Extends and corrects torch's table of decompositions."""
+"""Decompositions of ops with the results of eager mode. They extend and correct torch's table of decompositions."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor,
 
 
 def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
-    """First rounds numbers and tensors without dimensions to the half dtype of the other arguments, as eager mode does.
+    """Rounds numbers and tensors without dimensions to the half dtype of the other arguments, then decomposes the op.
 
-    As a result, the bfloat16 value 0.30078125 is not above 0.3. Torch's table compares in float32 instead.
+    Eager mode rounds in the same way. As a result, the bfloat16 value 0.30078125 is not above 0.3. Torch's table
+    compares in float32 instead.
     """
     dtype = torch.result_type(*values)
     if dtype in _HALF_DTYPES:
@@ -56,16 +57,19 @@ def _as_half(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 1) -> Any:
-    """First rounds numbers to the half dtype of the other arguments. Eager addition does so on the CPU only."""
+    """Rounds numbers to the half dtype of the other arguments, then adds. Eager mode does so on the CPU only."""
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
         x, y, alpha = (_as_half(value, dtype) for value in (x, y, alpha))
-    # Given an `alpha` of 1, torch's table would multiply by it.
+    # If `alpha` is passed, torch's table multiplies by it, even if it is 1.
     return decomposition(x, y) if alpha == 1 else decomposition(x, y, alpha=alpha)
 
 
 def _product_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any) -> Any:
-    """First rounds a first argument without dimensions to the half dtype. Eager mode does so on the CPU only."""
+    """Rounds a first argument without dimensions to the half dtype, then multiplies.
+
+    Eager mode does so on the CPU only.
+    """
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y) and isinstance(x, Tensor):
         x = x.to(dtype)
@@ -77,7 +81,7 @@ def _is_on_cpu(*values: Any) -> bool:
 
 
 def _pow_by_number(x: Tensor, exponent: float) -> Any:
-    """Writes out two powers as eager mode does: half values are rounded after each product (not float16 on the CPU)."""
+    """Writes out two powers as eager mode does. Half values are rounded after each product, except float16 on a CPU."""
     if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
         if exponent == 3.0:
             return x * x * x
@@ -87,7 +91,7 @@ def _pow_by_number(x: Tensor, exponent: float) -> Any:
 
 
 def _signbit(x: Tensor) -> Tensor:
-    """Widening drops the sign of a float16 NaN on a GPU. Eager mode reads the sign after widening."""
+    """Returns False for a negative float16 NaN on a GPU, because eager mode widens first and thereby drops the sign."""
     negative: Tensor = decomposition_table[_aten.signbit.default](x)
     return negative & (x == x) if x.dtype == torch.float16 and x.device.type != "cpu" else negative
 
@@ -140,7 +144,7 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
 def _glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
     value, gate = (_widened(half) for half in x.chunk(2, dim))
     slope, share = _widened(grad), torch.sigmoid(gate)
-    if x.device.type == "cpu":  # eager mode stores the share in the gradient's memory, which rounds it
+    if x.device.type == "cpu":  # eager mode rounds the share by storing it in the gradient's memory
         share = _widened(share.to(x.dtype))
     return torch.cat([share * slope, (1.0 - share) * share * slope * value], dim).to(x.dtype)
 
@@ -213,7 +217,7 @@ def _polynomial(polynomial: Callable[..., Any], x: Any, degree: Any) -> Any:
 
 
 def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    """Takes one comparison for each limit: NaN is not beyond a limit. Torch's table looks for NaN in a second one."""
+    """Makes one comparison per limit: NaN is not beyond a limit. Torch's table detects NaN by a second comparison."""
     limits = [limit for limit in (low, high) if limit is not None]
     if not x.is_floating_point() or not all(type(limit) in (int, float) and limit == limit for limit in limits):
         clamped: Tensor = decomposition_table[_aten.clamp.default](x, low, high)
@@ -298,9 +302,9 @@ TO_PRIMS: Table = {
 
 
 def prims_of_inductor() -> Table:
-    """Prims that Inductor adds, and with which it expresses the gradient of a softmax.
+    """Prims that Inductor adds and uses for the gradient of a softmax.
 
-    Empty until Inductor is imported. Kernels round each operation separately, as eager mode does.
+    The table is empty until Inductor is imported. Kernels round each operation separately, as eager mode does.
     """
     fma = getattr(torch.ops.prims, "fma", None)
     return {} if fma is None else {fma.default: lambda x, y, z: x * y + z}

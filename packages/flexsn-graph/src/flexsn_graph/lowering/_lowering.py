@@ -34,7 +34,7 @@ def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS)
 
 
 def _reduce_one_element(node: fx.Node) -> None:
-    """Replaces a reduction of a tensor without dimensions, which PyTorch allows along a "dimension 0"."""
+    """Replaces a reduction of a tensor without dimensions. PyTorch allows such a reduction along "dimension 0"."""
     graph, (value,) = node.graph, node.all_input_nodes
     if node.target is _prims.var.default:
         correction: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("correction", 1)

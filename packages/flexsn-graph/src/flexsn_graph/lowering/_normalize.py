@@ -147,7 +147,7 @@ class _Normalizer:
 
 
 def _is_certain(sides: Sequence[Any]) -> bool:
-    """True if one condition says that a number equals itself, and the other that it does not: one of them is true."""
+    """True if one condition is `x == x` and the other condition is `x != x`, so that one condition is always true."""
     of_each = {one.target: one.args for one in sides if isinstance(one, fx.Node)}
     equal, unequal = of_each.get(_prims.eq.default), of_each.get(_prims.ne.default)
     return equal is not None and equal == unequal and equal[0] is equal[1]
@@ -212,7 +212,7 @@ def _is_number(value: object) -> bool:
 
 def call_key(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """A key of a call of the function of `node`. Calls with equal keys have equal values."""
-    # The dtype is part of the key: `where(c, 1, 0)` has another value in int32 than in int64.
+    # The dtype is part of the key, because `where(c, 1, 0)` has different values in int32 and int64.
     return node.target, _hashable(args), _hashable(kwargs), getattr(node.meta["val"], "dtype", None)
 
 

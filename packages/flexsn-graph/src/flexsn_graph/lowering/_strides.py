@@ -1,4 +1,4 @@
-"""Arithmetic of positions, on strided tensors without data. Their strides describe positions in the step."""
+"""Arithmetic on positions in the step. The strides of tensors without data represent the positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_graph.ir._layout import LiftedLayout
 
 
 class StepAxes:
-    """The shape of one step as a strided tensor. Positions are relative to it.
+    """The shape of one step as a strided tensor. Positions are relative to this tensor.
 
     Attributes:
         shape: shape of the step.
@@ -69,14 +69,14 @@ def contiguous(shape: Sequence[int]) -> Tensor:
 
 
 def without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
-    """The first slice of the tensor in each of these dimensions. The dimensions are removed."""
+    """The first slice of the tensor in each dimension of `dims`. These dimensions are removed."""
     for d in sorted(dims, reverse=True):
         tensor = tensor.select(d, 0)
     return tensor
 
 
 def compatible(step: Tensor, place: Tensor) -> bool:
-    """True if a value at positions `step` may be at positions `place`: it is constant wherever the two differ."""
+    """True if a value at positions `step` may be at positions `place`: it is constant where the positions differ."""
     return all(
         size <= 1 or stride in (0, requested)
         for size, stride, requested in zip(step.shape, step.stride(), place.stride(), strict=True)

@@ -1,7 +1,7 @@
 """Finds the values of a step for which a small rounding error cannot cause a jump in a result.
 
-Gradients agree with eager mode up to rounding. A value that is compared with a threshold, however, decides about a
-spike and has to equal the forward's value. Therefore, a division may be a fast one only if its result reaches no
+Gradients agree with eager mode up to rounding. However, a value that is compared with a threshold decides about a spike
+and has to equal the value in the forward. Therefore, a division may use fast arithmetic only if its result reaches no
 comparison.
 """
 

@@ -20,9 +20,9 @@ _SAME_VALUE = (_prims.convert_element_type.default,)
 
 
 def ends_early(step: StepGraph, counts: Collection[int]) -> bool:
-    """True if all outputs are zero and all states stay unchanged wherever these inputs are 0 or less.
+    """True if all outputs are zero and all states stay unchanged wherever the inputs in `counts` are 0 or less.
 
-    This is derived from comparisons of the inputs with 0, selections by these comparisons, and sums with zeros.
+    The answer is derived from comparisons of the inputs with 0, selections by these comparisons, and sums with zeros.
 
     Args:
         step: a forward graph.
@@ -57,7 +57,7 @@ def _stays(port: Port, value: Any, placeholders: dict[Port, fx.Node]) -> bool:
         return is_number(value, 0)
     if port.role is Role.STATE:
         return value is placeholders.get(port)
-    return True  # a value saved for a backward, which does not use `ends_early`
+    return True  # a value saved for a backward. No backward uses `ends_early`
 
 
 def simplified(node: fx.Node, gone: Collection[fx.Node], value: Any) -> Any:

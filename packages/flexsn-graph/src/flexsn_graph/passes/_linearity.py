@@ -16,7 +16,7 @@ _prims = torch.ops.prims
 
 
 def is_linear(step: StepGraph, roles: Collection[Role]) -> bool:
-    """True if all results are linear in the arguments of these roles together, up to rounding.
+    """True if all results are jointly linear in the arguments that have these roles, up to rounding.
 
     A backward formula is linear in its cotangents, unless a user's own formula applies a nonlinear operation to them,
     such as clipping.
@@ -39,9 +39,9 @@ def linear_part(step: StepGraph) -> StepGraph | None:
     """The new states of a step as a linear function of its states, without the addends.
 
     Returns:
-        `[inputs, states, lifted] -> [*new_states]`, with the new states that depend on states. `None` if these are not
-        affine functions of the states. This is derived from the step's own operations, because the gradient of a step
-        may be that of another function.
+        `[inputs, states, lifted] -> [*new_states]`, with the new states that depend on states. `None` if these new
+        states are not affine functions of the states. The result is derived from the step's own operations, because
+        the gradient of a step may be the gradient of another function.
     """
     nodes = step.placeholders
     dependent = {node for port, node in nodes.items() if port.role is Role.STATE}

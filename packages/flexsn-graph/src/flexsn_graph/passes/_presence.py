@@ -1,4 +1,4 @@
-"""Tracks which gradients are present at each step, for VJPs in which an absent gradient is not the same as zero.
+"""Tracks the gradients that are present at each step, for VJPs in which an absent gradient differs from zero.
 
 A final state on which no loss depends has no gradient, so autograd does not call the formulas that would use it. A
 kernel uses a zero instead, and zero times an infinite derivative is NaN. Where this can happen, a VJP takes a flag for
@@ -28,7 +28,7 @@ class Flag:
 
     Attributes:
         given: True if the gradient is present at the last step.
-        always: True if it is present at every step before the last one.
+        always: True if the gradient is present at every step before the last step.
         states: if `always` is False, the gradient is present at a step if the gradient of one of these states is
             present at the following step.
     """
@@ -49,7 +49,7 @@ class Presence:
         every_step: True if gradients from outside exist at every step, False if they exist at the last step only.
 
     Attributes:
-        flags: the flags that are arguments of the VJP of `with_flags`. Empty if an absent gradient can be a zero.
+        flags: the flags that `with_flags` adds to the VJP's arguments. Empty if an absent gradient can be a zero.
     """
 
     def __init__(

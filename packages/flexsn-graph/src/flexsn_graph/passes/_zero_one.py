@@ -25,10 +25,10 @@ _FROM: dict[object, tuple[int, ...]] = {
 
 
 def not_zero_one(step: StepGraph, result: int, given: Collection[Port] = ()) -> fx.Node | None:
-    """Finds a node behind a result that may be neither 0 nor 1; `None` if no node may.
+    """Finds a node on which a result depends and that may be neither 0 nor 1. `None` if there is no such node.
 
-    This is derived from the operations. Comparisons are 0 or 1, and so are products, selections, maxima and minima of
-    such values, and 1 minus such a value.
+    The answer is derived from the operations. Comparisons are 0 or 1, and so are products, selections, maxima and
+    minima of such values, and 1 minus such a value.
 
     Args:
         result: index among the step's results.

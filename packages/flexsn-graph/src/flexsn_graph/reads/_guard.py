@@ -1,4 +1,4 @@
-"""One fast check that all values that a core read are unchanged."""
+"""One fast check that all values read by a core are unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_graph.reads._places import Place
 
 
 class Guard:
-    """A check of all places by identity, as one generated Python function. The check takes some 20 ns per place.
+    """A check of all places by identity, as one generated Python function. The check takes about 20 ns per place.
 
     Args:
         values: the values that were read, by place.
@@ -41,7 +41,7 @@ class Guard:
         self.holds: Callable[[], bool] = FunctionType(code, {}, closure=closure)
 
     def changed(self) -> dict[Place, Any]:
-        """Returns the current value of each place whose value differs from the one that was read."""
+        """Returns the current value of each place whose value differs from the recorded value."""
         results = {}
         for place, before in self._values.items():
             now = place.read()

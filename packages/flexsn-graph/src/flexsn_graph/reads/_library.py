@@ -1,4 +1,4 @@
-"""Recognizes functions of libraries, and their internal objects, which a trace need not read again."""
+"""Recognizes functions and internal objects of libraries, because a trace does not have to read them again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_library(module: object) -> bool:
 
 
 def is_library_function(function: FunctionType) -> bool:
-    """True if a library contains the function's code. This includes a library's wrapper of a user's function."""
+    """True if a library contains the function's code. A library's wrapper around a user's function counts, too."""
     return is_library(function.__globals__.get("__name__"))
 
 

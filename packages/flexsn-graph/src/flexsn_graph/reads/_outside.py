@@ -30,7 +30,7 @@ _ASKED_AGAIN: tuple[Callable[[], Any], ...] = (
 )
 _BUILTIN_ASKED = {id(f): f for f in _ASKED_AGAIN if not isinstance(f, FunctionType)}
 _PYTHON_ASKED: dict[CodeType, Callable[[], Any]] = {f.__code__: f for f in _ASKED_AGAIN if isinstance(f, FunctionType)}
-# Settings that are compared in any case: each trace belongs to their values, even if the core does not read them.
+# Settings that are always compared. A trace is valid for their values only, even if the core does not read them.
 _COMPARED = frozenset({"get_default_dtype", "get_default_device", "get_autocast_dtype", "is_autocast_enabled"})
 
 _RANDOM = frozenset({"random", "secrets"})

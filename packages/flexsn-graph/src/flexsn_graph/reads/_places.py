@@ -27,7 +27,7 @@ class NotTwinsError(Exception):
 
 
 class Counterparts(Protocol):
-    """Maps objects of one core to those of another core. See `_twins.py`."""
+    """Maps objects of one core to objects of another core. See `_twins.py`."""
 
     def counterpart(self, value: Any) -> Any:
         """Returns the object of the other core, or raises `NotTwinsError`."""
@@ -44,8 +44,8 @@ class Place:
 
     Attributes:
         name: the name in messages, such as ``self.tau``.
-        in_backward: True if a backward formula reads it. It may be True together with `in_forward`.
-        in_forward: True if the step itself reads it.
+        in_backward: True if a backward formula reads the place. `in_backward` and `in_forward` may both be True.
+        in_forward: True if the step itself reads the place.
     """
 
     __slots__ = ("in_backward", "in_forward", "name")
@@ -65,7 +65,7 @@ class Place:
         raise NotImplementedError
 
     def get(self) -> Any:
-        """Returns the value in the place, or raises if the place has none."""
+        """Returns the value in the place, or raises an error if the place has no value."""
         raise NotImplementedError
 
     def expression(self, bind: Bind) -> str:
@@ -315,7 +315,7 @@ class Equal(Result):
 
 
 class Content(Place):
-    """All elements of a container in order. For a dictionary, these are its keys and then its values."""
+    """All elements of a container in order. For a dictionary, all keys come first, followed by all values."""
 
     __slots__ = ("_container", "_length", "_read")
 
@@ -363,7 +363,7 @@ class Content(Place):
 
 
 class TensorAttributes(Content):
-    """Attributes that were set on a tensor, except for those that torch's compiler sets."""
+    """Attributes that were set on a tensor, except for attributes that torch's compiler sets."""
 
     __slots__ = ()
 
@@ -434,8 +434,8 @@ def _viewed(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
     return chain(mapping.keys(), mapping.values())
 
 
-# For each type, functions that return the elements and their number. They do not call `__iter__` and `__len__` of
-# subclasses.
+# For each type, one function that returns the elements and one that returns their number. Neither function calls
+# `__iter__` or `__len__` of subclasses.
 _READERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any], int]]] = {
     list: (list.__iter__, list.__len__),
     OrderedDict: (_ordered, dict.__len__),

@@ -26,18 +26,18 @@ _WITHOUT_NUMBERS = (bool, str, bytes, NoneType, Tensor)
 class Reads:
     """All tensors and other values that a core reads in addition to its arguments.
 
-    Parameters remain the same objects when they are updated or moved. Buffers do not (`module.to()` replaces them), and
-    neither do closure variables that are assigned again. Therefore, each tensor is identified by its place. Numbers,
-    functions and objects become part of a trace. They are also recorded by place, and compared.
+    Parameters remain the same objects when they are updated or moved. Buffers may be replaced by other objects (by
+    `module.to()`), and closure variables may be assigned again. Therefore, each tensor is identified by its place.
+    Numbers, functions and objects become part of a trace. They are also recorded by their places and compared.
 
     Args:
         core: the step function.
         follow: True if values can change. If False, nothing is recorded, and the tensors of the first trace are used.
 
     Attributes:
-        holds: a fast check of all places. It may fail for irrelevant reasons. In that case, `fetch` decides.
-        changed_by_core: names of values that the core itself changes each time it runs, such as a counter. They are not
-            compared.
+        holds: a fast check of all places. The check may fail for irrelevant reasons. In that case, `fetch` decides.
+        changed_by_core: names of values that the core itself changes each time it runs, such as a counter. Such values
+            are not compared.
     """
 
     def __init__(self, core: Callable[..., Any], *, follow: bool = True) -> None:
@@ -70,7 +70,7 @@ class Reads:
             self.keep(self._tensors)
 
     def restored(self) -> AbstractContextManager[None]:
-        """Context of a whole trace. At its end, every object that the core reaches is restored."""
+        """Context of a whole trace. After the trace, every object that the core reaches is restored."""
         return nullcontext() if self._recorder is None else self._recorder.surroundings.trace()
 
     def run(self, origin: Origin) -> AbstractContextManager[None]:
@@ -85,7 +85,7 @@ class Reads:
     def preserved(self) -> Iterator[None]:
         """Context of a run of a core that `run` has already checked.
 
-        At its end, every object that the core reaches is restored.
+        After the run, every object that the core reaches is restored.
         """
         with self.restored(), self.run(_CHECKED):
             yield
@@ -96,7 +96,7 @@ class Reads:
         return [] if self._recorder is None else list(self._recorder.surroundings.derived)
 
     def _forget_overwritten(self) -> None:
-        """Removes values that the core sets before it reads them. They are not compared."""
+        """Omits values from the comparison if the core sets them before it reads them."""
         assert self._recorder is not None
         for place in [place for place in self._values if place.name in self._recorder.overwritten]:
             self.changed_by_core.append(place.name)
@@ -108,9 +108,9 @@ class Reads:
         return self._tensors
 
     def of_twin(self, core: Callable[..., Any]) -> Reads | None:
-        """The reads of another core, without running it. `None` if that core would read different values.
+        """The reads of another core, found without running the core. `None` if the core would read different values.
 
-        If not all reads of a core are places, as for a core that reads a clock or an identity, it has no twin.
+        A core has no twin if some of its reads are not places, such as a read of a clock or of an identity.
         """
         if not self._is_kept or self._recorder is None or self.changed_by_core or self._recorder.once:
             return None
@@ -121,7 +121,7 @@ class Reads:
             twins = Twins(self._core, core)
             values = twins.values(read)
             tensors = [twins.counterpart(tensor) for tensor in self._tensors]
-            # Tensors of the first core may have changed since the trace, which is valid for the recorded tensors.
+            # The trace is valid for the recorded tensors. Tensors of the first core may have changed since the trace.
             for place, before in self._values.items():
                 if _is_note(place) and place.counterpart(twins).read()[1:] != before[1:]:
                     return None
@@ -178,7 +178,7 @@ class Reads:
             if id(value) in number:
                 self._places[number[id(value)]].append(place)
                 continue
-            # The core may have read properties of a tensor that no operation used, or that one used by another name.
+            # The core may have read properties of a tensor that no operation used, or that was used by another name.
             description = Equal(place.name, _NOTE, _described, value)
             if description.key not in known:
                 known.add(description.key)
@@ -191,7 +191,7 @@ class Reads:
     def keep_more(self) -> None:
         """Also compares the reads of another trace, except for values that the core changes.
 
-        Call this after that trace.
+        Call this method after the other trace.
         """
         self.settle()
         self.keep(self._tensors)
@@ -203,7 +203,7 @@ class Reads:
         self._backward_guard = Guard({p: v for p, v in read_backward.items() if not isinstance(v, Tensor)})
 
     def fetch(self) -> tuple[Tensor, ...] | None:
-        """The tensors that are now at their places. `None` if the core has to be traced again.
+        """The current tensors at the recorded places. `None` if the core has to be traced again.
 
         A new trace is necessary if a value that is not a tensor has changed, if a tensor is absent, or if a tensor was
         replaced at only some of its places.
@@ -233,7 +233,7 @@ class Reads:
         return self._tensors
 
     def changed(self) -> dict[Place, Any]:
-        """Returns the current value of each place whose value differs from the one that was read."""
+        """Returns the current value of each place whose value differs from the recorded value."""
         return self._guard.changed()
 
     def places(self) -> list[Place]:
@@ -241,11 +241,11 @@ class Reads:
         return list(self._values)
 
     def has_other_numbers(self) -> bool:
-        """True if a value has changed from which numbers may be computed. Flags, texts and tensors do not count."""
+        """True if a changed value is neither a flag nor a text nor a tensor, so that numbers may depend on it."""
         return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
 
     def holds_for_backward(self) -> bool:
-        """True if the values that backward formulas read are unchanged. `changed_for_backward` lists the others."""
+        """True if the values that backward formulas read are unchanged. `changed_for_backward` lists changed values."""
         return self._backward_guard.holds()
 
     @property
@@ -270,7 +270,7 @@ class Reads:
         return {} if self._recorder is None else dict(self._recorder.once)
 
     def note(self, name: str, location: SourceLocation | None) -> None:
-        """Records a read that is not compared, by name."""
+        """Records the name of a value that is read but not compared."""
         if self._recorder is not None:
             self._recorder.once.setdefault(name, location)
 

@@ -1,8 +1,8 @@
 """Records the values that a core reads while it runs. Each value that Python passes to the core has a place.
 
 Parts of these values have places, too. Attributes are recorded when they are read. Python reads global variables,
-closures, elements of containers and special methods without a hook. The recorder takes them from the function that
-runs, or from the value that contains them.
+closures, elements of containers and special methods without a hook. The recorder finds such values in the function that
+runs, or in the value that contains them.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Recorder:
         self._watch = AttributeWatch(self._read)
         self._paths: dict[int, str] = {}  # by id of an object whose attributes are watched
         # Keyed by a flag, which is True for backward formulas, and the object's id. The objects are kept alive, so that
-        # no other object gets the id of one in the meantime.
+        # no other object gets the same id in the meantime.
         self._met: dict[tuple[bool, int], Any] = {}
         self._elements = [0, 0]
         self._bytes = [0, 0]
@@ -131,8 +131,8 @@ class Recorder:
         self._written_inside: set[CodeType] = set()
         self._ran: dict[CodeType, bool] = {}  # by code that ran: True if it ran in a backward formula
         self._of_user: set[CodeType] = set()
-        # In each pair, the second set is for backward formulas: first the library functions that user code called, then
-        # the names after a dot.
+        # Each pair consists of a set for the step and a set for backward formulas. The first pair contains the library
+        # functions that user code called, and the second pair contains the names after a dot.
         self._called: tuple[set[CodeType], set[CodeType]] = (set(), set())
         self._seeded: dict[int, random.Random] = {}  # by id: generators that the core created from a seed, kept alive
         self._attributes: tuple[set[str], set[str]] = (set(), set())
@@ -201,7 +201,7 @@ class Recorder:
             self._meet(core, core.__name__ if isinstance(core, FunctionType) else "self")
 
     def _meet(self, value: Any, path: str) -> None:
-        """Records a value that the core received: its parts now, and its attributes when they are read."""
+        """Records a value that the core can use: its parts now, and its attributes when they are read."""
         if is_atom(value) or (self.in_backward, id(value)) in self._met:
             return
         self._met[self.in_backward, id(value)] = value
@@ -239,7 +239,7 @@ class Recorder:
                 if name in _NOT_DATA_NAMES or isinstance(entry, GetSetDescriptorType | MemberDescriptorType):
                     continue
                 if isinstance(entry, FunctionType | staticmethod | classmethod | property):
-                    continue  # `_enter_class` registers it, and it gets a place when it runs
+                    continue  # `_enter_class` registers the function, which gets a place when it runs
                 self._meet_place(ClassEntry(f"{path}.{name}", kind, name))
 
     def _meet_module(self, module: ModuleType, path: str) -> None:
@@ -433,7 +433,7 @@ class Recorder:
     # -- attributes --------------------------------------------------------------------------------------
 
     def _read(self, owner: Any, name: str) -> None:
-        """Records the read of an attribute of a watched object. This is called before the read."""
+        """Records the read of an attribute of a watched object. Called before the read takes place."""
         path = self._paths[id(owner)]
         if isinstance(owner, ModuleType):
             self._read_of_module(owner, name, path)
@@ -743,7 +743,7 @@ def _refused(message: str, caller: FrameType | None = None) -> CaptureError:
 
 
 def _is_called_by_fx(frame: FrameType) -> bool:
-    """True for a function without a module that torch.fx generates to call the function that it traces."""
+    """True for a function without a module. torch.fx generates such a function to call the function that it traces."""
     caller = frame.f_back
     return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.fx.")
 

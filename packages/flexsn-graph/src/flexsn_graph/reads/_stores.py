@@ -28,8 +28,8 @@ class Store:
 
     Attributes:
         name: name of the object in messages, such as ``self.history``.
-        watched: True if reads of single values are recorded. They show whether the core writes a value before it reads
-            it.
+        watched: True if reads of single values are recorded. The reads show whether the core writes a value before it
+            reads the value.
         lasting: True if values that contain no tensors of a trace outlast the trace.
     """
 
@@ -48,7 +48,7 @@ class Store:
         raise NotImplementedError
 
     def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
-        """Restores the values of `before` that differ from the current ones.
+        """Restores the values of `before` that differ from the current values.
 
         Args:
             chosen: a function of a key and its current value that returns True if the value is to be restored.
@@ -60,7 +60,7 @@ class Store:
                 self.put(key, earlier)
 
     def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        """A tensor that the core stored within `value`, which it has written under `key`. `None` if there is none."""
+        """A tensor within `value`, which the core has written under `key`. `None` if `value` contains no tensor."""
         return holds_any(value, is_traced)
 
     def name_of(self, key: Any) -> str:
@@ -169,7 +169,7 @@ class Defaults(Store):
 
 
 class Container(Store):
-    """Elements of a list, a dictionary, a set or a deque. They are restored together in their original order."""
+    """Elements of a list, a dictionary, a set or a deque. They are restored together, in their original order."""
 
     def __init__(self, name: str, container: Any) -> None:
         super().__init__(name)
@@ -253,14 +253,14 @@ class Cache(Store):
             self._cache.pop(key, None)
 
     def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        return holds_any((key, value), lambda tensor: True)  # any tensor: the result may hold it within an object in C
+        return holds_any((key, value), lambda tensor: True)  # any tensor: a C object in the result may hold it
 
     def name_of(self, key: Any) -> str:
         return self.name
 
 
 class Context(Store):
-    """The value of a `ContextVar`. A variable that was unset becomes `None`, because Python cannot unset it."""
+    """The value of a `ContextVar`. A variable that was unset becomes `None`, because Python cannot unset a variable."""
 
     def __init__(self, name: str, variable: ContextVar[Any]) -> None:
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""Objects that a core can write to. They are restored, and a core that stores tensors in them is rejected."""
+"""Objects that a core can write to. These objects are restored. A core that stores tensors in them is rejected."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Surroundings:
     An object is registered before the core can use it. After each run of the core, traced tensors are removed from all
     objects. After the whole trace, all objects are restored.
 
-    Other threads may write to these objects while they run. In that case, only two kinds of values are restored: traced
+    If other threads run, they may write to these objects. In that case, only two kinds of values are restored: traced
     tensors, and values under names in the core's own code.
 
     Attributes:
@@ -107,7 +107,7 @@ class Surroundings:
 
     @contextmanager
     def trace(self) -> Iterator[None]:
-        """Context of a trace. At its end, all objects are restored to their state at its beginning."""
+        """Context of a trace. After the trace, all objects are restored to their state before the trace."""
         if self._before_trace is not None:
             yield
             return

@@ -1,9 +1,9 @@
-"""Places that one core read, and their counterparts in another core with the same code.
+"""Places in one core that were read, and their counterparts in another core with the same code.
 
 Two cores are twins if every value that the first core read during its trace has a counterpart in the other core. Code,
 numbers, modules and classes are equal, and tensors have the same properties. Each object that only the first core has
 is replaced by a corresponding object of the other core. In that case, the trace of the first core is valid for the
-other core, which need not run.
+other core, and the other core does not have to run.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Twins:
         """Registers two values as counterparts.
 
         Raises:
-            NotTwinsError: they differ, or they already have other counterparts.
+            NotTwinsError: the values differ, or they already have other counterparts.
         """
         if value is MISSING or other is MISSING or _is_plain(value) or _is_plain(other):
             equal_sets = type(value) is type(other) is frozenset and _kinds(value) == _kinds(other)
@@ -179,7 +179,7 @@ class Twins:
                 self._note(mine, others)
 
     def _pair_common(self, value: Any) -> None:
-        """Pairs each function inside an object that both cores share with itself."""
+        """Pairs functions with themselves: all functions inside an object that both cores share."""
         if isinstance(value, staticmethod | classmethod):
             self.pair(value.__func__, value.__func__)
         elif isinstance(value, property):

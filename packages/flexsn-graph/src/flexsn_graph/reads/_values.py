@@ -31,14 +31,14 @@ def is_python_class(cls: type) -> bool:
 
 
 def is_atom(value: object) -> bool:
-    """True if a value has no mutable parts. A number of a user's subclass has attributes, so it does not count."""
+    """True if a value has no mutable parts. Numbers of a user's subclass have attributes, so they do not count."""
     return isinstance(value, ATOMS) and not is_python_class(type(value))
 
 
 def same(now: Any, before: Any) -> bool:
     """True for identical objects, and for two objects of equal types and equal bits.
 
-    To Python, 1, 1.0 and True are equal, and so are 0.0 and -0.0. A trace distinguishes them.
+    In Python, 1, 1.0 and True are equal, and so are 0.0 and -0.0. A trace distinguishes these values.
     """
     if now is before:
         return True

@@ -1,4 +1,4 @@
-"""Observes Python while a core runs: which attributes are read, and which functions start to run."""
+"""Observes Python while a core runs: reads of attributes, and functions that start to run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnRead = Callable[[Any, str], None]
 class AttributeWatch:
     """Calls `on_read(object, name)` before an attribute of a watched object is read in this thread.
 
-    Python looks up `__getattribute__` on the class. Therefore, it is replaced on the class until `close` is called.
+    Python looks up `__getattribute__` on the class. Therefore, the class has a replacement until `close` is called.
     The replacement has no effect on other objects of the class and on other threads.
     """
 
@@ -121,7 +121,7 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
             on_builtin(frame, function)
 
     before: Any = sys.getprofile()
-    is_native = before is not None and not callable(before)  # Python code cannot install it again
+    is_native = before is not None and not callable(before)  # Python code cannot install a native profiler again
     can_pause = is_native and hasattr(before, "disable") and hasattr(before, "enable")  # cProfile
     if can_pause:
         before.disable()

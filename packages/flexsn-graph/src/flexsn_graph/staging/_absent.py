@@ -1,8 +1,8 @@
 """Makes one VJP valid for all steps, although gradients of some new states are absent at the first backward step.
 
 Otherwise, this step would need a separate VJP, with a separate kernel and launch. A VJP with a flag is valid for all
-steps, like the VJP of a pointwise step. It replaces values that depend on absent gradients alone by zero where they are
-combined with other values.
+steps, like the VJP of a pointwise step. If a value depends on absent gradients alone, the VJP replaces it with zero
+where it is combined with other values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PRESENT = Port(Role.GRAD_OUTPUT, 0)
 
 
 def absent_at_first(vjp: StagedStep, absent: Collection[Port]) -> StagedStep | None:
-    """A VJP whose stages in the loop may take a flag, `Port(Role.CAME_STATE, 0)`. It is set if gradients are present.
+    """A VJP whose stages in the loop may take a flag, `Port(Role.CAME_STATE, 0)`: True if gradients are present.
 
     Args:
         absent: the gradients of new states that are absent at the first step of the backward. Their values at that step

@@ -17,7 +17,7 @@ _RESULTS = frozenset({Role.OUTPUT, Role.STATE})
 def staged_ends_early(staged: StagedStep, counts: Collection[int]) -> bool:
     """`ends_early` for a step with products.
 
-    True if all outputs are zero and all states stay unchanged wherever these inputs are 0 or less.
+    True if all outputs are zero and all states stay unchanged wherever the inputs in `counts` are 0 or less.
 
     Args:
         staged: a forward step.

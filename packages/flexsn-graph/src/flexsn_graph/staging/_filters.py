@@ -1,9 +1,9 @@
 """Expresses the gradient of a filter over past steps as a filter over later steps.
 
-The gradient of a state that is shifted by some steps passes through these steps. Each step adds a term to it: a product
-that this step computes, times a weight that is the same at all steps. Therefore, the gradient at the end is a function
-of the products of later steps. The backward has already computed these products, and need not carry the gradients in
-between.
+If a state is shifted by several steps, its gradient passes through these steps. Each step adds a term to the gradient:
+a product that this step computes, times a weight that is the same at all steps. Therefore, the gradient at the end is a
+function of the products of later steps. The backward has already computed these products, so it does not have to carry
+the gradients in between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def without_carried_filters(vjp: StagedStep, unneeded: Collection[Port]) -> Stag
             step.
 
     Returns:
-        The new VJP, or `vjp` itself if it has another form.
+        The new VJP, or `vjp` itself if it does not have this form.
     """
     chains: dict[Port, dict[int, Port]] = {}
     for state, (source, steps) in vjp.shifts.items():
@@ -42,7 +42,7 @@ def without_carried_filters(vjp: StagedStep, unneeded: Collection[Port]) -> Stag
 
 
 def _without(vjp: StagedStep, chain: Sequence[Port]) -> StagedStep:
-    """The VJP with only the first gradient of a chain, if one stage computes all of them from one product."""
+    """The VJP with only the first gradient of a chain, if one stage computes the whole chain from one product."""
     gone = frozenset(chain[1:])
     products = {p.result.source for p in vjp.parts if isinstance(p, Product) and p.phase is Phase.LOOP}
     for number, stage in enumerate(vjp.parts):
@@ -118,7 +118,7 @@ def _ancestors(nodes: Iterable[Any]) -> set[fx.Node]:
 
 
 def _is_linear(stage: Stage, chain: Collection[Port], moving: Collection[fx.Node]) -> bool:
-    """True if the gradients of a chain are linear in the gradients that reach it, and zero if these are absent."""
+    """True if the gradients of a chain are linear in the gradients that reach the chain, and zero without them."""
     graph, kept = fx.Graph(), [i for i, view in enumerate(stage.writes) if view.source in chain]
     entries = [stage.graph.entries[i] for i in kept]
     needed, new = _ancestors(entries), dict[fx.Node, fx.Node]()

@@ -21,7 +21,7 @@ class Order:
     Args:
         places: the values that have a place in memory.
         order: the relevant nodes, in order.
-        to_carried: the nodes on which values depend that are carried from step to step.
+        to_carried: the nodes on which the carried values depend. Carried values pass from one step to the next.
         summed: values whose sum over time is a gradient of a captured tensor.
 
     Attributes:
@@ -68,7 +68,7 @@ class Order:
             if behind and places.role(node) is not Role.SAVED:
                 self.after.add(node)
         early: set[fx.Node] = set()
-        for node in reversed(order):  # a value that is read before the loop is also written before it
+        for node in reversed(order):  # a value that is read before the loop is also written before the loop
             if self.phase.get(node) is Phase.BEFORE or node in early:
                 early.update(places.root(a)[0] for a in node.all_input_nodes if a in places.moving)
         for node in order:

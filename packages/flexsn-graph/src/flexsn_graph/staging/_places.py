@@ -66,7 +66,7 @@ class Places:
                 self.of_carried.add(node)
 
     def find_rows(self, graph: fx.Graph) -> None:
-        """Finds values that are computed from reductions alone. Call this after reductions have got places."""
+        """Finds values that are computed from reductions alone. Reductions must already have places."""
         for node in graph.nodes:
             moving = [a for a in node.all_input_nodes if a in self.moving]
             if node in self.ports and node.target in REDUCTIONS:
@@ -94,7 +94,7 @@ class Places:
         return results
 
     def root(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-        """The node of which a node is a view, and the views between the two, starting with the first one."""
+        """The node of which `node` is a view, and the views between the two nodes, starting with the first view."""
         views: list[fx.Node] = []
         while node not in self.ports and is_view(node):
             views.append(node)

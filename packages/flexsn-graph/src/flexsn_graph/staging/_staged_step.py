@@ -56,7 +56,7 @@ class Stage:
         graph: `[*INPUT, *LIFTED] -> [*OUTPUT]`, on values whose shape is `shape` or broadcasts to it.
         shape: shape of the values that the stage writes.
         reads: the value of each input.
-        writes: the destination of each output. It is all or a part of a value that this step writes.
+        writes: the destination of each output: a value that this step writes, or a part of such a value.
     """
 
     phase: Phase
@@ -73,8 +73,8 @@ class Product:
     Attributes:
         phase: the phase in which the product is computed.
         op: the torch op.
-        args, kwargs: arguments of the op. For a reduction, these are `(value, dims, *numbers)` with negative dims.
-            Values are `View`s. A value that is equal in all steps has the role `MATRIX`.
+        args, kwargs: arguments of the op. For a reduction, the arguments are `(value, dims, *numbers)` with negative
+            dims. Values are `View`s. A value that is equal in all steps has the role `MATRIX`.
         result: the destination, which is a separate value or a result of the step.
         shape, dtype: shape and dtype of the result.
         factor_shapes: shapes of the two factors, or of the reduced value.
@@ -120,7 +120,7 @@ class Term:
 
     Attributes:
         lifted: index of the tensor.
-        op: the product of two values of a step, whose results are summed. `None` to sum a single value.
+        op: the op that multiplies two values of a step. Its results are summed. `None` to sum a single value.
         values: the two values, or the single value.
         calls: linear ops on the sum. If an argument is a `View`, its value is equal in all steps.
         numbers: arguments of the op after the values.
@@ -143,7 +143,7 @@ class StagedStep:
         values: shape and dtype of each value of one step that a part reads or writes.
         assembled: values that several parts write, one piece each. All other elements of these values are zero.
         matrices: `[*lifted] -> [*matrices]`, computed before the loop.
-        saved: for a VJP, the operands and products of the forward that it reads as `SAVED`.
+        saved: for a VJP, the operands and products of the forward that the VJP reads as `SAVED`.
         terms: for a VJP, the parts of gradients of lifted tensors.
         shifts: states that are delayed copies. Maps a state to the value that a part writes and the delay in steps.
         later: for a VJP, values of later steps that stages read. Maps a value to the product and the number of steps.

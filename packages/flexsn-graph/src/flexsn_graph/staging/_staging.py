@@ -5,9 +5,9 @@ alone. A pointwise value that a product reads is called an operand, and a stage 
 the step and products, possibly through views (such as a quarter of the columns, for a gate of an LSTM). Stages read and
 write nothing else, so each stage recomputes the intermediate values that it needs.
 
-A product belongs to the loop over time if it depends on the state before the step and the state after the step depends
-on it. A product that depends on inputs alone is computed before the loop, for all steps at once. A product that no
-later step needs (the readout of a layer) is computed after the loop, also for all steps at once.
+A product belongs to the loop over time if it depends on the state before the step, and if the state after the step
+depends on the product. A product that depends on inputs alone is computed before the loop, for all steps at once. A
+product that no later step needs (the readout of a layer) is computed after the loop, also for all steps at once.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Staging:
         live = self._places.reaching([n for n, _ in finals] + leaves)
         to_carried = self._places.reaching([n for n, port in finals if port.role is self._role])
         order = [n for n in self._graph.nodes if n in live]
-        # Excludes the sums at the end of a broadcasting input's gradient. They are computed after the loop.
+        # Excludes the sums at the end of a broadcasting input's gradient. These sums are computed after the loop.
         inner = self._places.reaching([before_sums(n) if p.role is Role.GRAD_INPUT else n for n, p in finals] + leaves)
         for node in order:
             if node not in self._places.moving or node in self._places.ports:
@@ -204,11 +204,11 @@ class _Staging:
         }
         nodes = dict(zip(self._arguments, self._placeholders, strict=True))
         results: dict[Port, tuple[Port, int]] = {}
-        # The search starts at states that parts write. States that swap places or keep their value have no such start.
+        # The search starts at states that parts write. It never reaches states that swap places or keep their value.
         latest = [port for port in dict.fromkeys(before.values()) if port not in before]
         while latest:
             port = latest.pop()
-            # At most one state follows each state: two of them would differ in their initial values.
+            # At most one state follows each state: two followers would differ in their initial values.
             following = next((p for p, source in before.items() if source == port), None)
             if following is not None and not differs(nodes[following], nodes[port]):
                 source, steps = results.get(port, (port, 0))
@@ -319,7 +319,7 @@ class _Staging:
         if not self._places.is_product(root) or root in self._direct:
             return False
         if views and port.role is not self._role:
-            return False  # the owner of the result's memory determines its layout
+            return False  # the owner of the result's memory determines the layout
         for one in (root, *views):
             users = [u for u in one.users if u.op != "output" and u in self._order.level]
             returned = sum(entry is one for entry in self._entries)
@@ -402,7 +402,7 @@ class _Staging:
             else:
                 inside.add(node)
                 waiting += node.all_input_nodes
-        if not reads:  # there are only constants, but a kernel has to read some value of the step
+        if not reads:  # the stage has only constants, but a kernel has to read some value of the step
             some = next(n for n in self._placeholders if n in self._places.moving)
             reads[some] = self._places.view(some)
         graph = fx.Graph()

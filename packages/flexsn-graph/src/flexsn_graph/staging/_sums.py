@@ -42,7 +42,7 @@ _ADDITIONS = frozenset({_prims.add.default, _prims.sub.default})
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A node whose elements equal those of `of.sum(dims)`, in order."""
+    """A node whose elements equal the elements of `of.sum(dims)`, in order."""
 
     of: fx.Node
     dims: frozenset[int]
@@ -121,7 +121,7 @@ class _Sums:
         self._graph.eliminate_dead_code()
 
     def _is_sum(self, node: fx.Node) -> bool:
-        """True if a result has no sum, or is (a view of) the sum of a value without sums. Stages can write both."""
+        """True if a stage can write a result: it has no sum, or is (a view of) the sum of a value without sums."""
         while node.op == "call_function" and (node.target in ALIAS_OPS or node.target is SUM_OP):
             node = node.all_input_nodes[0]
         return node not in self._of_sums

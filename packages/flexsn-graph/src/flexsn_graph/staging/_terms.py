@@ -1,4 +1,4 @@
-"""Gradients of captured tensors. They are sums over time of a value of each step, or of products of two values."""
+"""Gradients of captured tensors: sums over time, either of one value per step or of the product of two values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SumsOverTime:
     """Sums over time, and the operations on them after the loop.
 
     Args:
-        stored: the values that have a place in memory, including values that are added to it later.
+        stored: the values that have a place in memory, including values that are added later.
         moving: the values of the step.
         view: maps a node to a view of a value that has a place.
         fixed: maps an argument that is made of captured tensors alone to a value that is equal in all steps.
@@ -62,7 +62,7 @@ class SumsOverTime:
         return leaves
 
     def made(self) -> Iterator[Term]:
-        """The terms. Call this after all values that they read have got places."""
+        """The terms. All values that the terms read must already have places."""
         for lifted, leaf, calls in self._sums:
             factors = self._factors(leaf)
             if factors:
@@ -91,7 +91,7 @@ class SumsOverTime:
     def _linear_in(self, node: fx.Node) -> fx.Node | None:
         """The value of the step in which a node is linear. Captured tensors may be factors.
 
-        For example, the core may multiply a matrix by a mask or by another matrix before it uses it.
+        For example, the core may multiply a matrix by a mask or by another matrix before it uses the matrix.
         """
         if is_linear_in_one(node):
             return node.all_input_nodes[0]

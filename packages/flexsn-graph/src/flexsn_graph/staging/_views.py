@@ -24,7 +24,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def narrows(node: fx.Node) -> bool:
-    """True if a view drops elements. An entry of a tuple of views always does."""
+    """True if a view drops elements. An entry of a tuple of views always drops elements."""
     if not is_view(node):
         return False
     if node.target is operator.getitem:

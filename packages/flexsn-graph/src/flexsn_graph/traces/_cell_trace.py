@@ -70,7 +70,7 @@ class CellGraph:
 
     Attributes:
         steps: the kernels, usually one.
-        results: how the outputs of the kernels form the results.
+        results: for each result of the function, its origin in the outputs of the kernels.
         dtypes: dtypes of the results.
         differentiable: for each result, True if a gradient can flow through it.
         single: True if the function returns a tensor, not a tuple of tensors.
@@ -95,7 +95,7 @@ def trace_cells(
     must_cut: bool = True,
     reads: Reads | None = None,
 ) -> CellGraph:
-    """Traces `fn` for arguments of these shapes. It may cut dimensions into pieces of one size and join them again.
+    """Traces `fn` for these shapes. `fn` may cut dimensions into pieces of one size and join the pieces again.
 
     Args:
         fn: a function that maps tensors to a tensor or a tuple of tensors.
@@ -115,8 +115,8 @@ def trace_cells(
     fn, must_cut = unwrap_compiled(fn), must_cut and not gradient
     with undisturbed():
         graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
-        # A second trace with other sizes of the uncut dimensions shows if the graph depends on them. If it does, a
-        # third trace keeps the size of the row.
+        # A second trace with other sizes of the uncut dimensions shows if the graph depends on these sizes. If the
+        # graph depends on them, a third trace keeps the size of the row.
         row = _row_of(graph)
         for fixed in (None, row) if row is not None else (None,):
             free = tuple(tuple(None if f == fixed else f for f in dims) for dims in graph.free)
@@ -145,7 +145,7 @@ def cells_effects(
     reads: Reads | None = None,
     captured: dict[int, Tensor] | None = None,
 ) -> Effects:
-    """Finds the values that a function captures, changes and returns. The arguments are those of `trace_cells`.
+    """Finds the values that a function captures, changes and returns. For the other arguments, see `trace_cells`.
 
     Args:
         reads: records the other values that the function reads.
@@ -232,7 +232,7 @@ def _in_cells(lowered: fx.GraphModule, gradient: bool) -> CutModule:
     try:
         return in_cells(lowered, sums_allowed=True)
     except NonPointwiseError:
-        # Some of its sums cannot be computed after the kernel.
+        # Some sums of the graph cannot be computed after the kernel.
         return in_cells(lowered, sums_allowed=True, rows=True)
 
 

@@ -21,7 +21,7 @@ from flexsn_graph.tracing._prologue import Hoists
 class CutTrace(CoreTrace):
     """A step that reduces, multiplies, cuts or joins small dimensions of its values. `cut_step` creates it.
 
-    Its kernels are those of `in_pieces`, which `trace_step(on_pieces=True)` traces.
+    Kernels are made for the function `in_pieces`, which `trace_step(on_pieces=True)` traces.
 
     Attributes:
         pieces: pieces of the arguments and results.
@@ -37,7 +37,7 @@ class CutTrace(CoreTrace):
         results = (*self.outputs, *self.states)
         arguments = broadcast_shapes([value.shape for value in (*self.inputs, *results)])
         if arguments == shape and all(value.shape == shape for value in results):
-            # The dimensions may be small enough to be written out in one call, and too large in another.
+            # The dimensions may be small enough to be written out in one call, and too large in another call.
             raise NonPointwiseError("all values of the step have one shape, so there are no pieces.", "", None)
         tracer = self._retraced()
         lowered = tracer.lowered(tracer.record_forward(), CUT_IN_STEPS)
@@ -50,7 +50,7 @@ class CutTrace(CoreTrace):
         return partial(self.pieces.core, self.core)
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """True, because the step on pieces lifts its tensors itself."""
+        """Returns True, because the step on pieces lifts its tensors itself."""
         return True
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -71,7 +71,7 @@ def cut_step(
     follow: bool = True,
     hoist: bool = True,
 ) -> CutTrace:
-    """Finds the pieces of a step. The arguments are those of `trace_core`.
+    """Finds the pieces of a step. For the arguments, see `trace_core`.
 
     Raises:
         The errors of `trace_step`.

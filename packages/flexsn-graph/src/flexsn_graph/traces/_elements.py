@@ -22,7 +22,7 @@ def elements_of(
     positions: Sequence[int | None] = (),
     known: Elements | None = None,
 ) -> Elements:
-    """Turns the recorded graph into a step on elements. The arguments are those of `Tracer.lower`.
+    """Turns the recorded graph into a step on elements. For the other arguments, see `Tracer.lower`.
 
     Args:
         known: the elements of the forward, for a VJP.

@@ -1,9 +1,10 @@
 """Traces a function of single elements, written on tensors, and its gradients.
 
-All arguments are recorded with one shape. Arguments without dimensions are exceptions, because other rules of promotion
-apply to them. The gradient of such an argument is a sum over the elements. A kernel returns the terms of the sum, which
-are summed afterwards. For this purpose, `terms` is applied to this gradient and undoes the sum. The gradient of the
-gradient receives one number for all terms, repeated for each term. `uniform` returns this number.
+All arguments are recorded with one shape. Arguments without dimensions are exceptions, because different promotion
+rules apply to them. The gradient of such an argument is a sum over the elements. A kernel returns the terms of the sum,
+and the terms are summed afterwards. For this purpose, the op `terms` is applied to this gradient and undoes the sum.
+The gradient of the gradient receives one number for all terms, repeated for each term. The op `uniform` returns this
+number.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class ArgumentType:
 
     Attributes:
         dtype: dtype of its elements.
-        scalar: True if it has no dimensions, but other arguments have some.
-        requires_grad: True if autograd follows it.
+        scalar: True if the argument has no dimensions, but other arguments have dimensions.
+        requires_grad: True if autograd follows the argument.
     """
 
     dtype: torch.dtype
@@ -114,7 +115,7 @@ def pointwise_effects(
     reads: Reads | None = None,
     captured: dict[int, Tensor] | None = None,
 ) -> Effects:
-    """Finds the values that a function captures, changes and returns. The arguments are those of `trace_pointwise`.
+    """Finds the values that a function captures, changes and returns. For the other arguments, see `trace_pointwise`.
 
     Args:
         reads: records the other values that the function reads.
@@ -150,8 +151,8 @@ def gradient_of(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """The function `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
 
-    It recomputes the results instead of saving them, and it can be differentiated again. For an argument without
-    dimensions, it returns the terms of the gradient.
+    The function recomputes the results instead of saving them, and the function can be differentiated again. For an
+    argument without dimensions, it returns the terms of the gradient.
     """
 
     def gradient(*values: Tensor) -> tuple[Tensor, ...]:
@@ -159,7 +160,7 @@ def gradient_of(
         shape = cotangents[0].shape
         again = any(v.requires_grad for v in values)
         with torch.enable_grad():
-            # New leaves, except for values through which a second gradient flows.
+            # All values become new leaves, except for values through which a second gradient flows.
             leaves = [
                 v.detach().requires_grad_() if want and not v.requires_grad else v
                 for v, want in zip(primals, wanted, strict=True)

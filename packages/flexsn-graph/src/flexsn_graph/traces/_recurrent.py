@@ -125,8 +125,8 @@ def trace_core(
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, follow: as in `trace_step`.
-        hoist: True if `lift` computes everything that depends on captured tensors alone. If the core
-            defines its own gradient, as an `autograd.Function` does, this part stays in the step.
+        hoist: True if `lift` computes everything that depends on captured tensors alone. Pass False for a core that
+            defines its own gradient, as an `autograd.Function` does: this part then stays in the step.
 
     Returns:
         The result of `trace_step` if it accepts the core. Otherwise, a trace of stages and products or, if there are no

@@ -62,7 +62,7 @@ class CoreTrace:
         captured: the captured tensors, each once, in order of first use. They are the user's own objects.
         captured_values: a `StepValue` for each captured tensor.
         aliases: captured tensors that share their memory with a tensor in `captured`, with the position of that tensor.
-        lifted_values: a `StepValue` for each lifted tensor. `lift` computes these tensors from the captured ones.
+        lifted_values: a `StepValue` for each lifted tensor. `lift` computes lifted tensors from captured tensors.
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, True if a gradient can flow through it.
         leads_to: for each output and new state, the positions in `[*inputs, *states, *lifted]` to which its gradient
@@ -159,7 +159,7 @@ class CoreTrace:
 
         Returns:
             `None` if any other property differs, if a size is 0 or 1, or if the size of the first dimension matters.
-            It matters if the core depends on sizes, or if a captured tensor varies along the dimension.
+            The size matters if the core depends on sizes, or if a captured tensor varies along the dimension.
         """
         old, values = self.step_shape, (*inputs, *states)
         mine = (*self.inputs, *self.states)
@@ -240,12 +240,14 @@ class CoreTrace:
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Computes the lifted tensors from the current values of captured tensors.
 
-        Captured tensors are lifted unchanged, unless the core computes something from them alone that a step cannot
-        compute: it indexes or sums them, multiplies matrices, or reads one tensor in two layouts. `lift` computes this
-        once for all steps. It is differentiable: the gradients of lifted tensors flow on to the captured tensors.
+        Captured tensors are lifted unchanged, unless the core computes a value from them alone that a step cannot
+        compute. For example, the core may index or sum captured tensors, multiply matrices, or read one tensor in two
+        layouts. `lift` computes such values once for all steps. `lift` is differentiable: the gradients of lifted
+        tensors flow on to the captured tensors.
 
         Args:
-            captured: for each tensor of `self.captured`, this tensor or another one of equal shape and dtype.
+            captured: for each tensor of `self.captured`, this tensor or another tensor of equal shape and dtype.
+
         Example:
             >>> w = torch.nn.Parameter(torch.tensor([0.5, 2.0]))
             >>> step = trace_step(lambda x, v: (x * w[0], v * w[1]), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
@@ -433,7 +435,7 @@ def trace_step(
 
     Raises:
         ExampleError: an example is not a dense tensor.
-        CoreArityError, CoreReturnError: the core takes or returns another number of values.
+        CoreArityError, CoreReturnError: the core takes or returns a different number of values.
         StateMismatchError: a state changes shape or dtype.
         UnsupportedCoreError: the core does something that a scan kernel cannot do. The message names the op and the
             line.

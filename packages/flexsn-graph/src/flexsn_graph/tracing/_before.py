@@ -126,7 +126,7 @@ def _restricted(graph: fx.Graph, results: Collection[int]) -> fx.Graph:
 
 
 def _taking(module: fx.GraphModule, graph: fx.Graph, places: Sequence[int]) -> fx.GraphModule:
-    """A function of some of the graph's arguments, in this order. All other arguments are unused."""
+    """A function of some of the graph's arguments, in the order of `places`. All other arguments are unused."""
     copy = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     arguments = _placeholders(graph)
@@ -159,8 +159,9 @@ _LINEAR_OPS = frozenset(_LINEAR.split())
 def _nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
     """The error for a gradient that is not a linear function of its argument, or `None`.
 
-    In the loop, the backward of a custom function receives the gradient of each step. Before the loop, it receives
-    their sum. Both give the same gradient if the backward is linear. Torch's own formulas are linear.
+    In the loop, the backward of a custom function receives the gradient of each step. Before the loop, the backward
+    receives the sum of these gradients. The results are equal if the backward is linear. Torch's own formulas are
+    linear.
     """
     linear = {_placeholders(graph)[place]}
     for node in graph.nodes:

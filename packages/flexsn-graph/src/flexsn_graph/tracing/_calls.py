@@ -30,8 +30,8 @@ class _Known:
 
     Attributes:
         number: number of the value that the tensor holds, with its autograd history.
-        memory: the tensor's memory. It is kept alive in case the tensor gets another one, so that `storage` is unique.
-        replaced: True if a call with other arguments is to receive the value that was computed before the loop.
+        memory: the tensor's memory. It is kept alive even if the tensor gets other memory, so that `storage` is unique.
+        replaced: True if calls with other arguments receive the value that was computed before the loop.
     """
 
     number: int
@@ -59,19 +59,19 @@ class _Known:
 
 
 class CoreCalls(TorchFunctionMode):
-    """Replaces values with variables if the core computes them from captured tensors alone and a step cannot do so.
+    """Replaces values that the core computes from captured tensors alone, and that no step can compute, with variables.
 
-    They are variables for autograd, too. The gradient of the step ends at these variables, and continues outside of the
-    step through the computation before the loop.
+    The variables are also leaves for autograd: the gradient of the step ends at these variables, and continues outside
+    of the step through the computation before the loop.
 
     Args:
         mode: the dispatch mode under which the core runs.
         hoists: a predicate for the calls that are replaced.
         keep_views: True to replace a view of a computed value where the core combines it with other values, instead of
-            where the core creates it. Then an in-place op on it changes all views. Otherwise, the op is rejected.
+            where the core creates it. An in-place op on the view then changes all views. If False, the op is rejected.
         whole: True to replace no calls. The core runs unchanged, and the computed values are stored in `computed`.
         arguments: the core's arguments, on which no value computed before the loop depends. `None` in a backward pass.
-        note: called with a name and a location when the core reads a property of a tensor that may differ in a call.
+        note: called with a name and a location when the core reads a tensor's property that may differ in a call.
 
     Attributes:
         variables: the variables that have a gradient, by the number of the value that they replace. A captured tensor
@@ -117,9 +117,9 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         reductions = as_reductions(func, args, kwargs)
         if reductions is not None and self.is_core_running:
-            if isinstance(func, Op):  # inside a captured graph, whose own tensors do not belong to a step either
+            if isinstance(func, Op):  # inside a captured graph. Tensors of the graph itself do not belong to a step
                 return reductions(*args, **kwargs)
-            with self:  # calls in it without a tensor of the step are computed before the loop
+            with self:  # inner calls without a tensor of the step are computed before the loop
                 return reductions(*args, **kwargs)
         if func in VALUE_READS:
             raise reads_value(f"Tensor.{func.__name__}", user_location())
@@ -137,7 +137,7 @@ class CoreCalls(TorchFunctionMode):
             raise writes_out(func.__name__, user_location())
         if func not in _OF_THE_TENSOR_ITSELF:
             for tensor in tensors:
-                self._without_history(tensor)  # this has to precede any op that uses it without being recorded
+                self._without_history(tensor)  # required before any unrecorded op uses the tensor
         known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
         if known and func in HOOKS and known[0]:
             raise adds_hook(func.__name__, user_location())
@@ -159,7 +159,7 @@ class CoreCalls(TorchFunctionMode):
             self._note(f"Tensor.{name}", SourceLocation.of(frame))
 
     def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the results of the core with computed values replaced. This is the last call of a run."""
+        """Returns the results of the core with computed values replaced. Called last in a run."""
         if self._hoists is not Hoists.NOTHING:
             for tensor in results:
                 self._find(tensor)
@@ -212,7 +212,7 @@ class CoreCalls(TorchFunctionMode):
     def _new_call(
         self, func: Callable[..., Any], refs: Any, ops: Sequence[CalledOp], result: Any, own: set[int]
     ) -> RecordedCall:
-        """Decides at the first occurrence of a call how it is treated."""
+        """Decides how a call is treated when the call occurs for the first time."""
         leaves = pytree.tree_leaves(result)
         new = [t for t in leaves if isinstance(t, Tensor) and not self._captures.is_captured(t)]
         has_gradient = any(t.requires_grad for t in new)
@@ -241,7 +241,7 @@ class CoreCalls(TorchFunctionMode):
             result = self._call(func, args, kwargs)
         decided = self._captures.decided
         if key not in decided:
-            # A step cannot write to a part of the value of which it is a view.
+            # A step cannot write to a view of a value that is computed before the loop.
             into = {s for called in ops for s in called.writes}
             can = all(stays(called, self._hoists, has_gradient=True) for called in ops) and all(
                 self._captures.stays(known.number)
@@ -291,7 +291,7 @@ class CoreCalls(TorchFunctionMode):
         return None if old is None else self._know_history(old, tensor)
 
     def _is_same(self, known: _Known) -> bool:
-        with self._mode.on_trial():  # torch creates a new history for a view after its memory was written to
+        with self._mode.on_trial():  # torch creates a new history for a view after a write to its memory
             return known.is_same()
 
     def _number_of_alias(self, tensor: Tensor) -> int | None:
@@ -354,8 +354,8 @@ class CoreCalls(TorchFunctionMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a torch function so that its result does not include the history of captured tensors.
 
-        One captured tensor may have been computed from another one, whose gradient would then be counted twice. The
-        gradient of the history continues outside of the core.
+        One captured tensor may have been computed from another captured tensor. The gradient of the latter would then
+        be counted twice. The gradient of the history continues outside of the core.
         """
         if func in _OF_THE_TENSOR_ITSELF:
             return func(*args, **kwargs)
@@ -383,7 +383,7 @@ class CoreCalls(TorchFunctionMode):
         if self._whole or known is None or not known.replaced or not self._is_same(known):
             return tensor
         standing = self._variable(known.number, tensor)
-        self._mode.freeze(standing)  # because a write to it would not reach its views
+        self._mode.freeze(standing)  # because a write would not reach the views
         return standing
 
     def _leaf(self, number: int, requires_grad: bool) -> Tensor:

@@ -2,10 +2,10 @@
 
 A core uses tensors that are not among its arguments: closures, `nn.Module` parameters and buffers,
 `functools.partial`, globals. The core runs on fake tensors, so each real tensor that reaches the dispatcher
-is a captured one. `CaptureMode` replaces it with a fake stand-in, and the tracer makes the stand-in an argument.
+is a captured tensor. `CaptureMode` replaces it with a fake stand-in, and the tracer makes the stand-in an argument.
 
 Autograd works above the dispatcher and still receives the real tensor. Therefore, `torch.autograd.grad` can compute
-its gradient, even through a `torch.autograd.Function`.
+the gradient of the real tensor, even through a `torch.autograd.Function`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class CaptureMode(TorchDispatchMode):
 
     Args:
         captures: the captured tensors that are known so far.
-        may_add: True to record a new captured tensor (discovery). If False, it is rejected (recording), because there
-            is no argument for it.
+        may_add: True to record a new captured tensor (discovery). If False, a new captured tensor is rejected
+            (recording), because the graph has no argument for the tensor.
         frozen: the core's arguments or the incoming gradients, which the core must not change in place.
 
     Attributes:
-        trail: the calls of the core. They are compared between runs.
+        trail: the calls of the core. The calls of different runs are compared.
         met: the values of `captures` that the step read.
-        refusal: the error that was raised here. TorchScript replaces it with another error.
+        refusal: the error that this mode raised. It is stored because TorchScript replaces it with another error.
     """
 
     supports_higher_order_operators = True  # lets them reach `__torch_dispatch__`, which rejects them
@@ -80,7 +80,7 @@ class CaptureMode(TorchDispatchMode):
 
     @contextmanager
     def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
-        """Context whose ops lift nothing. They are not part of the step, unless `recorded` is True.
+        """Context whose ops lift nothing. The ops are not part of the step, unless `recorded` is True.
 
         Yields:
             A list to which the ops are added.
@@ -111,7 +111,7 @@ class CaptureMode(TorchDispatchMode):
             self._guarded = around
 
     def defer(self, tensor: Tensor, roots: set[int]) -> None:
-        """Makes later uses of `tensor` count as reads of the values in `roots`. It was created within `apart`."""
+        """Makes later uses of `tensor`, created within `apart`, count as reads of the values in `roots`."""
         self._deferred.setdefault(self._note(tensor), set()).update(roots)
 
     def freeze(self, tensor: Tensor) -> None:
@@ -200,14 +200,14 @@ class CaptureMode(TorchDispatchMode):
     def behind(self, tensor: Tensor) -> set[int]:
         """Numbers of the captured values from which a tensor was computed.
 
-        For a tensor in the memory of a captured value, this is the number of that value.
+        For a tensor in the memory of a captured value, the set contains the number of that value.
         """
         storage = storage_of(self.captures.stand_in(tensor))
         number = self.captures.number_of(storage)
         return self._deferred.get(storage, set()) if number is None else {number}
 
     def _mark(self, value: Any) -> str:
-        """Describes an op's argument. The result is equal in each call if the core behaves equally in each call."""
+        """Describes an op's argument. Descriptions in different calls are equal if the core behaves equally."""
         if not isinstance(value, Tensor):
             return repr(value)
         # A constant that the core creates is a new tensor each time, so its value identifies it.

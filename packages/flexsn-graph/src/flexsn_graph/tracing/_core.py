@@ -85,7 +85,7 @@ def as_core_results(results: Any, num_outputs: int, num_states: int) -> tuple[Te
 
 
 def unwrap_compiled(core: Callable[..., Any]) -> Callable[..., Any]:
-    """The plain function or module inside `torch.compile(core)`. FlexSN itself compiles all of it."""
+    """The plain function or module inside `torch.compile(core)`. FlexSN itself compiles the whole core."""
     for name in ("_orig_mod", "_torchdynamo_orig_callable"):
         inner: Callable[..., Any] | None = getattr(core, name, None)
         if inner is not None:

@@ -1,4 +1,4 @@
-"""Maxima and minima with their positions, in terms of reductions that kernels have, with torch's ties and gradients.
+"""Maxima and minima with their positions, expressed as reductions that kernels have. Ties and gradients match torch.
 
 The position is the index of the first element that equals the extreme value or is NaN. The gradient of the value flows
 to this element only.
@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 
 def _position(x: Tensor, dim: int, extreme: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """The indices of the elements along `dim`, and the index of the extreme of each row. Both are float32."""
+    """The indices of the elements along `dim`, and the index of the extreme of each row. Both results are float32."""
     fixed, size = x.detach(), x.shape[dim]
     shape = [1] * x.dim()
     shape[dim] = size
@@ -74,7 +74,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def as_reductions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """A function that computes the result of this call. `None` if the call has no dimension or has other arguments."""
+    """A function that computes the result of a call. `None` if the call has no dimension or has other arguments."""
     entry = _FUNCTIONS.get(func)
     if entry is None or not args or not isinstance(args[0], Tensor) or len(args) + len(kwargs) < 2:
         return None

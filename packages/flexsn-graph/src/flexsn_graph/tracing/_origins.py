@@ -43,7 +43,7 @@ class Origins:
                     self._of_step.add(storage)
 
     def origin(self, is_traced: Callable[[Tensor], bool], is_captured: Callable[[Tensor], bool]) -> Origin:
-        """Properties of the tensors of this run. The arguments are those of `Origin`."""
+        """Properties of the tensors of this run. For the arguments, see `Origin`."""
         return Origin(
             is_traced,
             is_derived=lambda t: storage_of(t) not in self._of_step,

@@ -1,16 +1,16 @@
 """Maps the elements of each value to elements of the step and of the captured tensors.
 
 A kernel processes one position of the step at a time. It can omit all views of a lowered graph, and all sums of
-a backward formula, if this does not change the result. This module proves that it does not, or rejects the graph. For
-the step, and for each captured tensor on which a value depends, the value has a strided tensor without data that has
-the value's shape. The strides define the element of the step (or of the captured tensor) from which an element of the
-value comes. A stride of 0 marks a dimension along which the value does not vary. Views of the value are
-replayed on these tensors. For example, in a step of shape `[B, C]`, a value of shape `[C, 1]` with strides
-`(1, 0)` in the step varies along the step's second axis.
+a backward formula, if the result does not change. This module proves that the result does not change, or rejects the
+graph. Each value has strided tensors without data: one for the step, and one for each captured tensor on which the
+value depends. These tensors have the value's shape. The strides define the element of the step (or of the captured
+tensor) from which an element of the value comes. A stride of 0 marks a dimension along which the value does not vary.
+Views of the value are replayed on these tensors. For example, in a step of shape `[B, C]`, a value of shape `[C, 1]`
+with strides `(1, 0)` in the step varies along the step's second axis.
 
 Sums: the gradient of an argument that broadcasts is a sum over axes of the step. The kernel omits this sum. Its caller
 computes the sum once, over the gradient that was accumulated over time. The gradient is the same as long as all
-operations after the sum are linear in it.
+operations after the sum are linear in the sum.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _STEP = -1
 class _Value:
     shape: tuple[int, ...]
     reads: Mapping[int, Tensor] = field(default_factory=dict)
-    summed: frozenset[int] = frozenset()  # axes of the step over which it is summed
-    zero: bool = False  # True if it is 0 for all arguments
+    summed: frozenset[int] = frozenset()  # axes of the step over which the value is summed
+    zero: bool = False  # True if the value is 0 for all arguments
 
 
 _Values: TypeAlias = _Value | tuple[_Value, ...]
@@ -72,8 +72,8 @@ def check_positions(
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
         gradient_of: for each result, the placeholder whose gradient it is, or `None`. If there are
             gradients, sums are allowed.
-        known: layouts in another graph of the step. This graph must have the same layouts.
-        sums_allowed: True to allow sums without such results. The graph computes gradients and returns their terms.
+        known: layouts in another graph of the step. `graph` must have the same layouts.
+        sums_allowed: True to allow sums without such results. `graph` then computes gradients and returns their terms.
 
     Returns:
         The layout of each lifted tensor that is read.
@@ -151,7 +151,7 @@ class _Check:
             source = self._values[node.all_input_nodes[0]]
             return source[node.args[1]] if isinstance(source, tuple) else source  # type: ignore[index]
         if target in (TERMS, UNIFORM):
-            # This has been proved where these ops are inserted. See `_pointwise`.
+            # The code that inserts these ops has proved this. See `_pointwise`.
             return _Value(_shape(node), {_STEP: self._step.place(_shape(node))})
         if target in ALIAS_OPS:
             return self._view(node)
@@ -193,7 +193,7 @@ class _Check:
         if step is None:
             return
         if not compatible(step, self._step.place(after)):
-            self._moved = self._moved or node  # the error names it, unless a later view moves the elements back
+            self._moved = self._moved or node  # the error names this node, unless a later view moves the elements back
         if numel(after) < numel(before):
             raise self._refusal(node, f"{called_op(node)} selects only some of the step's elements")
 
@@ -252,7 +252,7 @@ class _Check:
             return frozenset()
         facts = facts_of(node.target)
         summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._value(a).summed}
-        # The op is linear in some of its arguments together. Those of them that are not sums have to be 0.
+        # The op is jointly linear in some of its arguments. Of these arguments, all that are not sums have to be 0.
         linear = facts is not None and any(
             summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
             for together in facts.linear
@@ -358,7 +358,7 @@ def _first_use(node: fx.Node) -> fx.Node | None:
 
 
 def _is_zero(node: fx.Node, operands: Sequence[_Value]) -> bool:
-    """True if an op is linear in all of its operands together, and all of them are 0."""
+    """True if an op is jointly linear in all of its operands, and all operands are 0."""
     facts = facts_of(node.target)
     values = {i for i, argument in enumerate(node.args) if isinstance(argument, fx.Node | bool | int | float)}
     all_zero = len(values) == len(operands) and all(operand.zero for operand in operands)

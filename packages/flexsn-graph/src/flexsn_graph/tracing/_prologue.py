@@ -62,7 +62,7 @@ def stays(called: CalledOp, hoists: Hoists, *, has_gradient: bool) -> bool:
         return True
     if called.op not in _RESHAPES or hoists is Hoists.VIEWS_TOO:
         return False
-    # The gradient of a part of a tensor is zero elsewhere. No layout can express this.
+    # The gradient of a part of a tensor is zero outside of the part. No layout can express this gradient.
     same_size = isinstance(called.result, Tensor) and called.result.numel() >= called.args[0].numel()
     return same_size or not has_gradient
 

@@ -35,7 +35,7 @@ _ALONG_ONE = {
 
 
 def depends_on_batch(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], ndim: int) -> bool:
-    """True if a call may depend on the size of the first of its tensors' `ndim` dimensions."""
+    """True if a call may depend on the first size of its tensors, which have `ndim` dimensions."""
     if func not in OF_SIZES:
         return False
     if func is Tensor.__getitem__:

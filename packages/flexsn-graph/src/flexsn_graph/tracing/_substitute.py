@@ -42,7 +42,7 @@ class Substituted(Converted):
 
     Args:
         stand_ins: stand-ins by the `id` of the tensor.
-        make: creates a stand-in for a captured tensor that has none. `None` to keep the tensor itself.
+        make: creates a stand-in for a captured tensor that has no stand-in. `None` to keep the tensor itself.
     """
 
     def __init__(self, stand_ins: Mapping[int, Tensor], make: Callable[[Tensor], Tensor] | None = None) -> None:

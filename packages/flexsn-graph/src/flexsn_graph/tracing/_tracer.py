@@ -122,7 +122,7 @@ class Tracer:
         return all(call.is_plain for call in self.captures.decided.values())
 
     def prologue(self) -> Prologue:
-        """The function from the captured tensors to the lifted ones."""
+        """The function from the captured tensors to the lifted tensors."""
         needed, before = set(self.lifted), None
         if self.computed:
             with self._as_discovered():
@@ -161,7 +161,7 @@ class Tracer:
         return [computed[number] for number in self.computed], calls
 
     def gradients_of(self, value: Tensor, given: Tensor, calls: CoreCalls) -> list[Tensor | None]:
-        """Given the gradient of a value that `compute` returned, the gradients of captured tensors that require one.
+        """The gradients of captured tensors, from the gradient `given` of a value that `compute` returned.
 
         Raises:
             UnsupportedCoreError: autograd cannot differentiate the value.
@@ -176,7 +176,7 @@ class Tracer:
         """Records `[*primals] -> [*results]` as ATen ops."""
 
         def forward(*arguments: Tensor) -> list[Tensor]:
-            # Gradients are enabled, though unused, so that the lifted values are the same as those of the VJP.
+            # Gradients are enabled, though unused, so that the lifted values are the same as in the VJP.
             with torch.enable_grad():
                 results, _ = self._run(self._leaves(arguments[: len(self.examples)]))
             return [self.captures.stand_in(t).detach() for t in results]
@@ -258,7 +258,7 @@ class Tracer:
     def _run(
         self, arguments: Sequence[Tensor], needed: set[int] | None = None, *, whole: bool = False
     ) -> tuple[tuple[Tensor, ...], CoreCalls]:
-        """Calls the function. Pass `needed` for discovery. The values that the step reads are added to it."""
+        """Calls the function. For discovery, pass `needed`: the values that the step reads are added to this set."""
         self.captures.locations.clear()
         with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), explained():
             returned = self._fn(*arguments)
@@ -359,8 +359,8 @@ class Tracer:
     def _reached_from(self, result: Tensor, leaves: Sequence[Tensor], calls: CoreCalls) -> set[int] | None:
         """The values that autograd reaches from a result.
 
-        An example is represented by its position, and a captured value by -1 minus its number. `None` if autograd
-        reaches any other variable.
+        The result contains the position of each example, and -1 minus the number of each captured value. `None` if
+        autograd reaches any other variable.
         """
         if not result.requires_grad:
             return set()

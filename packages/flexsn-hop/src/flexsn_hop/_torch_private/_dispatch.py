@@ -54,7 +54,7 @@ def implement(
     """Registers implementations of ``op``, except for autograd.
 
     The first ``num_graphs`` arguments of ``op`` are callables. ``samples(*args, **kwargs)`` returns
-    the arguments for a call of each. ``dense`` computes the results. ``shapes`` returns tensors with the
+    the arguments for a call of each callable. ``dense`` computes the results. ``shapes`` returns tensors with the
     shapes and dtypes of the results.
     """
 
@@ -104,7 +104,7 @@ def implement(
 
 
 def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, with its effects contained in its own graph. For example, ``linalg.solve`` checks its result.
+    """``function``, with its effects contained in its own graph. An example is the check in ``linalg.solve``.
 
     A functional graph orders effects by tokens. The tokens of an outer graph are not values of this graph.
     """

@@ -42,7 +42,7 @@ class CaptureHooks:
     Attributes:
         before: Checks a call. Returns the keyword arguments of the operator's node, or a function
             that Dynamo traces instead of the operator.
-        instead: Takes this function, then the operator's positional arguments, and the keyword arguments
+        instead: Takes the function from ``before``, the operator's positional arguments, and the keyword arguments
             ``output_template_specs`` and ``final_state`` if they were passed.
         after: Checks the captured graph. Takes the call, the graph, fake sample values for the graph,
             and the result of the core, in which tensors are fake.
@@ -98,7 +98,7 @@ class TreeParts:
 
     Attributes:
         flatten: Maps ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
-        open: Maps the step, these four, length, reverse, dim and remat to the core, the input sequences
+        open: Maps the step, these four values, length, reverse, dim and remat to the core, the input sequences
             and the states.
         close: Maps the operator's results to the caller's result. Also takes the carry leaves and the carry spec,
             the index of the result for each leaf of the step's return value, the structure of that value, and
@@ -116,8 +116,8 @@ class TreeCaptureHooks:
 
     Attributes:
         before: Checks a call. Returns the keyword arguments of the operator's node, or a function of the
-            operator's arguments that Dynamo traces instead of it.
-        after: Checks the captured step. Returns the order that turns the graph's results into those of a core,
+            operator's arguments that Dynamo traces instead of the operator.
+        after: Checks the captured step. Returns the order that turns the graph's results into a core's results,
             the index of the core result for each leaf of the step's return value, and the number of outputs.
         parts: The functions that Dynamo traces before and after the operator.
         operator: The target of the graph's node.
@@ -130,7 +130,7 @@ class TreeCaptureHooks:
 
 
 _REPLACEMENT_OPTIONS = ("output_template_specs", "final_state")
-"""Keyword arguments of the operator that are also passed to the function that is traced instead of it."""
+"""Keyword arguments of the operator that are also passed to the function that is traced instead of the operator."""
 
 _CONSEQUENCE = "`torch.compile` breaks its graph at `flex_sn_scan`, which then runs as a loop"
 
@@ -167,7 +167,7 @@ _REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
 
 
 def why_dynamo_cannot_capture() -> str | None:
-    """Lists the names that Dynamo needs to capture the operator and that this torch lacks. None if it has all."""
+    """Lists names that this torch lacks and that Dynamo needs to capture the operator. None if no name is missing."""
     missing = [f"{module}.{name}" for module, names in _REQUIRED_FOR_DYNAMO.items() for name in lacking(module, names)]
     return f"torch {torch.__version__} has no {', no '.join(missing)}: {_CONSEQUENCE}" if missing else None
 
@@ -234,7 +234,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
     def constant(tx: Any, variable: Any) -> Any:
         """The value of an option.
 
-        Dynamo makes numbers symbolic if a module of FSDP contains them. They become constants here.
+        Dynamo makes numbers symbolic if a module of FSDP contains them. Here, such numbers become constants.
         """
         try:
             return variable.as_python_constant()

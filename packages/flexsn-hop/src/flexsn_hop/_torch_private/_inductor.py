@@ -54,7 +54,7 @@ class InductorCall:
         return bool(V.graph.aot_mode)
 
     def inline(self, function: Callable[..., Any], who: str, unread: Collection[int] = ()) -> Sequence[Any]:
-        """Makes the operations of ``function(*args)`` part of Inductor's graph. ``who`` names it in errors.
+        """Makes the operations of ``function(*args)`` part of Inductor's graph. Errors name the function ``who``.
 
         For arguments at the positions ``unread``, the function may use only the shape and the dtype, because Inductor
         does not write values that no operation reads.
@@ -88,7 +88,7 @@ class InductorCall:
             return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
 
     def fall_back_to(self, op: Any, *args: Any) -> Sequence[Any]:
-        """Makes the call a call of an operator for which Inductor has no lowering."""
+        """Replaces the call with a call of ``op``, an operator for which Inductor has no lowering."""
         handler = needed("torch._inductor.lowering", "fallback_handler", _NO_LOWERING, takes=["add_to_fallback_set"])
         return handler(op, add_to_fallback_set=False)(*args)  # type: ignore[no-any-return]
 
@@ -122,7 +122,7 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
 def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
     """True if all tensors that Triton kernels take are certain to have the traced strides.
 
-    This is the case for arguments, new memory, and permutations of these.
+    This is the case for arguments, for new memory, and for permutations of arguments or new memory.
     """
     mutation = needed("torch._higher_order_ops.triton_kernel_wrap", "triton_kernel_wrapper_mutation", _NO_KERNELS)
     aten = torch.ops.aten
@@ -156,13 +156,13 @@ class LowersItself:
         """Returns fake results for fake arguments.
 
         From torch 2.15 on, Inductor recomputes the metadata of a node after a pass has changed its arguments.
-        It rejects targets that it lowers by calling them, unless they have this function.
+        If Inductor lowers a target by calling it, Inductor rejects the target unless it has this function.
         """
         return self.redispatch(*args, **kwargs)
 
     @staticmethod
     def inductor_call(graphs: Sequence[Any], args: Sequence[Any]) -> InductorCall | None:
-        """The call if Inductor makes it, otherwise None."""
+        """The call if Inductor is the caller, otherwise None."""
         if type(graphs[0]).__module__ != "torch._inductor.ir":
             return None
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)

@@ -39,13 +39,13 @@ StepCode = Callable[[list[Any]], Any]
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False, "nan_asserts": False, "triton.cudagraphs": False}
 
 ALIGNMENT = 16
-"""Alignment in bytes. Code for a GPU depends on whether addresses are multiples of it."""
+"""Alignment in bytes. Code for a GPU depends on whether addresses are multiples of this number."""
 
 
 class RowsOf(Sequence[torch.Tensor]):
     """The rows of a sequence at the given indices, as arguments of code for steps. They share the sequence's memory.
 
-    Iteration creates one row at a time. It takes less time and memory than ``unbind``, because the creation of a tensor
+    Iteration creates one row at a time. This takes less time and memory than ``unbind``: the creation of one tensor
     takes as long as a small step.
     """
 

@@ -96,7 +96,7 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
         stack.enter_context(disable_functional_mode())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(fake_mode)
-        # Composite operators in C++, such as recurrent cells, compare sizes as numbers, which fixes symbolic sizes.
+        # Composite operators in C++, such as recurrent cells, compare sizes as numbers and thereby fix symbolic sizes.
         stack.enter_context(_enable_python_dispatcher())
         stack.enter_context(numbers_of_a_step(mode=fake_mode))
         with disable_proxy_modes_tracing():

@@ -45,7 +45,7 @@ def lowerable_scan(
 
     Restrictions:
         In training, every floating-point state must require grad, even if its gradient is ignored. If an
-        initial state does not, ``scan`` computes wrong gradients for captured tensors (observed on 2.11).
+        initial state does not require grad, ``scan`` computes wrong gradients for captured tensors (observed on 2.11).
 
     Raises:
         LoweringGradientError: A gradient is required, but it might be wrong (a ``RuntimeError``).

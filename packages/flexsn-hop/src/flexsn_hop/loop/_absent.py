@@ -1,6 +1,6 @@
 """The VJP of a step with absent gradients, which remain absent as in autograd.
 
-If they were replaced with zeros, their products with infinite derivatives would be NaN.
+If zeros replaced absent gradients, their products with infinite derivatives would be NaN.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class StepVJP:
                     self._linear.add(node)
 
     def __call__(self, values: Sequence[Any], gradients: Gradients, like: Sequence[torch.Tensor]) -> Gradients:
-        """Results of the VJP. They are None for zeros, and for results that depend on absent gradients alone.
+        """Results of the VJP. A result is None if it is zero, or if it depends on absent gradients alone.
 
-        ``like`` contains a tensor for each of ``gradients``, with its shape and dtype.
+        ``like`` contains one tensor for each of ``gradients``, with the shape and dtype of the gradient.
         """
         if not isinstance(self._vjp, fx.GraphModule):
             filled = [zeros(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
@@ -133,7 +133,7 @@ class _Specialization:
         if value is not None:
             return value
         if node not in self._zeros:
-            # It is computed with stand-in arguments, which determine its shape. Its numbers may be NaN.
+            # The node is computed with stand-in arguments, which determine its shape. Its numbers may be NaN.
             copy = self._arguments[node] if node.op == "placeholder" else self._apply(node)
             is_tuple = user.target is operator.getitem  # its items are replaced instead
             self._zeros[node] = copy if is_tuple else self._graph.call_function(_aten.zeros_like.default, (copy,))

@@ -41,7 +41,7 @@ OutputTemplateSpec = tuple[Sequence[int], torch.dtype] | tuple[Sequence[int], to
 class ScanCall:
     """Arguments of a scan in any form, as one record.
 
-    Dynamo traces through it where another form replaces the operator.
+    Dynamo traces through this record where another form replaces the operator.
 
     Attributes:
         core: One time step.

@@ -72,7 +72,7 @@ def eager_scan(
         TooFewTensorsError: Fewer than ``num_inputs + num_states`` tensors (a ``ValueError``).
         SequenceLengthError: Leading dimensions are unequal or missing (a ``ValueError``).
         CoreArityError: The core cannot take this number of arguments (a ``ValueError``).
-        CoreReturnCountError: The core returned another number of values (a ``ValueError``).
+        CoreReturnCountError: The core returned a different number of values (a ``ValueError``).
         StateChangedError: A state changed shape, dtype or device (a ``ValueError``).
         OutputChangedError: An output changed shape, dtype or device between two steps (a ``ValueError``).
         EmptyScanError: ``T == 0`` without fitting specs (a ``ValueError``).
@@ -109,7 +109,7 @@ def eager_scan_final_state(
     Returns:
         ``(*output_seqs, *final_states)``: output sequences ``[T, *shape of one step]`` and states
         ``[*step]``. A final state never shares memory with an argument or another result. For
-        ``T == 0``, the final states are clones of the initial ones.
+        ``T == 0``, the final states are clones of the initial states.
 
     Example:
         >>> import torch
@@ -156,7 +156,7 @@ def state_copies(
 def stack_values(
     inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], by_step: Sequence[Tensors]
 ) -> list[torch.Tensor]:
-    """Stacks T tuples of values. Returns one ``[T, *shape]`` for each value, in the format of the results."""
+    """Stacks T tuples of values. Returns one tensor ``[T, *shape]`` for each value, in the format of the results."""
     return [
         stack_in_order(values, sequence_order(values[0].shape, inputs, states)) for values in zip(*by_step, strict=True)
     ]
@@ -218,7 +218,7 @@ def plain_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
 
 class CoreSteps:
-    """Calls a core for one step after the other, and checks its results.
+    """Calls a core step by step, and checks its results.
 
     Args:
         core_fn: ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
@@ -298,7 +298,7 @@ def kinds(values: Sequence[torch.Tensor]) -> list[Kind]:
 def are_plain_and_of(values: Sequence[Any], expected: Sequence[Kind]) -> bool:
     """True if all values are plain tensors of these kinds. If False, a more thorough check has to decide.
 
-    A loop adds little more than this check to a step, so the check makes no call for each value.
+    This check is most of the time that a loop adds to a step. Therefore, it makes no function call per value.
     """
     if len(values) != len(expected):
         return False

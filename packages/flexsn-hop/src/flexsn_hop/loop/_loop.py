@@ -34,7 +34,7 @@ def forward_samples(layout: ScanLayout, flat_args: Sequence[Any]) -> tuple[Any, 
 
 
 def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
-    """The forward operator on dense tensors, for ``T >= 1``. Its results must equal those of ``eager_scan``."""
+    """The forward operator on dense tensors, for ``T >= 1``. The results must equal the results of ``eager_scan``."""
     inputs, states, lifted = layout.split(flat_args)
     steps = inputs[0].shape[0]
     interval = layout.checkpoint_interval
@@ -160,7 +160,7 @@ def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor |
 
 
 def _filled(gradients: Gradients, like: Sequence[torch.Tensor]) -> Tensors:
-    """The gradients, with zeros for absent ones."""
+    """The gradients, with zeros for absent gradients."""
     pairs = zip(gradients, like, strict=True)
     return tuple(zeros(value) if gradient is None else gradient for gradient, value in pairs)
 
@@ -185,12 +185,12 @@ def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[An
 
 
 def differentiated(layout: BackwardLayout, flat_args: Sequence[Any]) -> list[torch.Tensor]:
-    """The arguments whose gradients are the results, in this order."""
+    """The arguments whose gradients are the results, in the order of the results."""
     return [argument for argument, need in zip(flat_args, layout.needs, strict=True) if need]
 
 
 def needed_carried(layout: BackwardLayout) -> list[int]:
-    """Positions among the active states of those whose initial value needs a gradient."""
+    """Positions, among the active states, of the states whose initial value needs a gradient."""
     _, needs, _ = layout.scan.split(layout.needs)
     flags = zip(needs, layout.active_states, strict=True)
     carried = [need for need, active in flags if active]
@@ -209,7 +209,7 @@ def _segments_backwards(
 
 
 class _StateGradients:
-    """The gradients of the state results, by active state. They are None if absent."""
+    """The gradients of the state results, by active state. Absent gradients are None."""
 
     def __init__(self, layout: BackwardLayout, states: Sequence[Any], gradients: Sequence[Any], steps: int) -> None:
         came = iter(gradients)
@@ -226,7 +226,7 @@ class _StateGradients:
         return tuple(gradient if self._final else None for gradient in self._gradients)
 
     def at(self, step: int, cotangents: Gradients) -> Gradients:
-        """Cotangents of the states after ``step``: the carried cotangents, plus those of the state results."""
+        """Cotangents of the states after ``step``: the carried cotangents plus the gradients of the state results."""
         return tuple(
             carried if sequence is None else _sum(carried, sequence[step])
             for carried, sequence in zip(cotangents, self._by_step, strict=True)

@@ -1,7 +1,7 @@
 """Runs a scan with PyTorch's own control-flow operators, ``scan`` and ``while_loop``, for comparison.
 
-Both are rejected where they are incorrect. Neither accepts results that are aliases or unchanged arguments, so all
-results are copied here. Both silently compute wrong gradients in some cases (see `flexsn_hop.lowerable_scan`).
+Both operators silently compute wrong gradients in some cases (see `flexsn_hop.lowerable_scan`), so calls of this kind
+are rejected. Neither operator accepts results that are aliases or unchanged arguments, so all results are copied here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     if call.steps == 0:
         return empty_scan(call)
     layout, (inputs, states, lifted) = call.layout, call.split()
-    # The operator needs at least one carried value. Its strides have to equal its strides after a step.
+    # The operator needs at least one carried value. The strides of a carried value must not change in a step.
     carried = [state.contiguous() for state in states] or [inputs[0].new_zeros(())]
 
     def combine(carry: list[torch.Tensor], slices: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -112,7 +112,7 @@ def _in_format(
 def _check(call: ScanCall) -> None:
     """Performs the checks of the eager scan.
 
-    They are skipped in compiled code, because Dynamo cannot trace them and the operator has already performed them.
+    Compiled code skips the checks, because Dynamo cannot trace them and the operator has already performed them.
     """
     if not torch.compiler.is_compiling():
         check_call(call)

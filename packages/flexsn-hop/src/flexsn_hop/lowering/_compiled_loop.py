@@ -31,7 +31,7 @@ __all__ = ["CompiledBackward", "CompiledForward", "has_no_elements"]
 
 Tensors = tuple[torch.Tensor, ...]
 Rows = Sequence[torch.Tensor]
-"""A tensor for each step. All have the same layout."""
+"""A tensor for each step. All tensors have the same layout."""
 
 
 def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:
@@ -307,7 +307,7 @@ class _Carried:
     memory: Rows
 
     def following(self, steps: int) -> Rows:
-        """Memory for the cotangents after the current one."""
+        """Memory for the cotangents after the current cotangent."""
         first = 1 if self.current is self.memory[0] else 0
         return [self.memory[(first + step) % 2] for step in range(steps)]
 

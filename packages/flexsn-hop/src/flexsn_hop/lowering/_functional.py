@@ -27,7 +27,7 @@ class _UnknownWriteError(Exception):
 
 
 def without_writes(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph with a new value for each write. Returns the graph itself if it has no write or an unsupported one.
+    """The graph with a new value for each write. Returns the graph itself if it has no write or an unsupported write.
 
     For example, the gradient of a step that takes a diagonal consists of zeros to which a diagonal is written. Only a
     graph without writes shows which results depend on which gradient, and which results are zero.

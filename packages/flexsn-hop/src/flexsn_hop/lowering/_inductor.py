@@ -38,7 +38,7 @@ _logger = logging.getLogger("flexsn_hop")
 def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
-    """Lower one call of an operator; ``name`` is the requested lowering."""
+    """Lowers one call of an operator. ``name`` is the requested lowering."""
     call = replace(call, graphs=tuple(without_padding(masks_as_conditions(without_writes(g))) for g in call.graphs))
     result = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
     refused = dict(result.refused)
@@ -92,7 +92,7 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
 
 
 def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
-    """Rejects results that differ from those for which the rest of the graph was made.
+    """Rejects results that differ from the results for which the rest of the graph was made.
 
     Raises:
         LoweringError.

@@ -41,9 +41,9 @@ KERNELS = "flexsn_runtime"
 NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 
 CODE_VERSION = 9
-"""Increased whenever the code that this package generates for a scan or its gradient changes.
+"""A version number, increased whenever the code that this package generates for a scan or its gradient changes.
 
-It is among the operator's arguments, and thus in the key by which Inductor finds compiled code on
+The number is among the operator's arguments, and thus in the key by which Inductor finds compiled code on
 disk. This key does not contain the lowering itself.
 """
 
@@ -53,11 +53,11 @@ class ScanLowering(Protocol):
 
     ``forward`` and ``backward`` are not run. Inductor traces them with fake tensors when it lowers
     the operator, and all of their calls, even Triton launches through ``torch.library.wrap_triton``,
-    become part of its graph. They must not depend on the values of tensors. The number of steps may be
-    symbolic, so they must not rely on a plain int. Strides are those that the tensors will
-    have. For an initial state for which ``layout.zero_states`` is True, they may use only the shape and
-    the dtype, because its memory is not written. A ``NotImplementedError`` means that there are no kernels
-    for this core. In that case, the next lowering is tried. If there is none left, the scan becomes the loop
+    become part of its graph. The two methods must not depend on the values of tensors. The number of steps may be
+    symbolic, so the methods must not rely on a plain int. Strides are the strides that the tensors will
+    have. For an initial state for which ``layout.zero_states`` is True, the methods may use only the shape and
+    the dtype, because the memory of this state is not written. A ``NotImplementedError`` means that there are no
+    kernels for this core. In that case, the next lowering is tried. If no lowering is left, the scan becomes the loop
     with a warning that lists all reasons, or is rejected if ``"kernel"`` is requested.
 
     Inductor lowers the two operators one by one. Therefore, a backward may receive checkpoints at the interval of
@@ -85,7 +85,7 @@ class ScanLowering(Protocol):
         ...
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """The reason why it cannot lower a scan of (fake) arguments like the given ones, or None if it can."""
+        """The reason why the lowering cannot lower a scan of (fake) arguments like ``flat_args``, otherwise None."""
         ...
 
     def forward(
@@ -93,8 +93,8 @@ class ScanLowering(Protocol):
     ) -> Sequence[torch.Tensor]:
         """The forward operator. ``core`` is the ATen graph of one step.
 
-        ``layout`` defines its results. They have the memory format of :func:`eager_scan`, and do not share memory.
-        Rows of checkpoints are adjacent, and each has the format of the state.
+        ``layout`` defines the results, which have the memory format of :func:`eager_scan` and do not share memory.
+        Rows of checkpoints are adjacent, and each row has the format of the state.
         """
         ...
 
@@ -109,7 +109,7 @@ class ScanLowering(Protocol):
 
         ``vjp`` takes the values of one step (inputs, states, lifted), the output gradients that are
         present, and the cotangents of the active new states. It returns the gradients of the inputs
-        that need one, of the active states, and of the lifted tensors that need one.
+        that need a gradient, of the active states, and of the lifted tensors that need a gradient.
         """
         ...
 
@@ -122,7 +122,7 @@ class _Registration:
 
 @functools.cache
 def _installed_kernels() -> ScanLowering | None:
-    """The kernels of flexsn-runtime, if it is installed. It need not be imported."""
+    """The kernels of flexsn-runtime, if this package is installed. The package need not be imported."""
     if importlib.util.find_spec(KERNELS) is None:
         return None
     try:
@@ -141,7 +141,7 @@ _registered: list[_Registration | None] = [None]
 
 
 def _registrations() -> list[_Registration]:
-    """The registered lowerings, and the installed kernels unless kernels of their name are registered."""
+    """The registered lowerings, and the installed kernels unless a lowering of the same name is registered."""
     results = [entry for entry in _registered if entry is not None]
     if None in _registered and all(entry.lowering.name != KERNELS for entry in results):
         kernels = _installed_kernels()
@@ -151,16 +151,16 @@ def _registrations() -> list[_Registration]:
 
 
 def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None) -> Callable[[], None]:
-    """Registers a lowering for compiled scans after the existing ones. Returns a function that undoes this.
+    """Registers a lowering for compiled scans after the existing lowerings. Returns a function that removes it again.
 
-    A scan is lowered by the first lowering that can lower it. Their order does not depend on imports. The first
-    one is ``"flexsn_runtime"``, the kernels of flexsn-runtime, which are used if they are installed. The others
-    follow in the order of registration. A lowering with ``before`` precedes the lowering of this name.
+    A scan is lowered by the first lowering that can lower it. The order of lowerings does not depend on imports. The
+    first lowering is ``"flexsn_runtime"``, the kernels of flexsn-runtime, which are used if they are installed. All
+    others follow in the order of registration. A lowering with ``before`` precedes the lowering of this name.
     :func:`scan_lowerings` lists the order, and the reasons why lowerings cannot lower a scan.
 
     Args:
         lowering: The lowering. Its name must be unique.
-        before: The name of a lowering, registered now or later, that this one precedes.
+        before: The name of a lowering, registered now or later, that ``lowering`` precedes.
 
     Raises:
         LoweringError: There is already a lowering of this name, or the name is that of the kernels and ``lowering``
@@ -219,12 +219,12 @@ def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
     """The registered lowerings in the order in which they are tried, each with the reason why it cannot lower a scan.
 
     Args:
-        *flat_args: Arguments of the scan: ``[*input_seqs, *init_states, *lifted]``. If there are none, all
+        *flat_args: Arguments of the scan: ``[*input_seqs, *init_states, *lifted]``. Without arguments, all
             reasons are None.
 
     Returns:
-        By name of a lowering, the reason why it cannot lower a scan of tensors like these. None means that it can,
-        unless it rejects the core.
+        For each name of a lowering, the reason why the lowering cannot lower a scan of tensors like ``flat_args``. None
+        means that it can lower such a scan, unless it rejects the core.
 
     Example:
         >>> from flexsn_hop import scan_lowerings
@@ -306,12 +306,12 @@ def requested_lowering(argument: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The registered lowerings that can lower a scan, in order, and the reasons why the others cannot.
+    """The registered lowerings that can lower a scan, in order, and the reasons why other lowerings cannot.
 
     Attributes:
         asked: The requested lowering: ``"auto"``, ``"kernel"``, ``"loop"`` or a registered name.
         lowerings: The lowerings that can lower the scan. If empty, the scan becomes the loop.
-        refused: The reasons of the lowerings that cannot, by name.
+        refused: The reasons why other lowerings cannot lower the scan, by name of the lowering.
     """
 
     asked: str

@@ -16,7 +16,7 @@ def masks_as_conditions(module: fx.GraphModule) -> fx.GraphModule:
     """Rewrites `v[mask] = number` as `where(mask, number, v)`.
 
     In a compiled step, Inductor of torch 2.11 and 2.13 reads such a mask from memory that the assignment has already
-    changed, if an assignment by an index tensor precedes it. Returns `module` itself if it has no such assignment.
+    changed, if an assignment by an index tensor comes first. Returns `module` itself if it has no such assignment.
 
     Args:
         module: a graph of ATen operations, with examples of their results in `meta["val"]`.

@@ -1,6 +1,6 @@
 """The loop as an ordinary custom operator that takes the step's graph as text.
 
-A compiler without support for the scan can call it. Inductor calls it if no kernel is registered.
+A compiler without support for the scan can call this operator. Inductor calls it if no kernel is registered.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def encode_program(graphs: Sequence[torch.fx.GraphModule], layout: ScanLayout | 
 
     Args:
         lowering: ``"compiled_loop"`` for Inductor's code for the steps, ``"loop"`` for single operators, or
-            ``"auto"`` for the first of these that is available.
+            ``"auto"`` for the first of these two that is available.
 
     Raises:
         LoweringError: A graph contains an object that cannot be written as text.

@@ -22,7 +22,7 @@ _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.full.default)
 def without_padding(module: fx.GraphModule) -> fx.GraphModule:
     """Restores a step's graph to its form before Inductor padded the matrices of its products for alignment on a GPU.
 
-    Inductor times both forms and keeps the faster one, before any lowering is tried. For a lowering with its own
+    Inductor times both forms and keeps the faster form, before any lowering is tried. For a lowering with its own
     products, the padding would be an additional operation that mixes elements. Returns `module` itself if nothing is
     padded.
 

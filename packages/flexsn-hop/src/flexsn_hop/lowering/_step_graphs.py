@@ -21,7 +21,7 @@ __all__ = ["BLOCK", "BackwardStep", "StepCodeError", "WritingStep", "backward_st
 _aten = torch.ops.aten
 
 BLOCK = 1024
-"""Number of steps whose rows exist as tensors at a time. Each of these tensors takes some 500 bytes."""
+"""Number of steps whose rows exist as tensors at a time. Each of these tensors takes about 500 bytes."""
 
 
 class StepCodeError(LoweringError):
@@ -134,7 +134,7 @@ class _Builder:
 
 
 def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> WritingStep:
-    """A step that takes the arguments of ``core``, and memory for its results except for the first ``skipped``."""
+    """A step that takes the arguments of ``core``, and memory for its results without the first ``skipped`` results."""
     builder = _Builder(core)
     sequences = builder.arguments("sequence", layout.num_inputs)
     constants = builder.arguments("value", len(core.graph.find_nodes(op="placeholder")) - layout.num_inputs)

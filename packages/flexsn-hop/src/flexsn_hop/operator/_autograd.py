@@ -21,7 +21,7 @@ from flexsn_hop.operator._vjp import Activity, find_activity, step_vjp, without_
 __all__: list[str] = []
 
 LOOP_CHECKPOINT_INTERVAL = 1
-"""A loop saves every state, so that the backward recomputes none."""
+"""A loop saves every state, so that the backward recomputes no state."""
 
 SPARE_CHECKPOINTS = 2
 """Additional rows for a symbolic number of steps. See :class:`ScanLayout`."""
@@ -69,7 +69,7 @@ def _autograd(
 ) -> tuple[torch.Tensor, ...]:
     assert checkpoints == (0, 0)  # checkpoints are only added by this function, below autograd
     needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in flat_args]
-    # The arguments of the backward operator are the only ones that can have gradients.
+    # Only arguments of the backward operator can have gradients.
     zeros = tuple(zero and not needs[num_inputs + index] for index, zero in enumerate(zero_states))
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, zero_states=zeros)
     with outside_of_tracing(flat_args) as fakes:

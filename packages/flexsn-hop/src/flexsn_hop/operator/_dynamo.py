@@ -53,8 +53,8 @@ _COMPLETIONS: list[Callable[[torch.fx.GraphModule], None]] = []
 def complete_captured(complete: Callable[[torch.fx.GraphModule], None]) -> None:
     """Registers a function that changes the graph of each step that Dynamo captures, in place.
 
-    Some steps change an object while they run, which Dynamo rejects. Such a step calls an operator instead, and the
-    function replaces the operator's nodes.
+    Dynamo rejects a step that changes an object while it runs. Such a step calls an operator instead, and the
+    registered function replaces the operator's nodes.
 
     Example:
         >>> from flexsn_hop import complete_captured
@@ -74,7 +74,7 @@ def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
         return empty_scan
     lowering = requested_lowering(call.kwargs.get("lowering"))
     if is_transforming():
-        # Dynamo would have to capture a transformed step. The unrolled loop is long, but correct.
+        # For a node, Dynamo would have to capture a transformed step. The unrolled loop is long, but correct.
         return plain_scan
     replacement = {"scan": through_scan, "while_loop": through_while_loop}.get(lowering)
     if replacement is not None:

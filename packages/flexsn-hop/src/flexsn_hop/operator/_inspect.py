@@ -16,8 +16,8 @@ __all__ = ["inspect_step"]
 def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
     """Rejects a core that draws random numbers or writes to its arguments.
 
-    Such a core would silently give wrong results. The backward recomputes the step, and would draw other
-    numbers. An argument is a slice that only exists in the loop, so a write to it would be lost.
+    Such a core would silently give wrong results. The backward recomputes the step, and would draw different
+    numbers. An argument is a slice that only exists in the loop, so a write to the argument would be lost.
 
     Raises:
         RandomOpError, MutationError.

@@ -45,10 +45,10 @@ __all__ = [
 class FlexSNScan(LowersItself, HigherOrderOperator):
     """The scan over time as one operator. ``flex_sn_scan`` is its only instance.
 
-    It must be equal to :func:`eager_scan`, with the same arguments, results and errors. A direct call
-    runs that loop. Under ``torch.compile``, ``make_fx`` and ``torch.export``, a graph contains one node
-    for it, and one for its backward. Their size does not depend on the number of steps. The node's first
-    argument is the graph of the core.
+    The operator must be equal to :func:`eager_scan`, with the same arguments, results and errors. A direct call
+    runs the loop of :func:`eager_scan`. Under ``torch.compile``, ``make_fx`` and ``torch.export``, a graph contains
+    one node for the scan, and one node for its backward. The size of the nodes does not depend on the number of
+    steps. The first argument of a node is the graph of the core.
 
     Args:
         core_fn: One time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
@@ -105,7 +105,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         """The operator's name.
 
         Dynamo uses this name to find out how to trace an operator. Therefore, a read of the name registers the operator
-        with Dynamo. An earlier registration would have to import all of Dynamo.
+        with Dynamo. Registration at import time would import all of Dynamo.
         """
         offer_to_dynamo(self._name)
         return str(self._name)
@@ -223,7 +223,7 @@ def flex_sn_scan_final_state(
 ) -> tuple[torch.Tensor, ...]:
     """:data:`flex_sn_scan` with the last states as results instead of the state sequences.
 
-    It is the same operator, but returns no state sequence, though training may save one.
+    It is the same operator. It returns no state sequence, but training may save state sequences.
     It must be equal to :func:`eager_scan_final_state`, with the same arguments and errors.
 
     Example:

@@ -58,7 +58,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
     It takes the values of one step (inputs, states, lifted), the output gradients that are
     present, and the cotangents of the active new states. It returns the gradients of
-    ``layout.wanted``, in order. It recomputes the step, because nothing else is saved.
+    ``layout.wanted``, in order. It recomputes the step, because no intermediate values are saved.
     """
     scan = layout.scan
     num_values = len(layout.needs)
@@ -88,7 +88,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
 
 def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
-    """Drops the results that depend on no output gradient at any step. For these, autograd returns None, not zeros.
+    """Drops results that depend on no output gradient at any step. For such results, autograd returns None, not zeros.
 
     ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the dropped results, and
     the layout that no longer needs them. The gradient of an active state remains a result of the graph.

@@ -29,11 +29,11 @@ def scan(
     dim: int = 0,
     remat: int | None = None,
 ) -> tuple[Carry, Y]:
-    """Calls ``step`` for one time step after the other, and passes its carry on to the next step.
+    """Calls ``step`` once for each time step, and passes the carry on to the next step.
 
-    Eagerly, this is a loop with ordinary autograd. Under ``torch.compile``, ``make_fx`` and ``torch.export``,
-    it is one node of the graph, :data:`flex_sn_scan`, and one node in the graph of the backward. Their size
-    does not depend on the number of steps.
+    In eager mode, the scan is a loop with ordinary autograd. Under ``torch.compile``, ``make_fx`` and
+    ``torch.export``, it is one node of the graph, :data:`flex_sn_scan`, and one node in the graph of the backward. The
+    size of these nodes does not depend on the number of steps.
 
     Args:
         step: ``step(carry, x) -> (new_carry, y)``, one time step. Captured tensors (closure, parameters
@@ -41,29 +41,29 @@ def scan(
         init: The first carry: a tensor, or containers of ``torch.utils._pytree`` that contain tensors and None
             (dict, list, tuple, namedtuple, registered dataclasses).
             A carry keeps its structure, and each tensor keeps its shape, dtype and device.
-        xs: The sequences, as a tree of this kind. ``step`` receives their slices along ``dim``. If it is None, or a
-            tree without tensors, ``step`` receives it unchanged, ``length`` times.
+        xs: The sequences, as a tree of the same kind. ``step`` receives their slices along ``dim``. If ``xs`` is None
+            or a tree without tensors, ``step`` receives ``xs`` unchanged, ``length`` times.
         length: The number of steps T, an int or a symbolic size. Required if ``xs`` has no tensor. Otherwise,
-            it must agree with ``xs``. If it depends on data, compilers need a check that it is not 0:
+            it must agree with ``xs``. If ``length`` depends on data, compilers need a check that it is not 0:
             ``torch._check(length >= 1)``.
-        reverse: True to go from the last slice to the first one. The y of step t is still at position t.
+        reverse: True to go from the last slice to the first slice. The y of step t is still at position t.
         dim: The dimension of time, in all of ``xs`` and in the returned sequences. A negative number
             counts from the end of each tensor.
         remat: If it is an integer K, only the carry of every K-th step is kept, and the backward recomputes the
-            steps in between. This takes memory for about ``T / K + K`` carries, which is minimal for
+            steps in between. The memory then holds about ``T / K + K`` carries, and the fewest for
             ``K = sqrt(T)``. Gradients are bitwise equal. If it is None, autograd keeps everything that it needs.
 
     Returns:
         ``(carry, ys)``: the last carry, which does not share memory, and the sequences of y, with
-        T elements along ``dim``. A y may have any shape and dtype, but the same at every step.
+        T elements along ``dim``. A y may have any shape and dtype. They must be the same at every step.
         None stays None. For ``T == 0``, the carry is a copy of ``init``, and the sequences are empty, with
         the shapes and dtypes that ``step`` returns for fake tensors.
 
     Raises:
         CoreArityError: ``step`` cannot be called with two positional arguments (a ``ValueError``).
         CoreReturnCountError: ``step`` did not return a pair (a ``ValueError``).
-        CarryStructureError: ``step`` returned a carry with another structure (a ``ValueError``).
-        StateChangedError: ``step`` returned a carry with another shape, dtype or device (a ``ValueError``).
+        CarryStructureError: ``step`` returned a carry with a different structure (a ``ValueError``).
+        StateChangedError: ``step`` returned a carry with a different shape, dtype or device (a ``ValueError``).
         OutputChangedError: y changed from one step to another (a ``ValueError``).
         SequenceLengthError: The sequences have unequal lengths (a ``ValueError``).
         ScanLengthError: ``length`` is missing, negative, or not that of ``xs`` (a ``ValueError``).

@@ -22,15 +22,15 @@ __all__ = ["as_given", "clock", "in_order", "run_trees"]
 def clock(states: Sequence[torch.Tensor], length: Any) -> torch.Tensor:
     """A sequence of T unused numbers, because the loop over time needs a sequence.
 
-    It has memory for T elements. For an expanded tensor, compilers would check if T is 1. This is unknown if T
-    depends on data.
+    The sequence has memory for T elements. For an expanded tensor, compilers would check if T is 1, but the answer is
+    unknown if T depends on data.
     """
     like = states[0] if states else torch.zeros(())
     return torch.zeros(length, dtype=like.dtype, device=like.device)
 
 
 def run_trees(call: TreeCall) -> tuple[Any, Any]:
-    """Runs the loop, on plain tensors or on those of a transform."""
+    """Runs the loop, on plain tensors or on tensors of a transform."""
     take_step = TreeSteps(call)
     if call.steps == 0:
         outputs = _outputs_of_no_step(call, take_step)

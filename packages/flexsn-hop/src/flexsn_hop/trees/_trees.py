@@ -269,7 +269,7 @@ def _split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any]
 
     Raises:
         CoreReturnCountError: The return value is not a pair.
-        CarryStructureError: The new carry has another structure.
+        CarryStructureError: The new carry has a different structure.
     """
     if not isinstance(returned, (tuple, list)) or len(returned) != 2:
         what = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {_kind(returned)}"
@@ -338,7 +338,7 @@ def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any
 
 
 class TreeSteps:
-    """Calls one step after the other, and checks its results.
+    """Calls the user's step for each time step, and checks its results.
 
     Attributes:
         y: The structure of the output. It is known after the first step.
