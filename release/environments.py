@@ -86,7 +86,7 @@ class Environment:
     def run(
         self, *command: str | Path, cwd: Path, variables: dict[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command with the `python` and `pip` of the environment, as for a user without settings.
+        """Runs a command with the `python` and `pip` of the environment, without Python and pip settings.
 
         Raises:
             RuntimeError: the command failed and `check` is True; the message contains its output.

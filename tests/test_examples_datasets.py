@@ -55,7 +55,7 @@ def small(name: str, folder: Path) -> None:
 def test_example_without_arguments_learns_and_draws(name: str, tmp_path: Path) -> None:
     example(name)
     epochs, beyond = LEARNS[name]
-    # The example runs as for a user: without the settings of the tests, and in an empty folder.
+    # Runs the example as a user does, without the settings of the tests, and in an empty folder.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "datasets" / f"{name}.py"), "--epochs", str(epochs)],

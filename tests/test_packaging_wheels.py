@@ -49,8 +49,8 @@ class Wheel:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    # The interpreter, which conftest.py turns on, is off as for a user, because it needs more packages than Triton
-    # declares.
+    # Turns off Triton's interpreter, which conftest.py turns on. Users do not use it, and it needs more packages than
+    # Triton declares.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     finished = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
@@ -104,7 +104,7 @@ def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[s
     output = run(sys.executable, "-I", "-S", script, name.replace("-", "_"), target, links, cwd=folder)
     report: dict[str, Any] = json.loads(output)
     origins = {member.replace("-", "_"): str(target / member.replace("-", "_") / "__init__.py") for member in members}
-    assert report["visible"] == origins, "not the declared flexsn packages, or not from there"
+    assert report["visible"] == origins, "not the declared flexsn packages, or from another folder"
     return report
 
 
@@ -140,7 +140,7 @@ def test_own_tests_pass_against_the_installed_wheel(distribution: Distribution, 
 
 
 def make_wheel(folder: Path, module: str, source: str, requires: str = "") -> Path:
-    """Writes a small wheel without a build, for tests of the isolation itself."""
+    """Writes a small wheel directly, without building it, for tests of the isolation itself."""
     path = folder / f"{module}-0.1.0-py3-none-any.whl"
     info = f"{module}-0.1.0.dist-info"
     lines = f"Requires-Dist: {requires}\n" if requires else ""

@@ -71,8 +71,9 @@ NEURONS: dict[str, Callable[[str], FlexSN]] = {
 
 @pytest.fixture
 def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records launches of the compiled launcher. Its function addresses belong to functions that run the interpreter's
-    kernels.
+    """Records launches by the compiled launcher.
+
+    The launcher receives addresses of functions that run the kernels in the interpreter.
     """
     launched: list[str] = []
     entries: dict[tuple[CooperativeLaunch, int], Entry] = {}
@@ -106,7 +107,7 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]) -> None:
-    """Tests changed data, with and without a state. Each call checks all other conditions."""
+    """Calls with changed data, with and without a state, equal the loop. The compiled launcher makes repeated calls."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     launches = []
@@ -196,8 +197,9 @@ def test_each_call_checks_the_environment(repeats: list[Any], monkeypatch: pytes
 
 @pytest.mark.usefixtures("interpreted")
 def test_autograd_graphs_are_freed_without_garbage_collection(repeats: list[Any]) -> None:
-    """Checks that autograd graphs are freed. Otherwise, a CUDA graph would wait for the stream of the nodes of an old
-    graph.
+    """Checks that autograd graphs are freed.
+
+    Otherwise, the capture of a CUDA graph would wait for the stream on which an old autograd graph was recorded.
     """
     layer = Recurrent(LIF(), SIZE, backend="triton")
     x, weight = torch.rand(STEPS, BATCH, SIZE, requires_grad=True), torch.rand(STEPS, BATCH, SIZE)
@@ -220,7 +222,7 @@ def test_autograd_graphs_are_freed_without_garbage_collection(repeats: list[Any]
 
 
 def test_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    # the interpreter calls many Python functions
+    # Skips the kernels, because their interpreter calls many Python functions.
     monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *arguments: None)
     neuron, x, weight = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE), torch.ones(STEPS, BATCH, SIZE)
 
@@ -289,7 +291,7 @@ def test_alternating_calls_and_graphs_on_a_gpu(
     x = torch.rand(50, 64, 128, device="cuda")
     layer.reset()
     expected = trained(layer, x, torch.ones_like(x))
-    layer.reset()  # no graph of another stream remains
+    layer.reset()  # frees the autograd graph, which was recorded on another stream than the capture's
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

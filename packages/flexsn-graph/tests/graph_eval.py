@@ -55,7 +55,8 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], shape: tuple[int, ...]) 
     expected = node.meta["val"]
     if target is torch.ops.prims.scalar_tensor.default:
         return torch.full(shape, node.args[0], dtype=expected.dtype)  # type: ignore[arg-type]
-    # Constants have the dtype of the tensors in their op. If the only tensor is a condition, they have the result's.
+    # Constants have the dtype of the tensors in their op. If the only tensor is a condition, they have the dtype of the
+    # result.
     tensors = [values[n] for n in node.all_input_nodes]
     dtype = expected.dtype if target is torch.ops.prims.where.default else tensors[0].dtype
 

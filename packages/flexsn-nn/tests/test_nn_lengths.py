@@ -347,7 +347,7 @@ def test_programs_end_with_their_sequences(num_steps: int, monkeypatch: pytest.M
             return write(*a)
 
         monkeypatch.setattr(_pointwise_step, name, noted)
-    neuron = LIF(backend="triton", tau=1.75)  # no other test has these kernels
+    neuron = LIF(backend="triton", tau=1.75)  # no other test compiles these kernels
     x = torch.randn(num_steps, 3, FEATURES).requires_grad_()
     neuron(x, lengths=torch.tensor([num_steps, 2, 0])).sum().backward()
     assert [spec.ends for spec in specs] == [True, True]

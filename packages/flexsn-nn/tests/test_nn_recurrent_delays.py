@@ -18,7 +18,7 @@ from flexsn_nn.layer import Delay
 T, B, N = 12, 3, 5
 X = torch.randn(T, B, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
 MIXED = torch.tensor([0.0, 1.0, 2.75, 3.0, 1.5], dtype=torch.float64)
-# These delays are not whole steps, where linear interpolation has a kink.
+# These delays are not whole steps, because linear interpolation has kinks at whole steps.
 LEARNED = torch.tensor([0.1, 1.2, 2.75, 3.1, 1.5], dtype=torch.float64)
 DELAYS: dict[str, Callable[[], Any]] = {
     "a number": lambda: 2,

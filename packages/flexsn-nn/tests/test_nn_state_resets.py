@@ -18,7 +18,7 @@ from flexsn_runtime.plans import _buckets
 from flexsn_runtime.step import _pointwise_step
 
 FEATURES, T, B = 35, 23, 3
-# Marked steps by sequence. One sequence has its first step and another one, one has two steps, the others none.
+# Steps that are marked as resets, by sequence. The first step is marked in one sequence. Sequence 0 has no marks.
 MARKED = {1: [0, 10], 2: [9, 18]}
 
 
@@ -65,7 +65,7 @@ def compare(case: Case, backend: str) -> None:
 def run_part(
     neuron: Neuron, inputs: list[Tensor], begin: int, end: int, *, last: bool
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Runs some steps separately. Only the last of these parts has a loss of final states."""
+    """Runs steps `begin` to `end` separately. The final states contribute to the loss only in the last part."""
     neuron.reset()
     x = inputs[0][begin:end].clone().requires_grad_()
     output = neuron(x, *[other[begin:end] for other in inputs[1:]])
@@ -82,7 +82,7 @@ def test_each_neuron_in_a_loop(case: Case) -> None:
     compare(case, "torch")
 
 
-# This neuron starts at other values than zero.
+# The initial states of AdEx are not zero.
 @pytest.mark.long(all_but=["adex"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_neuron_in_cpp(case: Case) -> None:
@@ -100,7 +100,7 @@ def test_each_neuron_in_triton(case: Case) -> None:
 @pytest.mark.parametrize("lengths", [None, torch.tensor([T, 12, 9])])
 @pytest.mark.long(all_but=["None"])
 def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads chunks ahead, as on a GPU, where masks are loaded one chunk before their use."""
+    """Loads chunks ahead of their use, as on a GPU. Masks are then loaded one chunk ahead."""
     plan = _buckets._INTERPRETED
     ahead = replace(plan, forward=replace(plan.forward, stages=3), backward=replace(plan.backward, stages=2))
     monkeypatch.setattr(_buckets, "_INTERPRETED", ahead)
@@ -117,7 +117,7 @@ def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.M
     options = {"resets": marks()} | ({} if lengths is None else {"lengths": lengths})
     x = torch.randn(T, B, FEATURES, generator=torch.Generator().manual_seed(2)) + 0.5
     try:
-        found = run(LIF(backend="triton", tau=1.25), [x], **options)  # no other test has these kernels
+        found = run(LIF(backend="triton", tau=1.25), [x], **options)  # no other test compiles these kernels
     finally:
         _buckets._plan.cache_clear()
     wanted = run(LIF(backend="torch", tau=1.25), [x], **options)

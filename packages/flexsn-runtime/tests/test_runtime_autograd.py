@@ -49,7 +49,11 @@ def test_one_tensor_as_input_and_state() -> None:
 
 
 def test_no_graph_of_a_trace_is_left_behind() -> None:
-    """Checks that no graph is left: it would keep the parameter's node, so CUDA graphs could not capture its stream."""
+    """Checks that no autograd graph is left.
+
+    Such a graph would keep the parameter's autograd node, and a CUDA graph could not be captured on another stream
+    than the one of this node.
+    """
     weight = torch.tensor(0.3, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,7 +83,7 @@ def test_owners_and_users_keep_a_bundle() -> None:
     retain_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
-    release_flexsn_kernel_handle(handle)  # one more than owners: the user remains
+    release_flexsn_kernel_handle(handle)  # there is no third owner, so this has no effect on the user
     assert is_known(handle)
     assert kernel.closed == 0
     release_active_flexsn_kernel_handle(handle)

@@ -63,8 +63,8 @@ class BackwardLayout:
     """The layout of the backward operator.
 
     The arguments are, in order: the arguments of the forward operator without states that are known to be zeros,
-    the saved states of ``scan`` (checkpoints with ``saved_interval`` K, or more checkpoints than necessary), the
-    gradients of output sequences that are present, and the gradients of state results that are present. The results
+    the saved states of ``scan`` (checkpoints with ``saved_interval`` K, which unused rows may follow), the gradients of
+    output sequences that are present, and the gradients of state results that are present. The results
     are the gradients of the arguments for which ``needs`` is True, in the order of these arguments. Each gradient
     has the memory format of its argument.
 
@@ -100,7 +100,10 @@ class BackwardLayout:
         return len(self.needs) - len(self.scan.zero_positions)
 
     def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-        """Splits the arguments into forward arguments with zeros, saved states, output and state gradients."""
+        """Splits the arguments into forward arguments, saved states, output gradients and state gradients.
+
+        Adds zeros to the forward arguments for states that are known to be zeros.
+        """
         parts = []
         start = 0
         for size in (

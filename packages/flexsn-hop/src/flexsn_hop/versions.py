@@ -180,7 +180,7 @@ def _say(message: str) -> None:
 
 def _stand_in(name: str, message: str) -> Any:
     class Missing(type):
-        """A class, so that subclassing and `isinstance` work as long as no instance is created."""
+        """Metaclass of a stand-in, which can be subclassed and used in `isinstance`. Creating an instance raises."""
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             raise UnsupportedVersionError(message)

@@ -6,7 +6,7 @@ The statistics and the running statistics equal those of `torch.nn.functional.ba
 statistics needs two sums per channel: the sum of the gradient of `y`, and the sum of its product with `x - mean`. These
 sums are the gradients of `shift` and `scale`, which kernels always compute.
 
-Sources: Ioffe and Szegedy, "Batch normalization", ICML 2015. For several processes, torch's `SyncBatchNorm`.
+Sources: Ioffe and Szegedy, "Batch normalization", ICML 2015; for several processes, torch's `SyncBatchNorm`.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
 
 
 def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes mean and variance with an operator that has kernels if available, otherwise with other operations."""
+    """Computes mean and variance with kernels if available, otherwise with PyTorch's operations."""
     # Wrappers of tensors, such as a DTensor, have no kernels. The fake tensors of compilers count as plain tensors.
     is_plain = type(frames) is Tensor or not hasattr(type(frames), "__tensor_flatten__")
     if is_plain and not is_exporting() and has_moments(frames):
@@ -348,7 +348,9 @@ def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
 
 
 class _ThroughStatistics(StandIns):
-    """Gradient of `x`, including the part through the statistics, as a function and as a step.
+    """Gradient of `x`, including the part that flows through the statistics.
+
+    Calls are steps of a scan, which use stand-ins. `of` is the same function of actual tensors.
 
     Args:
         like: tensors that have the layouts of weight, bias, mean, variance, `-1 / count`, and the gradients of weight

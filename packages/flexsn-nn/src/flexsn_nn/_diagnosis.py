@@ -20,7 +20,7 @@ def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, e
         inputs: inputs of the call.
         module: neuron whose parameters and buffers the step reads.
         core: step function, whose captured tensors are compared, too.
-        error: error that torch raised. An error of this project already names its cause.
+        error: error that the call raised. Errors of this project are not examined, since they already name their cause.
     """
     if type(error).__module__.startswith("flexsn_"):
         return

@@ -19,14 +19,14 @@ class ForwardSpec:
         states: layout of each initial state. `None` if the state starts at zero and has no argument.
         state_dtypes: dtype of each state.
         lifted: layout of each lifted tensor.
-        lifted_like: for each lifted tensor, the first lifted tensor whose layout has the same numbers. A program
-            computes the positions of the elements of both tensors once. Empty if this is unknown.
+        lifted_like: for each lifted tensor, the index of the first lifted tensor with the same layout, sizes and
+            strides. A program computes the positions of the elements of both tensors once. Empty if this is unknown.
         ends: True if outputs are zeros and states stay the same where all inputs that count down are 0 or less. In this
             case, a program ends when the last of its elements ends. The backward must have the same value.
         follows: pairs of a state and a late input. The state is the input's value at the previous step, and 0 at first,
             so it has no checkpoints.
         outputs, state_seqs, final_states: for each tensor, True if it is written.
-        saved: number of intermediates that follow the new states among the step's results and are written.
+        saved: number of intermediates to write for the backward. They follow the new states in the step's results.
         segment: steps per segment. `chunk` is a multiple of it, unless T is one chunk. The last segment may be shorter.
             The states before each segment except for the first one are written. 0 means no checkpoints.
         chunk: number of steps whose loads are issued together.
@@ -76,14 +76,14 @@ class BackwardSpec:
             If `saved` is 0 and the VJP takes states, the states are recomputed from checkpoints.
         chunk: the `segment` of the forward that wrote the checkpoints, or T.
         stages: see `ForwardSpec`.
-        summed_inputs, summed_lifted: for each tensor, True if each program writes only one number (for each time
-            step): the gradient's sum over the program's elements. This is for operands that have one number for the
-            whole step. Empty if there are none.
+        summed_inputs, summed_lifted: for each tensor, True if each program writes only one number, the gradient's
+            sum over the program's elements. For inputs, each program writes such a number for each time step. This is
+            for operands that have one number for the whole step. Empty if there are none.
         rest, single: see `ForwardSpec`.
         rows: True if each program walks the rows of the step one after the other, and sums the gradients of lifted
             tensors over the rows before it writes these gradients. This requires lifted tensors that are the same for
             all rows, and a target that has `rows`. The kernel takes the integers ``"ROWS"`` and ``"ROW"``, the number
-            of elements of a row. The last row may have fewer. Gradients of inputs cannot be summed in this case.
+            of elements of a row. The last row may be shorter. Gradients of inputs cannot be summed in this case.
         flags: the flags that the VJP takes.
         strided: layouts of tensors that the forward kept, of incoming gradients, and of written gradients. A tensor
             without a layout here is dense.

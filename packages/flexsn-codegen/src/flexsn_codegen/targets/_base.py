@@ -374,7 +374,7 @@ class KernelWriter(ABC):
         """Declares a tensor argument and its offset within a step.
 
         Args:
-            like: an earlier operand with the same layout and the same numbers in this layout.
+            like: an earlier operand with the same layout, sizes and strides.
         """
         port = Port(role, index)
         known = self._strided.get(port)
@@ -487,7 +487,7 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def number(self, number: Number) -> None:
-        """Assigns a number to its name, as a scalar of its dtype, from its integers (`Number.arguments`)."""
+        """Assigns a number to its name. The bits of the number are in integer arguments (`Number.arguments`)."""
 
     @abstractmethod
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:

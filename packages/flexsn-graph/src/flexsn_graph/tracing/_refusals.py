@@ -40,8 +40,8 @@ def reads_value(name: str, location: SourceLocation | None) -> DataDependentErro
     """The error for Python code that depends on a tensor's value."""
     return DataDependentError(
         f"the core reads a tensor's value in Python ({name}): `if`, `while`, `.item()` and "
-        "`float()` on a tensor cannot be compiled. Use `torch.where`. If torch takes a number, such as `alpha=` of "
-        "`torch.add`, it also reads a tensor's value: multiply by the tensor instead.",
+        "`float()` on a tensor cannot be compiled. Use `torch.where`. A tensor's value is also read if it is passed "
+        "where torch expects a number, such as `alpha=` of `torch.add`: multiply by the tensor instead.",
         name,
         location,
     )
@@ -100,7 +100,7 @@ def refuse_op(
     frozen: Container[int],
     location: SourceLocation | None,
 ) -> None:
-    """Rejects an op for its kind, or because it writes to one of the storages `frozen`."""
+    """Rejects ops of unsupported kinds, and ops that write to one of the storages `frozen`."""
     name = str(op)
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise RandomOpError(

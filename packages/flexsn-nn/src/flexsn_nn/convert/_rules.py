@@ -22,7 +22,7 @@ class Replacement:
     Attributes:
         module: the new module.
         moved: new places of parameters and buffers that have moved, by their names in the old module.
-        dropped: reasons why the new module lacks parameters and buffers, by name.
+        dropped: parameters and buffers of the old module that the new module lacks. Maps their names to reasons.
         differences: same as in `Converted`.
     """
 

@@ -21,17 +21,17 @@ class AbsorbingBackend:
     function is not moved if the move would save nothing, because another node also reads its result, or if the move
     would change the result. `print` shows the functions that were not moved, with the reasons.
 
-    Results equal those of the unchanged network, except for `batch_norm`: as with `fuse_norms`, its outputs equal
-    `(x - mean) * scale + shift`.
+    Results equal those of the unchanged network, except for `batch_norm`. A norm is computed as
+    `(x - mean) * scale + shift`, as with `fuse_norms`.
 
     Args:
         backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs,
-            such as another `PackingBackend`.
+            such as a `PackingBackend`.
 
     Attributes:
-        absorbed: functions that steps compute in the graphs that were compiled so far, one entry for each input of a
+        absorbed: functions that were moved into steps, in all graphs compiled so far. One entry for each input of a
             neuron.
-        left: functions that steps could compute but do not compute, with the reasons.
+        left: functions before neurons that were not moved, with the reasons.
 
     Example:
         >>> import torch
@@ -57,5 +57,5 @@ class AbsorbingBackend:
     def __str__(self) -> str:
         lines = [f"neurons compute {len(self.absorbed)} of their inputs", *(f"  {one}" for one in self.absorbed)]
         if self.left:
-            lines += ["in front of them:", *(f"  {one}" for one in self.left)]
+            lines += ["not moved into a step:", *(f"  {one}" for one in self.left)]
         return "\n".join(lines)

@@ -41,9 +41,9 @@ class ForwardScan:
     """A forward scan, prepared for arguments of one layout.
 
     Outputs, state sequences and final states have the format of `ScanFormat`. Values for the backward have the shape
-    `[T, *step]` or `[rows, *step]`. Their elements are in the order in which the kernel counts. Bits of outputs are
-    uint8, with 8 elements per byte, in the same order; their shape is `[T, bytes]`. If the elements of the outputs have
-    another order in memory, no bits are written, and the tensors of bits have the shape `[0, bytes]`.
+    `[T, *step]` or `[rows, *step]`. Their elements are in the order in which the kernel counts elements. Bits of
+    outputs are uint8, with 8 elements per byte, in the same order; their shape is `[T, bytes]`. If the elements of the
+    outputs have another order in memory, no bits are written, and the tensors of bits have the shape `[0, bytes]`.
 
     Args:
         arguments: example arguments. Their shapes, strides, dtypes, device and alignment are the layout.
@@ -160,7 +160,7 @@ class ForwardScan:
 
     @cached_property
     def single(self) -> Plan:
-        """The plan for one step. It takes inputs `[*step]`, and returns `[*outputs, *final_states]`, `[*step]` each."""
+        """The plan for one step. It returns `[*outputs, *final_states]`. Inputs and results are `[*step]`."""
         return self._single()
 
     def results(self) -> list[Tensor]:

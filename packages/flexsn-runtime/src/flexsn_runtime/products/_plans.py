@@ -24,8 +24,8 @@ class ForwardKind(NamedTuple):
         shape: shape of the spikes, `[..., K]`.
         outputs: N.
         parts: number of parts of the weight.
-        links: number of links for gradients; 0 without links.
-        sums: True if there is also a link for the sum of gradients.
+        links: number of links that receive parts of the gradient (see `Linked`); 0 without links.
+        sums: True if another link receives the sum of the gradient.
         scale: scale of the spikes.
         written: True if the spikes exist in bfloat16.
         aligned: for each of the spikes, the weight and the bias, True if its address is a multiple of 16 bytes; `None`
@@ -153,7 +153,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
     if for_bias:
         make.sum_rows(_WHOLE + 1 + g_parts if kind.arrived else _WHOLE, result_bias)
     width_k, width_n = padded_units(K) * padding(), padded_units(N) * padding()
-    # All allocations must come before the tensor that is unbound.
+    # All tensors must be allocated before `cut` is unbound.
     whole = not kind.arrived and (for_s or for_weight)
     cut = make.allocate((g_parts, M, width_n), torch.bfloat16) if whole else 0
     tile = tile_for("weights", N, K, M, g_parts, device)

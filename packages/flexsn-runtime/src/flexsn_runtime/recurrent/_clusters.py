@@ -103,7 +103,7 @@ def _of_gates(loop: Loop) -> bool:
 
 
 def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
-    """Returns the maximum number of turns with which clusters are faster than other ways; `None` for any number."""
+    """Returns the largest number of turns for which clusters are faster than other kernels; `None` without a limit."""
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
     if loop.width <= (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS):
         return None

@@ -26,8 +26,8 @@ from flexsn_codegen.source._cache import keep, kept
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
 
-# Fast math is off, so that the kernels' results have the bits of eager mode. Traps and errno are never read. Without
-# them, the compiler can vectorize conditions and functions. Integers wrap around, as in torch.
+# Fast math is off, so that the kernels' results are bitwise equal to those of eager mode. Traps and errno are never
+# read. Without them, the compiler can vectorize conditions and functions. Integers wrap around, as in torch.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),

@@ -336,7 +336,7 @@ def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Oper
     ]
 
 
-# Operations that are written in the same way for vectors of float as for a float.
+# Operations whose code is the same for a float and for a vector of floats.
 _OF_FLOATS = re.compile(
     r"\s*const auto \w+ = (?:dev::round_float16\(|float\([-+.\de]+\)|[a-z]\w*+(?![(:])|[-+*/()<>=?: ])+;(?:  //.*)?"
 )
