@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from flexsn_hop.lowering._rewriting import rewrite_nodes
+
 __all__ = ["masks_as_conditions"]
 
 _aten = torch.ops.aten
@@ -23,13 +25,7 @@ def masks_as_conditions(module: fx.GraphModule) -> fx.GraphModule:
     """
     if not any(_assigns_by_mask(node) for node in module.graph.nodes):
         return module
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    for node in list(graph.nodes):
-        if _assigns_by_mask(node):
-            _rewrite(graph, node)
-    graph.eliminate_dead_code()
-    return fx.GraphModule(module, graph)
+    return rewrite_nodes(module, _assigns_by_mask, _rewrite)
 
 
 def _assigns_by_mask(node: fx.Node) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from flexsn_hop.lowering._rewriting import rewrite_nodes
+
 __all__ = ["without_padding"]
 
 _aten = torch.ops.aten
@@ -31,13 +33,7 @@ def without_padding(module: fx.GraphModule) -> fx.GraphModule:
     """
     if not any(_is_padding(node) for node in module.graph.nodes):
         return module
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    for node in list(graph.nodes):
-        if node.target in _PRODUCTS:
-            _unpad(graph, node)
-    graph.eliminate_dead_code()
-    return fx.GraphModule(module, graph)
+    return rewrite_nodes(module, lambda node: node.target in _PRODUCTS, _unpad)
 
 
 def _unpad(graph: fx.Graph, product: fx.Node) -> None:

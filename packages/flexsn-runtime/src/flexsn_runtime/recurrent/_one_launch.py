@@ -441,7 +441,7 @@ def _sources(
 ) -> Iterator[_Source]:
     """Returns the sources of a kernel's tensors, in the kernel's order.
 
-    Of a value at several steps, only the first address matters.
+    The source of a value at several steps gives only the first address of its memory.
 
     Args:
         exchanged: sources of the memory through which programs exchange values.
