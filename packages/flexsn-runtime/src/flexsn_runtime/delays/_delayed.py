@@ -151,8 +151,8 @@ def _gradients(
     given = [first, *others]
     with torch.enable_grad():
         y = function(*given)
-    wanted = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
-    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
+    differentiated = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
+    found = iter(torch.autograd.grad(y, differentiated, grad, create_graph=again))
     return [next(found) if need else None for need in needs]
 
 

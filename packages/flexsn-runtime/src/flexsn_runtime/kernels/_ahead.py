@@ -24,7 +24,7 @@ def compiling_backward(
     scan: ForwardScan,
     step: Specialization,
     arguments: Arguments,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
     *,
     state_seqs: bool,
     residuals: Residuals | None,
@@ -35,7 +35,7 @@ def compiling_backward(
     Any other backward is compiled when it runs.
 
     Args:
-        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         state_seqs, residuals: same as for `scan`.
     """
     if scan.plan.is_compiled or step.has_backward:
@@ -50,7 +50,7 @@ def compiling_backward(
         # Compilation depends only on dtypes and alignments, so tensors without elements can stand for later tensors.
         to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
         segments = choose_segments(step, arguments)
-        backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments)
+        backward = BackwardScan(step, arguments, kept, cotangents, needs_grad, residuals=residuals, segments=segments)
         return backward.plan.compilations((*arguments.all, *to_come, *cotangents.states))
 
     return compiling(prepare)

@@ -28,9 +28,9 @@ def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bo
     """
     tensors = arguments.all
     if torch.is_grad_enabled():
-        wanted = tuple([t is not None and t.requires_grad for t in tensors])
-        if True in wanted:
-            return run_trained(trained_scan(step, arguments, wanted, state_seqs=state_seqs), tensors)
+        needs_grad = tuple([t is not None and t.requires_grad for t in tensors])
+        if True in needs_grad:
+            return run_trained(trained_scan(step, arguments, needs_grad, state_seqs=state_seqs), tensors)
     return tuple(forward_scan(step, arguments, state_seqs=state_seqs, training=False).run(tensors))
 
 

@@ -59,7 +59,7 @@ class BackwardScan:
     Args:
         arguments: same as in the forward.
         kept: checkpoints or residuals, as the forward returned them, or copies in another format.
-        wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         residuals: the residuals that the forward saved; `None` for checkpoints.
         plan: same as for `ForwardScan`.
         segments: segments to compute in parallel, if the step's gradient allows it; `None` to compute all steps in
@@ -78,7 +78,7 @@ class BackwardScan:
         arguments: Arguments,
         kept: Sequence[Tensor],
         cotangents: Cotangents,
-        wanted: Sequence[bool],
+        needs_grad: Sequence[bool],
         *,
         residuals: Residuals | None = None,
         plan: LaunchPlan | None = None,
@@ -86,18 +86,18 @@ class BackwardScan:
     ) -> None:
         trace = step.trace
         self._device = arguments.device
-        self._wanted = tuple(wanted)
+        self._needs_grad = tuple(needs_grad)
         num_inputs, num_states = trace.num_inputs, trace.num_states
         self._first_state, self._first_lifted = num_inputs, num_inputs + num_states
         self._state_seqs = cotangents.state_seqs
-        wanted_inputs = self._wanted[:num_inputs]
-        wanted_states = self._wanted[num_inputs : num_inputs + num_states]
-        wanted_lifted = self._wanted[num_inputs + num_states :]
+        grad_inputs = self._needs_grad[:num_inputs]
+        grad_states = self._needs_grad[num_inputs : num_inputs + num_states]
+        grad_lifted = self._needs_grad[num_inputs + num_states :]
         differentiable_outputs = trace.differentiable[: trace.num_outputs]
         differentiable_states = trace.differentiable[trace.num_outputs :]
         present = tuple(g is not None and d for g, d in zip(cotangents.outputs, differentiable_outputs, strict=True))
         if residuals is None:
-            vjp, source = step.vjp((*present, *differentiable_states), step.carrying(self._wanted))
+            vjp, source = step.vjp((*present, *differentiable_states), step.carrying(self._needs_grad))
         else:
             vjp, source = step.vjp_of(residuals, present)
         self._empty = arguments.num_steps == 0 or 0 in trace.step_shape
@@ -105,7 +105,7 @@ class BackwardScan:
         self._presence = Presence(vjp, num_inputs, num_states, states_present, every_step=self._state_seqs)
         self._num_steps, self._states_present = arguments.num_steps, states_present
         if source is None or self._empty:
-            nothing = [None] * len(self._wanted)
+            nothing = [None] * len(self._needs_grad)
             self.plan = Plan.of(self._device, nothing, [self._zero_gradients], allocator)
             return
         if segments is not None and not (
@@ -113,7 +113,7 @@ class BackwardScan:
         ):
             segments = None
         if self._presence.flags:
-            vjp, source = step.flagged(self._presence, (residuals, present, self._wanted))
+            vjp, source = step.flagged(self._presence, (residuals, present, self._needs_grad))
             assert source is not None, "it has as many gradients as without flags"
 
         # The kernel computes the states again, so it reads the values that the forward reads, too.
@@ -137,8 +137,8 @@ class BackwardScan:
         counted = form.order.shape(trace.step_shape)
         read_by = {i: form.order.layout(layout) for i, layout in layouts.items()}
         cut = None
-        by_element = any(want and not summed for want, summed in zip(wanted_lifted, summed_lifted, strict=True))
-        by_step = any(want and summed for want, summed in zip(wanted_inputs, summed_inputs, strict=True))
+        by_element = any(is_needed and not summed for is_needed, summed in zip(grad_lifted, summed_lifted, strict=True))
+        by_step = any(is_needed and summed for is_needed, summed in zip(grad_inputs, summed_inputs, strict=True))
         if segments is None and source.target.rows and by_element and not by_step:
             narrow = replace(config, block=fewer_elements(config.block, config.num_warps, ncl))
             cut = rows(counted, list(read_by.values()), narrow.block)
@@ -163,12 +163,12 @@ class BackwardScan:
                 for shape in ((programs,) if summed else counted if cut is None else cut.shape,)
             ),
         ]
-        written = [one if want else None for one, want in zip(described, self._wanted, strict=True)]
+        written = [one if is_needed else None for one, is_needed in zip(described, self._needs_grad, strict=True)]
         kept_params = [param for param, _ in step.kept(residuals)]
         state_role = Role.GRAD_STATE_SEQ if cotangents.state_seqs else Role.GRAD_FINAL_STATE
         cotangent_params = [*_params(Role.GRAD_OUTPUT, cotangents.outputs), *_params(state_role, cotangents.states)]
         came = zip([*kept_params, *cotangent_params], [*kept, *cotangents.all], strict=True)
-        gradient_params = [*_params(Role.GRAD_INPUT, wanted_inputs), *_params(Role.GRAD_STATE, wanted_states)]
+        gradient_params = [*_params(Role.GRAD_INPUT, grad_inputs), *_params(Role.GRAD_STATE, grad_states)]
         # Some incoming gradients are copied first. The copy has the format of the tensor to which the gradient belongs.
         dense = {len(full): form.sequence, len(trace.step_shape): form.step}
         strided = operands.strided(
@@ -198,9 +198,9 @@ class BackwardScan:
             grad_state_seqs=states_present if cotangents.state_seqs else absent,
             grad_final_states=absent if cotangents.state_seqs else states_present,
             gradients=vjp.gradients,
-            grad_inputs=wanted_inputs,
-            grad_states=wanted_states,
-            grad_lifted=wanted_lifted,
+            grad_inputs=grad_inputs,
+            grad_states=grad_states,
+            grad_lifted=grad_lifted,
             lifted_dtypes=step.lifted_dtypes,
             summed_inputs=summed_inputs,
             summed_lifted=summed_lifted,
@@ -226,7 +226,7 @@ class BackwardScan:
             *kept_params,
             *cotangent_params,
             *gradient_params,
-            *_params(Role.GRAD_LIFTED, wanted_lifted),
+            *_params(Role.GRAD_LIFTED, grad_lifted),
         ]
         first_grad = len(arguments.all) + len(kept_params)
         copies = [
@@ -272,7 +272,11 @@ class BackwardScan:
 
     @cached_property
     def flowing(self) -> Plan:
-        gone = {i for i, (flows, want) in enumerate(zip(self._flows, self._wanted, strict=True)) if want and not flows}
+        gone = {
+            i
+            for i, (flows, is_needed) in enumerate(zip(self._flows, self._needs_grad, strict=True))
+            if is_needed and not flows
+        }
         return self.plan.without(frozenset(gone)) if gone else self.plan
 
     @cached_property
@@ -283,16 +287,16 @@ class BackwardScan:
         """
         if self._num_steps == 0:
             states = (there and not self._state_seqs for there in self._states_present)
-            behind = len(self._wanted) - self._first_lifted
+            behind = len(self._needs_grad) - self._first_lifted
             return (*(False,) * self._first_state, *states, *(False,) * behind)
         return self._presence.flows(self._num_steps)
 
     def _zero_gradients(self, memory: Memory) -> None:
         """Computes gradients if T is 0. The initial states are then the final states, and have the same gradients."""
-        first = len(memory) - len(self._wanted)
-        for i, want in enumerate(self._wanted):
+        first = len(memory) - len(self._needs_grad)
+        for i, is_needed in enumerate(self._needs_grad):
             primal = memory[i]
-            memory[first + i] = _zeros_like(primal) if want and primal is not None else None
+            memory[first + i] = _zeros_like(primal) if is_needed and primal is not None else None
         if self._empty and not self._state_seqs:
             for i in range(self._first_state, self._first_lifted):
                 final = memory[first + i - self._first_lifted]  # the gradients of states are the last arguments

@@ -54,7 +54,7 @@ class Known:
     """A backward that has run before.
 
     Attributes:
-        needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         layout: layout of the tensors.
         has_layout: fast predicate for this layout. It may wrongly return False.
         call: function that computes the gradients.
@@ -62,7 +62,7 @@ class Known:
         registered: environments for which the backward was offered to the compiled launcher.
     """
 
-    needed: tuple[bool, ...]
+    needs_grad: tuple[bool, ...]
     layout: tuple[object, ...]
     has_layout: Callable[[Given], bool]
     call: Call
@@ -75,7 +75,7 @@ class Trained:
 
     Args:
         arguments: any arguments of this layout.
-        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         state_seqs: same as for `forward_scan`.
 
     Attributes:
@@ -109,12 +109,12 @@ class Trained:
         """True if all values that backward formulas read are unchanged."""
         return self.step.trace.reads.holds_for_backward()
 
-    def gradients(self, tensors: Given, needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    def gradients(self, tensors: Given, needs_grad: Sequence[bool]) -> Sequence[Tensor | None]:
         """Scans backward. Returns the gradient of each tensor that needs one; `None` if no gradient flows to it.
 
         Args:
             tensors: `[*inputs, *states, *lifted, *kept for the backward, *grad_outputs, *grad_states]`.
-            needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+            needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
 
         Raises:
             TransformError: the gradients are batched.
@@ -122,7 +122,7 @@ class Trained:
         if not self.step.trace.reads.holds_for_backward():
             self.step.check_backward()
         try:
-            known = self._backward(tensors, tuple(needed))
+            known = self._backward(tensors, tuple(needs_grad))
         except RuntimeError:
             if not any(map(is_batched, tensors)):
                 raise
@@ -136,20 +136,20 @@ class Trained:
         self._count += 1
         return self._computed(known, tensors)
 
-    def _backward(self, tensors: Given, needed: tuple[bool, ...]) -> Known:
+    def _backward(self, tensors: Given, needs_grad: tuple[bool, ...]) -> Known:
         """The backward for these tensors: a known one, or a new one."""
         for known in self._backwards:
-            if known.needed == needed and known.has_layout(tensors) and transform_at_work() is None:
+            if known.needs_grad == needs_grad and known.has_layout(tensors) and transform_at_work() is None:
                 return known
         if any(map(is_batched, tensors)):
             raise several_at_once()
         check_readable(self.step.trace, tensors)
         layout = layout_key(tensors)
         for known in self._backwards:
-            if known.needed == needed and known.layout == layout:
+            if known.needs_grad == needs_grad and known.layout == layout:
                 known.has_layout = same_layout(tensors)
                 return known
-        known = Known(needed, layout, same_layout(tensors), self._prepared(tensors, needed))
+        known = Known(needs_grad, layout, same_layout(tensors), self._prepared(tensors, needs_grad))
         self._backwards = (known, *self._backwards[: _MOST_BACKWARDS - 1])
         return known
 
@@ -170,14 +170,14 @@ class Trained:
                 )
             reads = self.step.trace.reads.reads_for_backward
             backward = known.recordings.get(now)
-            if native is not None and native.follow(tensors, known.needed, backward, reads=reads):
+            if native is not None and native.follow(tensors, known.needs_grad, backward, reads=reads):
                 self._natives[now] = native
 
     def _environment(self) -> Hashable:
         """Settings that affect a call but are not part of any layout. A backward uses the settings of its forward."""
         return None
 
-    def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
+    def _prepared(self, tensors: Given, needs_grad: tuple[bool, ...]) -> Call:
         """Prepares a backward over tensors of this layout."""
         raise NotImplementedError
 
@@ -199,18 +199,18 @@ class TrainedScan(Trained):
         self,
         step: Specialization,
         arguments: Arguments,
-        wanted: tuple[bool, ...],
+        needs_grad: tuple[bool, ...],
         *,
         state_seqs: bool,
         last: LastStep | None = None,
     ) -> None:
         super().__init__(step, arguments, state_seqs=state_seqs)
         self._last = last
-        self._wanted = self._by_kernel(wanted)
-        self._residuals = step.residuals(self._wanted)
+        self._needs_grad = self._by_kernel(needs_grad)
+        self._residuals = step.residuals(self._needs_grad)
         self._forward = forward_scan(step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals)
         self.first_kept = self._forward.first_kept
-        flows = differentiable_results(step, wanted, arguments.num_steps, state_seqs=state_seqs)
+        flows = differentiable_results(step, needs_grad, arguments.num_steps, state_seqs=state_seqs)
         self.first_bits = self._forward.first_bits
         bits = range(self.first_bits, self.first_kept)
         self.fixed = (*(i for i, one in enumerate(flows) if not one), *bits)
@@ -227,7 +227,7 @@ class TrainedScan(Trained):
             self._forward,
             self.step,
             arguments,
-            self._wanted,
+            self._needs_grad,
             state_seqs=self._state_seqs,
             residuals=self._residuals,
         ):
@@ -249,7 +249,7 @@ class TrainedScan(Trained):
         Returns:
             The function; `None` if the compiled launcher cannot run these calls.
         """
-        native, count = self.native, len(self._wanted)
+        native, count = self.native, len(self._needs_grad)
         first_lifted = self.step.trace.num_inputs + self.step.trace.num_states
         copies = [t if t is None or i < first_lifted else t.detach().clone() for i, t in enumerate(tensors)]
         if native is None or [*map(_place, copies)] != [*map(_place, tensors)]:
@@ -266,19 +266,19 @@ class TrainedScan(Trained):
             _, recording = recorded(call, copies)
         return None if isinstance(recording, str) else native.after(recording, tensors, computed)
 
-    def _by_kernel(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
+    def _by_kernel(self, needs_grad: tuple[bool, ...]) -> tuple[bool, ...]:
         """For each tensor, True if the kernel computes its gradient: the caller or another gradient needs it."""
-        if self._last is None or not needed[0]:
-            return needed
-        return tuple([need or i in self._last.others for i, need in enumerate(needed)])
+        if self._last is None or not needs_grad[0]:
+            return needs_grad
+        return tuple([need or i in self._last.others for i, need in enumerate(needs_grad)])
 
-    def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
+    def _prepared(self, tensors: Given, needs_grad: tuple[bool, ...]) -> Call:
         scan = backward_of(
-            self.step, tensors, self._by_kernel(needed), state_seqs=self._state_seqs, residuals=self._residuals
+            self.step, tensors, self._by_kernel(needs_grad), state_seqs=self._state_seqs, residuals=self._residuals
         )
         plan = scan.flowing
-        if self._last is not None and needed[0]:
-            gone = {i for i, need in enumerate(needed) if not need} | (plan.absent - {0})
+        if self._last is not None and needs_grad[0]:
+            gone = {i for i, need in enumerate(needs_grad) if not need} | (plan.absent - {0})
             plan = plan.then(self._last.at(len(tensors)), frozenset(gone))
         return plan.run
 
@@ -302,37 +302,37 @@ def _place(tensor: Tensor | None) -> int:
 
 
 def trained_scan(
-    step: Specialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
+    step: Specialization, arguments: Arguments, needs_grad: tuple[bool, ...], *, state_seqs: bool
 ) -> TrainedScan:
     """The prepared scan for arguments of this layout."""
-    key = "trained", wanted, state_seqs, choose_segments(step, arguments), arguments.key
+    key = "trained", needs_grad, state_seqs, choose_segments(step, arguments), arguments.key
     found: TrainedScan | None = step.plans.get(key)
     if found is None:
-        found = step.plans[key] = TrainedScan(step, arguments, wanted, state_seqs=state_seqs)
+        found = step.plans[key] = TrainedScan(step, arguments, needs_grad, state_seqs=state_seqs)
     return found
 
 
 def not_differentiable(
-    step: Any, results: Sequence[Tensor], wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
+    step: Any, results: Sequence[Tensor], needs_grad: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> list[Tensor]:
     """Lists the results through which no gradient flows; the arguments are those of `differentiable_results`."""
-    differentiable = differentiable_results(step, wanted, num_steps, state_seqs=state_seqs)
+    differentiable = differentiable_results(step, needs_grad, num_steps, state_seqs=state_seqs)
     return [t for t, flows in zip(results, differentiable, strict=False) if not flows]
 
 
 def differentiable_results(
-    step: Any, wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
+    step: Any, needs_grad: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> tuple[bool, ...]:
     """For each result, True if a gradient flows from it to a tensor that requires grad, as in a loop.
 
     Args:
         step: a `CoreSpecialization`.
-        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         num_steps: T; `None` for any number of steps from 1.
     """
     trace = step.trace
     first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
-    states = tuple(wanted[first:behind])
+    states = tuple(needs_grad[first:behind])
     if num_steps == 0:  # empty sequences depend on nothing; final states are the initial ones
         nothing = (False,) * (trace.num_outputs + trace.num_states)
         return nothing if state_seqs else (*nothing[: trace.num_outputs], *states)
@@ -342,7 +342,7 @@ def differentiable_results(
         if num_steps is not None and len(begun) == num_steps:
             break
         begun.append(states)
-        after = _after_step(trace, wanted, states)
+        after = _after_step(trace, needs_grad, states)
         flows = tuple(a or b for a, b in zip(flows, after, strict=True))
         states = after[trace.num_outputs :]
     if state_seqs or num_steps is None:
@@ -353,14 +353,17 @@ def differentiable_results(
     return (*flows[: trace.num_outputs], *states)
 
 
-def _after_step(trace: Any, wanted: Sequence[bool], states: Sequence[bool]) -> tuple[bool, ...]:
+def _after_step(trace: Any, needs_grad: Sequence[bool], states: Sequence[bool]) -> tuple[bool, ...]:
     """For each result of one step, True if it requires grad.
 
     Args:
-        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad; the entries of states are ignored.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad. States have their entries in
+            `states` instead.
         states: for each state, True if it requires grad before the step.
     """
     first = trace.num_inputs
-    there = {i for i, want in enumerate((*wanted[:first], *states, *wanted[first + len(states) :])) if want}
+    there = {
+        i for i, is_needed in enumerate((*needs_grad[:first], *states, *needs_grad[first + len(states) :])) if is_needed
+    }
     found = zip(trace.differentiable, trace.leads_to, strict=True)
     return tuple(flows and not there.isdisjoint(leads_to) for flows, leads_to in found)

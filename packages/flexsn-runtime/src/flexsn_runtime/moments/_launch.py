@@ -120,8 +120,8 @@ def _shared(tiles: int, beside: int, device: torch.device, by: MomentTiles) -> t
     """
     ahead = _kernels().AHEAD
     groups = -(-tiles // ahead)
-    wanted = min(_MOST_PARTS, max(1, by.programs * _multiprocessors(device) // beside))
-    each = -(-groups // min(wanted, groups))
+    num_parts = min(_MOST_PARTS, max(1, by.programs * _multiprocessors(device) // beside))
+    each = -(-groups // min(num_parts, groups))
     return -(-groups // each), each * ahead
 
 

@@ -115,9 +115,9 @@ def linked_linear(
     return Linked(y, record[0], Links(tuple(made[:of_parts]), made[of_parts] if len(made) > of_parts else None))
 
 
-def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], wanted: bool) -> int:
+def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], needs_grad: bool) -> int:
     """Returns the number of links for the parts of the result's gradient; 0 without links."""
-    makes = wanted and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
+    makes = needs_grad and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
     return parts[1] if makes else 0
 
 
@@ -194,12 +194,12 @@ def _gradients(
     weight: Tensor,
     seen: Tensor,
     parts: tuple[int, int],
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> list[Tensor | None]:
     if not _runs(s, weight):
-        return _plain_gradients(grad, s, weight, wanted)
+        return _plain_gradients(grad, s, weight, needs_grad)
     saved = s, None, weight, None, seen
-    found = gradients(saved, (grad,), parts, 1.0, (wanted[0], wanted[1], wanted[2]))
+    found = gradients(saved, (grad,), parts, 1.0, (needs_grad[0], needs_grad[1], needs_grad[2]))
     return [found[0], found[2], found[3]]
 
 
@@ -212,18 +212,18 @@ def gradients(
     grads: Sequence[Tensor | None],
     parts: tuple[int, int],
     scale: float,
-    wanted: tuple[bool, bool, bool],
+    needs_grad: tuple[bool, bool, bool],
 ) -> list[Tensor | None]:
     """Computes gradients of `[s, written, weight, bias]` with kernels.
 
     Args:
         grads: gradients of the forward's results: the gradient of `y`, or, if it is `None`, the gradients of the links.
-        wanted: True for each of the spikes, the weight and the bias if its gradient is needed.
+        needs_grad: True for each of the spikes, the weight and the bias if its gradient is needed.
     """
     s, spikes, weight, pieces, seen = saved
     given = _dense(s), spikes, _dense(weight), pieces, seen
     grads = [None if grad is None else _dense_and_aligned(grad) for grad in grads]
-    return backward_plan(backward_kind(given, grads, parts, scale, wanted)).run((*given, *grads))[:OPERANDS]
+    return backward_plan(backward_kind(given, grads, parts, scale, needs_grad)).run((*given, *grads))[:OPERANDS]
 
 
 def come_alone(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
@@ -236,7 +236,7 @@ def backward_kind(
     grads: Sequence[Tensor | None],
     parts: tuple[int, int],
     scale: float,
-    wanted: tuple[bool, bool, bool],
+    needs_grad: tuple[bool, bool, bool],
 ) -> BackwardKind:
     """Returns the kind of a backward over dense tensors. The arguments are those of `gradients`."""
     s, spikes, weight, pieces, seen = saved
@@ -245,7 +245,7 @@ def backward_kind(
     assert weight is not None
     sums = len(grads) > 1 + parts[1]
     if sums and whole is None and grads[-1] is None:
-        wanted = *wanted[:2], False
+        needs_grad = *needs_grad[:2], False
     return BackwardKind(
         tuple(s.shape),
         weight.shape[0],
@@ -257,7 +257,7 @@ def backward_kind(
         parts[1] if len(grads) > 1 else 0,
         sums,
         whole is None,
-        wanted,
+        needs_grad,
         (is_aligned(s), is_aligned(weight)),
         s.device,
     )
@@ -285,19 +285,19 @@ def compilations_with_spikes(grads: Tensor, s: Tensor) -> list[Callable[[], obje
 def _over_rows(grads: Tensor, s: Tensor) -> tuple[Plan, tuple[Tensor | None, ...]]:
     s, grads = _dense(s), _dense_and_aligned(grads)
     outputs, aligned = grads.shape[1], (is_aligned(s), True)
-    parts, wanted = (MOST_PARTS, MOST_PARTS), (False, True, False)
+    parts, needs_grad = (MOST_PARTS, MOST_PARTS), (False, True, False)
     kind = BackwardKind(
-        tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, wanted, aligned, s.device
+        tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, needs_grad, aligned, s.device
     )
     return backward_plan(kind), (s, None, None, None, None, grads)
 
 
-def _plain_gradients(grad: Tensor, s: Tensor, weight: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+def _plain_gradients(grad: Tensor, s: Tensor, weight: Tensor, needs_grad: Sequence[bool]) -> list[Tensor | None]:
     rows, grads = _rows(s), _rows(grad)
     return [
-        grad @ weight if wanted[0] else None,
-        grads.t() @ rows if wanted[1] else None,
-        grads.sum(0) if wanted[2] else None,
+        grad @ weight if needs_grad[0] else None,
+        grads.t() @ rows if needs_grad[1] else None,
+        grads.sum(0) if needs_grad[2] else None,
     ]
 
 
@@ -350,8 +350,8 @@ class _SpikeLinear(SingleLevelFunction):
             if y is not None and (y._backward_hooks or y.retains_grad):
                 raise RuntimeError(LATE)
         needs = ctx.needs_input_grad
-        wanted = needs[0], needs[2], needs[3]
-        return *flowing(saved_of(ctx), grads, ctx.parts, ctx.scale, wanted, plain=ctx.is_plain), *(None,) * 4
+        needs_grad = needs[0], needs[2], needs[3]
+        return *flowing(saved_of(ctx), grads, ctx.parts, ctx.scale, needs_grad, plain=ctx.is_plain), *(None,) * 4
 
 
 def flowing(
@@ -359,7 +359,7 @@ def flowing(
     grads: Sequence[Tensor | None],
     parts: tuple[int, int],
     scale: float,
-    wanted: tuple[bool, bool, bool],
+    needs_grad: tuple[bool, bool, bool],
     *,
     plain: bool = False,
 ) -> Sequence[Tensor | None]:
@@ -373,11 +373,11 @@ def flowing(
     if first is None:
         return (None,) * OPERANDS
     if plain or torch.is_grad_enabled() or transform_at_work() is not None or is_batched(first):
-        found = _plain_gradients(_sum(whole, arrived), saved[0], saved[2], wanted)
+        found = _plain_gradients(_sum(whole, arrived), saved[0], saved[2], needs_grad)
         return found[0], None, found[1], found[2]
     if arrived and not come_alone(whole, arrived):
         grads = _sum(whole, arrived), *(None,) * (len(grads) - 1)
-    return gradients(saved, grads, parts, scale, wanted)
+    return gradients(saved, grads, parts, scale, needs_grad)
 
 
 LATE = (
@@ -427,17 +427,17 @@ def spike_linear_backward_op(
     seen: Tensor,
     weight_parts: int,
     grad_parts: int,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> list[Tensor]:
-    """Computes the gradients of `s`, `weight` and `bias`, one for each true entry of `wanted`."""
-    found = _gradients(grad, s, weight, seen, (weight_parts, grad_parts), wanted)
+    """Computes the gradients of `s`, `weight` and `bias`, one for each true entry of `needs_grad`."""
+    found = _gradients(grad, s, weight, seen, (weight_parts, grad_parts), needs_grad)
     return [gradient for gradient in found if gradient is not None]
 
 
 @spike_linear_backward_op.register_fake
 def _(grad: Tensor, s: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
     shapes = (s.shape, weight.shape, weight.shape[:1])
-    return [s.new_empty(shape) for shape, want in zip(shapes, rest[-1], strict=True) if want]
+    return [s.new_empty(shape) for shape, is_needed in zip(shapes, rest[-1], strict=True) if is_needed]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -449,13 +449,13 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
     s, weight, seen = ctx.saved_tensors
-    wanted = [bool(want) and grad is not None for want in ctx.needs_input_grad[:3]]
-    if grad is None or not any(wanted):
+    needs_grad = [bool(is_needed) and grad is not None for is_needed in ctx.needs_input_grad[:3]]
+    if grad is None or not any(needs_grad):
         return None, None, None, None, None
     if torch.is_grad_enabled():  # `create_graph`
-        return *_plain_gradients(grad, s, weight, wanted), None, None
-    found = iter(spike_linear_backward_op(grad, s, weight, seen, *ctx.parts, wanted))
-    return *(next(found) if want else None for want in wanted), None, None
+        return *_plain_gradients(grad, s, weight, needs_grad), None, None
+    found = iter(spike_linear_backward_op(grad, s, weight, seen, *ctx.parts, needs_grad))
+    return *(next(found) if is_needed else None for is_needed in needs_grad), None, None
 
 
 spike_linear_op.register_autograd(_backward, setup_context=_setup)

@@ -110,7 +110,7 @@ class BackwardKind(NamedTuple):
         seen: True if there is a record of rows that bfloat16 cannot represent.
         links, sums: same as in the forward.
         arrived: True if the gradient arrives in parts, False if it arrives as a whole.
-        wanted: for each of the spikes, the weight and the bias, True if its gradient is needed.
+        needs_grad: for each of the spikes, the weight and the bias, True if its gradient is needed.
         aligned: for the spikes and the weight, True if the address is a multiple of 16 bytes. Gradients are always
             aligned.
     """
@@ -125,7 +125,7 @@ class BackwardKind(NamedTuple):
     links: int
     sums: bool
     arrived: bool
-    wanted: tuple[bool, bool, bool]
+    needs_grad: tuple[bool, bool, bool]
     aligned: tuple[bool, bool]
     device: torch.device
 
@@ -144,7 +144,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
     M, N, device = torch.Size(lead).numel(), kind.outputs, kind.device
     w_parts, g_parts = kind.parts
     of_s, of_weight = kind.aligned
-    for_s, for_weight, for_bias = kind.wanted
+    for_s, for_weight, for_bias = kind.needs_grad
     make = PlanBuilder(device, _WHOLE + 1 + kind.links + kind.sums)
     result_s = make.allocate(kind.shape, torch.float32) if for_s else make.reserve()
     make.reserve()

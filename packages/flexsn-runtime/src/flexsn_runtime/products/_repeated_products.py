@@ -144,18 +144,20 @@ class _Owner:
     def reads_hold(self) -> bool:
         return True
 
-    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    def gradients(self, tensors: Sequence[Tensor | None], needs_grad: Sequence[bool]) -> Sequence[Tensor | None]:
         saved, grads = tensors[:SAVED], tensors[SAVED:]
-        wanted = needed[0], needed[2], needed[3]
-        found = flowing(saved, grads, self._parts, self._scale, wanted)
+        of_operands = needs_grad[0], needs_grad[2], needs_grad[3]
+        found = flowing(saved, grads, self._parts, self._scale, of_operands)
         if not torch.is_grad_enabled() and transform_at_work() is None:
-            self._tell(tensors, needed, wanted)
+            self._tell(tensors, needs_grad, of_operands)
         return found
 
     def refuse_hooks(self) -> None:
         raise RuntimeError(LATE)
 
-    def _tell(self, tensors: Sequence[Tensor | None], needed: Sequence[bool], wanted: tuple[bool, bool, bool]) -> None:
+    def _tell(
+        self, tensors: Sequence[Tensor | None], needs_grad: Sequence[bool], of_operands: tuple[bool, bool, bool]
+    ) -> None:
         native = None if self.native is None else self.native()
         saved, grads = tensors[:SAVED], tensors[SAVED:]
         arrived = [grad for grad in grads if grad is not None]
@@ -167,7 +169,7 @@ class _Owner:
         if parts and not come_alone(grads[0], parts):
             return
         with untraced():
-            kind = backward_kind(saved, grads, self._parts, self._scale, wanted)
+            kind = backward_kind(saved, grads, self._parts, self._scale, of_operands)
             plan = backward_plan(kind)
             _, recording = recorded(lambda given: plan.run(given)[:OPERANDS], tensors)
-            native.follow(tensors, needed, recording, reads=False)
+            native.follow(tensors, needs_grad, recording, reads=False)

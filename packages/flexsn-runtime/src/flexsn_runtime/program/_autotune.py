@@ -100,9 +100,9 @@ def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
 def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str) -> Run:
     """Returns a launch of a plan. A backward receives gradients of all outputs."""
     tensors = arguments.all
-    wanted = tuple(t is not None and t.is_floating_point() for t in tensors)
+    needs_grad = tuple(t is not None and t.is_floating_point() for t in tensors)
     training = name != "inference"
-    residuals = step.residuals(wanted) if training else None
+    residuals = step.residuals(needs_grad) if training else None
     forward = ForwardScan(step, arguments, state_seqs=False, training=training, residuals=residuals, plan=plan)
     if name != "backward":
         return lambda: forward.run(tensors)
@@ -111,7 +111,7 @@ def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
     grads = [torch.ones_like(output) for output in results[: trace.num_outputs]] + [None] * trace.num_states
     cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=False)
     kept = results[forward.first_kept :]
-    backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, plan=plan)
+    backward = BackwardScan(step, arguments, kept, cotangents, needs_grad, residuals=residuals, plan=plan)
     given = (*tensors, *kept, *cotangents.all)
     return lambda: backward.run(given)
 

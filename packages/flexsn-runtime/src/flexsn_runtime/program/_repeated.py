@@ -351,8 +351,8 @@ def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) ->
         return staged_call(step, arguments, state_seqs=state_seqs)
     assert isinstance(step, Specialization)
     if _is_training(arguments):
-        wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
-        return TrainedRun(trained_scan(step, arguments, wanted, state_seqs=state_seqs))
+        needs_grad = tuple([t is not None and t.requires_grad for t in arguments.all])
+        return TrainedRun(trained_scan(step, arguments, needs_grad, state_seqs=state_seqs))
     plan = forward_scan(step, arguments, state_seqs=state_seqs, training=False).plan
     return _executed(plan)
 

@@ -51,7 +51,7 @@ def backward_plan(
     num_steps: int,
     kept: frozenset[Port],
     grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
+    needs_grad: Sequence[bool],
     *,
     state_seqs: bool,
 ) -> BackwardPlan:
@@ -61,14 +61,14 @@ def backward_plan(
         num_steps: T, at least 1.
         kept: ports of the values that the forward kept.
         grads: gradients of the scan's results.
-        needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         state_seqs: True if the scan returned the states of all steps.
     """
     present = tuple([g is not None for g in grads])
-    key = (num_steps, kept, present, tuple(needed), state_seqs)
+    key = (num_steps, kept, present, tuple(needs_grad), state_seqs)
     plan = step.backward_plans.get(key)
     if plan is None:
-        segments = tuple(_segments(step, num_steps, kept, present, needed, state_seqs=state_seqs))
+        segments = tuple(_segments(step, num_steps, kept, present, needs_grad, state_seqs=state_seqs))
         steps = [segment.staged for segment in segments]
         results = {port: staged for staged in reversed(steps) for port in staged.results}
         of_inputs = {p: staged.values[p] for p, staged in results.items() if p.role is Role.GRAD_INPUT}
@@ -83,7 +83,7 @@ def _segments(
     num_steps: int,
     kept: frozenset[Port],
     arrives: Sequence[bool],
-    needed: Sequence[bool],
+    needs_grad: Sequence[bool],
     *,
     state_seqs: bool,
 ) -> list[Segment]:
@@ -104,24 +104,24 @@ def _segments(
     came = tuple(arrives[count:])
     absent = frozenset(Port(Role.GRAD_STATE, i) for i, d in enumerate(differentiable[count:]) if d and not came[i])
     if num_steps > 1 and absent:
-        of_states = needed[trace.num_inputs : trace.num_inputs + trace.num_states]
+        of_states = needs_grad[trace.num_inputs : trace.num_inputs + trace.num_states]
         unneeded = (
             frozenset(port for port in absent if not of_states[port.index]) if not state_seqs else frozenset[Port]()
         )
         flows = (*present, *differentiable[count:])
-        whole = step.vjp_of_all_steps(flows, step.carrying(needed), kept, absent, unneeded)
+        whole = step.vjp_of_all_steps(flows, step.carrying(needs_grad), kept, absent, unneeded)
         if whole is not None:
             return [Segment(0, num_steps, whole)]
     segments: list[Segment] = []
     end = num_steps
     while end > 0:
         flows = tuple(c and d for c, d in zip(came, differentiable[count:], strict=True))
-        staged = step.vjp((*present, *flows), step.carrying(needed), kept)
+        staged = step.vjp((*present, *flows), step.carrying(needs_grad), kept)
         found = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
         after = tuple(i in found or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
         if len(segments) > trace.num_states:  # the pattern of gradients repeats
             after = came = (True,) * trace.num_states
-            staged = step.vjp((*present, *differentiable[count:]), step.carrying(needed), kept)
+            staged = step.vjp((*present, *differentiable[count:]), step.carrying(needs_grad), kept)
         start = 0 if after == came else end - 1
         segments.append(Segment(start, end - start, staged))
         came, end = after, start

@@ -40,13 +40,13 @@ def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_se
     The function returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary.
     """
     tensors = arguments.all
-    wanted = tuple([t is not None and t.requires_grad for t in tensors]) if torch.is_grad_enabled() else ()
-    trains = True in wanted
-    key = trains and wanted, state_seqs, arguments.key
+    needs_grad = tuple([t is not None and t.requires_grad for t in tensors]) if torch.is_grad_enabled() else ()
+    trains = True in needs_grad
+    key = trains and needs_grad, state_seqs, arguments.key
     run = step.calls.get(key)
     if run is None:
         if trains:
-            run = partial(run_trained, TrainedStaged(step, arguments, wanted, state_seqs=state_seqs))
+            run = partial(run_trained, TrainedStaged(step, arguments, needs_grad, state_seqs=state_seqs))
         else:
             run = InferredStaged(step, arguments, state_seqs=state_seqs).run
         step.calls[key] = run
@@ -92,12 +92,12 @@ class TrainedStaged(Trained):
     step: RecurrentSpecialization
 
     def __init__(
-        self, step: RecurrentSpecialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
+        self, step: RecurrentSpecialization, arguments: Arguments, needs_grad: tuple[bool, ...], *, state_seqs: bool
     ) -> None:
         super().__init__(step, arguments, state_seqs=state_seqs)
-        self._wanted = wanted
-        self._kept = step.kept_ports(step.carrying(wanted))
-        flows = differentiable_results(step, wanted, arguments.num_steps, state_seqs=state_seqs)
+        self._needs_grad = needs_grad
+        self._kept = step.kept_ports(step.carrying(needs_grad))
+        flows = differentiable_results(step, needs_grad, arguments.num_steps, state_seqs=state_seqs)
         self.fixed = tuple([i for i, one in enumerate(flows) if not one])
         self.first_kept = self.first_bits = len(flows)
         self._is_empty = _is_empty(step, arguments)
@@ -111,21 +111,23 @@ class TrainedStaged(Trained):
     def _forward(self, tensors: Given) -> Sequence[Tensor]:
         arguments = _arguments(self.step, tensors)
         returned, memory = forward_staged(
-            self.step, arguments, state_seqs=self._state_seqs, kept=self._kept, needed=self._wanted
+            self.step, arguments, state_seqs=self._state_seqs, kept=self._kept, needs_grad=self._needs_grad
         )
         self._ports = tuple(memory)
         return (*returned, *memory.values())
 
-    def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
-        return partial(self._backward_of, needed)
+    def _prepared(self, tensors: Given, needs_grad: tuple[bool, ...]) -> Call:
+        return partial(self._backward_of, needs_grad)
 
-    def _backward_of(self, needed: tuple[bool, ...], tensors: Given) -> Sequence[Tensor | None]:
-        count, behind = len(needed), len(needed) + len(self._ports)
+    def _backward_of(self, needs_grad: tuple[bool, ...], tensors: Given) -> Sequence[Tensor | None]:
+        count, behind = len(needs_grad), len(needs_grad) + len(self._ports)
         kept = zip(self._ports, tensors[count:behind], strict=True)
         memory = {port: tensor for port, tensor in kept if tensor is not None}
         arguments, grads = _arguments(self.step, tensors[:count]), tensors[behind:]
         with without_autocast(self._device):
-            return backward_staged(self.step, arguments, memory, self._kept, grads, needed, state_seqs=self._state_seqs)
+            return backward_staged(
+                self.step, arguments, memory, self._kept, grads, needs_grad, state_seqs=self._state_seqs
+            )
 
     def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
         now = environment()

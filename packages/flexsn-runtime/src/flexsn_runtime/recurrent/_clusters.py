@@ -37,14 +37,14 @@ _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
 
-def clusters_wanted() -> bool:
+def clusters_are_enabled() -> bool:
     """False if `FLEXSN_CLUSTERS` is 0."""
     return os.environ.get(_VARIABLE, "1") != "0"
 
 
 def why_no_clusters(device: torch.device) -> str | None:
     """The reason why a GPU cannot run kernels with clusters; `None` if it can."""
-    if not clusters_wanted():
+    if not clusters_are_enabled():
         return f"{_VARIABLE} is 0"
     if device.type != "cuda" or torch.version.hip:
         return "only CUDA has clusters"

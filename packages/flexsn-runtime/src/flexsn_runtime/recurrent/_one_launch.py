@@ -34,7 +34,7 @@ from flexsn_runtime._recent import Recent
 from flexsn_runtime.calls._recorded import noted, noted_check, same_in_each_call
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
-from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, most_turns, turns, why_no_clusters
+from flexsn_runtime.recurrent._clusters import clusters_are_enabled, clusters_for, most_turns, turns, why_no_clusters
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
 from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 
@@ -285,7 +285,7 @@ class InPrograms:
         return found
 
 
-def one_launch_wanted() -> bool:
+def one_launch_is_enabled() -> bool:
     """False if `FLEXSN_ONE_LAUNCH` is 0."""
     return os.environ.get("FLEXSN_ONE_LAUNCH", "1") != "0"
 
@@ -297,7 +297,7 @@ def parts_of_float32() -> int:
 
 def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | InClusters:
     """Prepares and compiles the launch of `run_in_one_launch`. Raises the same errors."""
-    if not one_launch_wanted():
+    if not one_launch_is_enabled():
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
     if over.num_steps < 2:
         raise NotOneLaunchError("there is only one step")
@@ -314,7 +314,7 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
     matrices = [matrix.stride() for matrix in over.matrices]
     counts = _counts(step, over)
     counted = None if counts is None else (counts, over.reads[counts].first)
-    settings = clusters_wanted(), parts_of_float32()
+    settings = clusters_are_enabled(), parts_of_float32()
     key = (id(staged), over.num_steps, over.lasting, over.from_zero, settings, counted, *layouts, *matrices)
     found = loops.prepared.get(key)
     if found is None:

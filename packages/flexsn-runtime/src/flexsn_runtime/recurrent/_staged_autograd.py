@@ -71,12 +71,12 @@ def forward_staged(
     *,
     state_seqs: bool,
     kept: frozenset[Port],
-    needed: Sequence[bool] | None = None,
+    needs_grad: Sequence[bool] | None = None,
 ) -> tuple[tuple[Tensor, ...], dict[Port, Tensor]]:
     """Returns the results, and the memory of the kept values.
 
     Args:
-        needed: for each of `[*inputs, *states, *lifted]`, True if the backward will compute its gradient; `None`
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if the backward will compute its gradient; `None`
             if no backward follows.
     """
     trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
@@ -109,7 +109,7 @@ def forward_staged(
             writes[port] = Rows(y, 0, num_steps)
         from_zero = all(initial is None for initial in arguments.states)
         over = OverTime.of(staged, num_steps, reads, writes, arguments.lifted, lasting, from_zero=from_zero)
-        with _compiling_backward(step, arguments, keeping, kept, outputs, needed, state_seqs=state_seqs):
+        with _compiling_backward(step, arguments, keeping, kept, outputs, needs_grad, state_seqs=state_seqs):
             StagedScan(step, over).run()
     of_states = forms[trace.num_outputs :]
     if state_seqs:
@@ -185,7 +185,7 @@ def _compiling_backward(
     memory: Mapping[Port, Tensor],
     kept: frozenset[Port],
     outputs: Sequence[Tensor],
-    needed: Sequence[bool] | None,
+    needs_grad: Sequence[bool] | None,
     *,
     state_seqs: bool,
 ) -> AbstractContextManager[None]:
@@ -194,7 +194,7 @@ def _compiling_backward(
     As for a pointwise step, this is the backward that most calls need. Only the layout of its memory matters, not the
     contents.
     """
-    if needed is None or step.backward_plans or not _compiles(step):
+    if needs_grad is None or step.backward_plans or not _compiles(step):
         return nullcontext()
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return nullcontext()  # other threads may not allocate memory
@@ -203,7 +203,7 @@ def _compiling_backward(
         trace = step.trace
         grads = [y if flows else None for y, flows in zip(outputs, trace.differentiable, strict=False)]
         grads += [None] * trace.num_states
-        backward = _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs)
+        backward = _Backward(step, arguments, memory, kept, grads, needs_grad, state_seqs=state_seqs)
         return backward.compilations()
 
     return compiling(prepare)
@@ -215,14 +215,14 @@ def backward_staged(
     memory: Mapping[Port, Tensor],
     kept: frozenset[Port],
     grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
+    needs_grad: Sequence[bool],
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
     """Computes the gradients of `[*inputs, *states, *lifted]`; `None` for an absent or unneeded gradient."""
     if arguments.num_steps == 0 or 0 in step.trace.step_shape:
-        return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
-    return _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs).run()
+        return _without_steps(step, arguments, grads, needs_grad, state_seqs=state_seqs)
+    return _Backward(step, arguments, memory, kept, grads, needs_grad, state_seqs=state_seqs).run()
 
 
 class _Backward:
@@ -235,13 +235,13 @@ class _Backward:
         memory: Mapping[Port, Tensor],
         kept: frozenset[Port],
         grads: Sequence[Tensor | None],
-        needed: Sequence[bool],
+        needs_grad: Sequence[bool],
         *,
         state_seqs: bool,
     ) -> None:
         trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
         self._step, self._arguments, self._memory = step, arguments, memory
-        self._needed, self._state_seqs = needed, state_seqs
+        self._needs_grad, self._state_seqs = needs_grad, state_seqs
         self._order = _order(step, arguments)
         # An expanded gradient, such as the gradient of a sum over time, would need another kernel, so it is copied.
         self._of_outputs = [
@@ -251,7 +251,7 @@ class _Backward:
             for g, v in zip(grads, trace.outputs, strict=False)
         ]
         self._of_states = grads[trace.num_outputs :]
-        self._plan = plan = backward_plan(step, num_steps, kept, grads, needed, state_seqs=state_seqs)
+        self._plan = plan = backward_plan(step, num_steps, kept, grads, needs_grad, state_seqs=state_seqs)
         self._carried: dict[int, Tensor] = {}
         for i, value in enumerate(trace.states):
             port = Port(Role.GRAD_STATE, i)
@@ -265,7 +265,7 @@ class _Backward:
             self._carried[i] = gradient
             if g is not None and not state_seqs:
                 gradient[num_steps % rows].copy_(g)
-        self._gradients: list[Tensor | None] = [None] * len(needed)
+        self._gradients: list[Tensor | None] = [None] * len(needs_grad)
         self._grad_inputs = ports(Role.GRAD_INPUT, trace.num_inputs)
         for i, (port, x) in enumerate(zip(self._grad_inputs, arguments.inputs, strict=True)):
             if port in plan.of_inputs:
@@ -324,13 +324,13 @@ class _Backward:
         for segment, scan in zip(self._plan.segments, self.scans(), strict=True):
             found.append(scan.compile)
             for term in segment.staged.terms:
-                if self._needed[first_lifted + term.lifted]:
+                if self._needs_grad[first_lifted + term.lifted]:
                     found += scan.compilations_of(term)
         return found
 
     def run(self) -> list[Tensor | None]:
         """Runs the backward, and returns the gradients."""
-        step, arguments, gradients, needed = self._step, self._arguments, self._gradients, self._needed
+        step, arguments, gradients, needs_grad = self._step, self._arguments, self._gradients, self._needs_grad
         first_state = step.trace.num_inputs
         first_lifted = first_state + step.trace.num_states
         segments = self._plan.segments
@@ -338,7 +338,7 @@ class _Backward:
             scan.run()
             for term in segment.staged.terms:
                 place = first_lifted + term.lifted
-                if needed[place]:
+                if needs_grad[place]:
                     part, before = scan.summed(term), gradients[place]
                     gradients[place] = part if before is None else before + part
         for i, x in enumerate(arguments.inputs):
@@ -348,7 +348,7 @@ class _Backward:
         for i, gradient in self._carried.items():
             initial = arguments.states[i]
             flows = Port(Role.GRAD_STATE, i) in segments[-1].staged.results
-            if flows and needed[first_state + i] and initial is not None:
+            if flows and needs_grad[first_state + i] and initial is not None:
                 gradients[first_state + i] = _copied(gradient[0], strides_like(initial))
         for place, tensor in enumerate(arguments.lifted, first_lifted):
             gradient_of = gradients[place]
@@ -361,19 +361,19 @@ def _without_steps(
     step: RecurrentSpecialization,
     arguments: Arguments,
     grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
+    needs_grad: Sequence[bool],
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
     """Returns the gradients of a scan of zero steps, whose final states are the initial states."""
     trace = step.trace
-    gradients: list[Tensor | None] = [None] * len(needed)
+    gradients: list[Tensor | None] = [None] * len(needs_grad)
     empty = math.prod(trace.step_shape) == 0 and arguments.num_steps > 0
     for i, tensor in enumerate(arguments.all):
-        if empty and needed[i] and tensor is not None:
+        if empty and needs_grad[i] and tensor is not None:
             gradients[i] = torch.zeros_like(tensor)
     if not state_seqs and not empty:
         for i in range(trace.num_states):
-            if needed[trace.num_inputs + i]:
+            if needs_grad[trace.num_inputs + i]:
                 gradients[trace.num_inputs + i] = grads[trace.num_outputs + i]
     return gradients

@@ -35,8 +35,8 @@ class SegmentedBackward(InSegments[BackwardSpec]):
         self._segments = segments
         self._lifted = [
             (Port(Role.GRAD_LIFTED, i), scan.params.index(Port(Role.GRAD_LIFTED, i)))
-            for i, wanted in enumerate(spec.grad_lifted)
-            if wanted
+            for i, has_gradient in enumerate(spec.grad_lifted)
+            if has_gradient
         ]
         key = (vjp.name, core.name, columns.vjp and columns.vjp.name, columns.gradients)
         sizes = {**({} if columns.vjp is None else columns.vjp.integers), "SEGMENTS": segments}

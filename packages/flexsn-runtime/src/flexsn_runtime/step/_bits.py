@@ -14,8 +14,8 @@ def check_bits(trace: StepTrace, bits: Sequence[bool]) -> None:
     Args:
         bits: for each output, True to check it. An empty sequence checks no output.
     """
-    for i, wanted in enumerate(bits):
-        node = not_zero_one(trace.forward, i) if wanted else None
+    for i, is_bits in enumerate(bits):
+        node = not_zero_one(trace.forward, i) if is_bits else None
         if node is None:
             continue
         where = location_of(node)

@@ -201,10 +201,10 @@ class Specialization(CoreSpecialization):
         """Returns the step's VJP and its source. The source is `None` if every gradient is zero."""
         return self._with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
 
-    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
+    def _trace_vjp(self, cotangents: tuple[bool, ...], needs_grad: tuple[bool, ...]) -> StepGraph:
         self._renew_trace()
         with as_outside():
-            return self.trace.vjp(cotangents, wanted)
+            return self.trace.vjp(cotangents, needs_grad)
 
     def residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
         """Returns the residuals that the forward saves in addition to its arguments; `None` for checkpoints.
@@ -217,12 +217,12 @@ class Specialization(CoreSpecialization):
                 self._residuals[wanted] = self._choose_residuals(wanted)
         return self._residuals[wanted]
 
-    def _choose_residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
+    def _choose_residuals(self, needs_grad: tuple[bool, ...]) -> Residuals | None:
         trace = self.trace
         if self._policy == "recompute":
             return None
         try:
-            vjp, _ = self.vjp(trace.differentiable, self.carrying(wanted))
+            vjp, _ = self.vjp(trace.differentiable, self.carrying(needs_grad))
         except Exception:
             if self._policy == "save":
                 raise
@@ -260,11 +260,11 @@ class Specialization(CoreSpecialization):
         first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
         if residuals is None:
             carried = tuple(value.dtype.is_floating_point for value in trace.states)
-            wanted = ((False,) * first) + carried + (False,) * len(trace.lifted_values)
-            key: Hashable = ("columns", states, wanted)
+            needs_grad = ((False,) * first) + carried + (False,) * len(trace.lifted_values)
+            key: Hashable = ("columns", states, needs_grad)
 
             def make() -> StepGraph:
-                return self._trace_vjp(((False,) * trace.num_outputs) + states, wanted)
+                return self._trace_vjp(((False,) * trace.num_outputs) + states, needs_grad)
         else:
             vjp, _ = self.vjp_of(residuals, present)
             outputs = {port for port in vjp.arguments if port.role is Role.GRAD_OUTPUT}

@@ -233,11 +233,11 @@ class CoreSpecialization:
         if others:
             raise changed_between(", ".join(others))
 
-    def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
-        """Returns `wanted` with the gradients of all floating-point states, which always pass from step to step."""
+    def carrying(self, needs_grad: Sequence[bool]) -> tuple[bool, ...]:
+        """Returns `needs_grad` with the gradients of all floating-point states, which always pass from step to step."""
         first, behind = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
         carried = (value.dtype.is_floating_point for value in self.trace.states)
-        return (*wanted[:first], *carried, *wanted[behind:])
+        return (*needs_grad[:first], *carried, *needs_grad[behind:])
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
