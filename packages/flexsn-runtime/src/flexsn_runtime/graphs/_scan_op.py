@@ -211,8 +211,8 @@ def _elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Te
     if isinstance(layout, BackwardLayout):
         behind = count + layout.scan.num_states
         gradients = scan_backward(step, layout, args[:count], args[count:behind], args[behind:])
-        arguments = [value for value, need in zip(args, layout.needs, strict=False) if need]
-        return [_like_argument(gradient, value) for gradient, value in zip(gradients, arguments, strict=True)]
+        differentiated = [value for value, need in zip(args, layout.needs, strict=False) if need]
+        return [_like_argument(gradient, value) for gradient, value in zip(gradients, differentiated, strict=True)]
     results = scan_forward(step, layout, args)
     first = layout.num_outputs + layout.num_states
     arguments = arguments_of(step, layout, args)
