@@ -29,10 +29,10 @@ def compiling_backward(
     state_seqs: bool,
     residuals: Residuals | None,
 ) -> AbstractContextManager[None]:
-    """Context that compiles the step's first backward while `scan` is compiled and runs.
+    """Returns a context in which the step's first backward is compiled while `scan` is compiled and runs.
 
-    Most calls need this backward: only the outputs have gradients, and the gradients have the format of the outputs.
-    Any other backward is compiled when it runs.
+    This is the backward that most calls need. In this backward, only the outputs have gradients, and the gradients have
+    the format of the outputs. Any other backward is compiled when it first runs.
 
     Args:
         needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
@@ -47,7 +47,7 @@ def compiling_backward(
         results = scan.results()
         outputs, kept = results[: trace.num_outputs], results[scan.first_kept :]
         cotangents = Cotangents(tuple(outputs), (None,) * trace.num_states, state_seqs)
-        # Compilation depends only on dtypes and alignments, so tensors without elements can stand for later tensors.
+        # Compilation depends only on dtypes and alignments, so tensors without elements can represent later tensors.
         to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
         segments = choose_segments(step, arguments)
         backward = BackwardScan(step, arguments, kept, cotangents, needs_grad, residuals=residuals, segments=segments)

@@ -1,4 +1,4 @@
-"""A scan with gradients as one `autograd.Function` with little overhead, over the two kernels.
+"""Runs a scan with gradients as one `autograd.Function`, which adds little overhead to the two kernels.
 
 The custom ops in `compat/_ops.py` do the same for compilers, but their dispatch takes several times as long.
 """
@@ -44,7 +44,7 @@ class TrainedRun:
     """Runs calls of a prepared scan, like `run_trained`.
 
     Attributes:
-        is_native: True if the compiled launcher has made a call.
+        is_native: True if the compiled launcher has executed a call.
     """
 
     scan: Trained
@@ -59,7 +59,7 @@ class TrainedRun:
         return results
 
     def watched(self) -> bool:
-        """True if a hook watches launches that the compiled launcher would bypass. Requires `is_native`."""
+        """True if a launch hook is set, which the compiled launcher would not call. Requires `is_native`."""
         native = self.scan.native
         return native is None or native.watched()
 

@@ -126,7 +126,7 @@ class BackwardScan:
         if segments is not None and arguments.num_steps < 2 * config.chunk:
             segments = None
         # If an argument is one number for the whole step, the kernel sums its gradient within each program. An input
-        # that is a view of one number does not count, because its gradient is as large as the view.
+        # that is one number expanded to the size of a step is excluded, because its gradient is as large as the step.
         summed_inputs = tuple(
             layout.step == 0 and all(size == 1 for size in x.shape[1:])
             for layout, x in zip(operands.inputs, arguments.inputs, strict=True)
@@ -144,7 +144,7 @@ class BackwardScan:
             cut = rows(counted, list(read_by.values()), narrow.block)
             config = config if cut is None else narrow
         programs = -(-(ncl if cut is None else math.prod(cut.shape)) // config.block)
-        # The gradient of each of `[*inputs, *states, *lifted]`, as the kernel writes it.
+        # The memory for the gradient of each of `[*inputs, *states, *lifted]`, in the shape that the kernel writes.
         sums = (arguments.num_steps, programs)
         described = [
             *(
@@ -237,7 +237,7 @@ class BackwardScan:
         taken = [places.index(param) for param in kernel.params]
         steps = launching(operands, launched, taken, len(places), copies)
         first = first_grad + len(cotangent_params)
-        # Gradients that the kernel writes in a shape other than the shape of their tensors.
+        # Sums the gradients that the kernel writes in another shape than the shape of their tensors.
         steps += (
             Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
             for i, x in enumerate(arguments.inputs)
@@ -281,9 +281,10 @@ class BackwardScan:
 
     @cached_property
     def _flows(self) -> tuple[bool, ...]:
-        """For each of `[*inputs, *states, *lifted]`, True if any gradient flows to it.
+        """For each of `[*inputs, *states, *lifted]`, True if any gradient flows to this tensor.
 
-        If no gradient flows, operations before the scan must not receive zeros: their derivatives may be infinite.
+        If no gradient flows to a tensor, the operations before the scan must not receive zeros for it, because their
+        derivatives may be infinite.
         """
         if self._num_steps == 0:
             states = (there and not self._state_seqs for there in self._states_present)
@@ -292,7 +293,10 @@ class BackwardScan:
         return self._presence.flows(self._num_steps)
 
     def _zero_gradients(self, memory: Memory) -> None:
-        """Computes gradients if T is 0. The initial states are then the final states, and have the same gradients."""
+        """Computes gradients without a kernel: zeros, except for initial states.
+
+        If T is 0, the initial states are the final states, and have the same gradients.
+        """
         first = len(memory) - len(self._needs_grad)
         for i, is_needed in enumerate(self._needs_grad):
             primal = memory[i]
@@ -314,7 +318,7 @@ def _is_copied(gradient: Tensor) -> bool:
     if gradient.is_neg() or gradient._is_zerotensor():
         return True
     strides = zip(gradient.shape, gradient.stride(), strict=True)
-    return any(type(stride) is int and stride == 0 and size != 1 for size, stride in strides)  # a symbol is not 0
+    return any(type(stride) is int and stride == 0 and size != 1 for size, stride in strides)  # a symbol is never 0
 
 
 def _zeros_like(tensor: Tensor) -> Tensor:

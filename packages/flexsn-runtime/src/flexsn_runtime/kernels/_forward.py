@@ -33,7 +33,7 @@ class ForwardResult(NamedTuple):
 
     @property
     def returned(self) -> tuple[Tensor, ...]:
-        """Returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`."""
+        """Tuple `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`."""
         return (*self.outputs, *self.state_seqs, *self.final_states)
 
 
@@ -188,7 +188,7 @@ class ForwardScan:
 
 
 class _Initial(NamedTuple):
-    """A scan of zero steps: the final states are the initial ones.
+    """The operation of a scan of zero steps. It copies the initial states to the final states.
 
     Attributes:
         states: position of the first initial state.
@@ -208,7 +208,7 @@ class _Initial(NamedTuple):
 
 
 def checkpoint_rows(num_steps: int, segment: int) -> int:
-    """Number of stored states. One state is stored before each segment except the first."""
+    """Returns the number of rows of checkpoints. There is a row before each segment except the first."""
     return (num_steps - 1) // segment if num_steps > 0 else 0
 
 

@@ -1,4 +1,4 @@
-"""Errors for calls by autograd that the backward of a scan does not support."""
+"""Errors for calls that a compiled backward does not support."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_runtime.operands._memory import check_tensor
 
 
 def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
-    """Raises an error unless kernels can read a backward's arguments and write to the memory that it allocates.
+    """Raises an error unless kernels can read the arguments of a backward and write to newly allocated memory.
 
     Memory of the forward, such as the memory of a sharded parameter, may have been freed since the forward.
 
@@ -43,7 +43,7 @@ def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
 
 
 def several_at_once() -> TransformError:
-    """The error of a backward that receives batched gradients."""
+    """Returns the error for a backward that receives batched gradients."""
     return TransformError(
         "the backward of a compiled scan takes one gradient at a time, but received a batch of gradients "
         "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Compute them one by one, with "

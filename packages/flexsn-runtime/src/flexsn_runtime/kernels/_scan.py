@@ -32,7 +32,7 @@ def forward_scan(
     spare_rows: int = 0,
     padding: int | None = None,
 ) -> ForwardScan:
-    """The forward scan over arguments of this layout.
+    """Returns the forward scan over arguments of this layout.
 
     Args:
         state_seqs: True to write the states after every step, False to write only the final states.
@@ -93,7 +93,7 @@ def backward_of(
     state_seqs: bool,
     residuals: Residuals | None = None,
 ) -> BackwardScan:
-    """The backward scan over tensors of this layout.
+    """Returns the backward scan over tensors of this layout.
 
     Args:
         tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.

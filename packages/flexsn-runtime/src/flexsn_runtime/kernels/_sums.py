@@ -23,7 +23,7 @@ class LiftedGradient:
             row of the step (`Rows`), in the order in which the kernel counts elements.
         tensor: the captured tensor, or another tensor with its layout.
         layout: layout in which the step or the row reads the tensor, in the same order; `None` if no result depends on
-            it.
+            the tensor.
         by_program: True if `written` is `[programs]`.
     """
 
@@ -46,7 +46,7 @@ class LiftedGradient:
         )
 
     def __call__(self, written: Tensor, tensor: Tensor) -> Tensor:
-        """The gradient of the captured tensor.
+        """Returns the gradient of the captured tensor.
 
         The order of summation is fixed, so that two runs agree to the last bit.
         """
@@ -66,18 +66,18 @@ class LiftedGradient:
         return ordered
 
     def plain(self, tensor: Tensor) -> PlainSum | None:
-        """The sum as data, if the gradient is only a sum; otherwise `None`."""
+        """Returns the sum as data if the gradient needs no other operation than this sum; otherwise `None`."""
         if self._layout is None or not self._all_in_order or self._order is not None:
             return None
         return PlainSum(self._sum, tuple(tensor.shape), tensor.dtype)
 
 
 def summed_together(given: int, sums: Sequence[tuple[Allocation, Summed]]) -> list[PlanStep]:
-    """The steps that sum gradients. Equal sums are combined into one step.
+    """Returns the plan steps that sum gradients. Equal sums are combined into one step.
 
     Args:
         given: number of tensors that a call takes.
-        sums: the sums, each with the memory that the kernel writes for it.
+        sums: the sums, each with the memory to which the kernel writes the gradient before this sum.
     """
     alike: dict[tuple[Allocation, PlainSum | None], list[Summed]] = {}
     for written, step in sums:
@@ -102,11 +102,11 @@ _LARGE = 2**20  # elements
 
 
 def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
-    """The steps of `tensor.sum(dims)` for a contiguous tensor. They yield the sum's elements in order, in any shape.
+    """Returns a `Sum` that computes `tensor.sum(dims)` for a contiguous tensor. The result may have another shape.
 
     Args:
         shape: the tensor's shape.
-        dims: dimensions to sum over. If empty, the result has the elements of the tensor itself.
+        dims: dimensions to sum over. Without dimensions, the result has the elements of the tensor itself.
     """
     if not dims:
         return Sum(())
@@ -123,7 +123,7 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
     return Sum(((None if count == 1 else (-1, columns), (0,)),))
 
 
-# In torch, one warp adds up planes of fewer than 8192 elements. On an H100, two such sums over [6, 128, 784] took a
+# In torch, one warp adds up each plane of fewer than 8192 elements. On an H100, two such sums over [6, 128, 784] took a
 # fifth of the time of a norm and a neuron. The planes are therefore split into rows that are short enough for a warp,
 # and the few sums of the rows are summed again.
 _FEW, _MANY = 1024, 8192
@@ -133,7 +133,7 @@ _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 def _of_planes(
     shape: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]:
-    """The steps of a sum over dimensions other than the leading dimensions."""
+    """Returns the steps of a sum over dimensions other than the leading dimensions."""
     direct = ((None, dims),)
     if not all(type(size) is int for size in shape):
         return direct
@@ -160,7 +160,7 @@ class InputGradient:
         self._order, self._by_program = unusual_order(tensor), by_program
 
     def __call__(self, written: Tensor, tensor: Tensor) -> Tensor:
-        """The gradient of the input."""
+        """Returns the gradient of the input."""
         summed = input_gradient(written, tensor, self._by_program)
         ordered = in_order(summed, self._order)
         assert ordered is not None

@@ -22,9 +22,9 @@ from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 
-# The largest number of layouts of a backward that alternate. The compiled launcher has the same limit (`most_told`).
+# Maximum number of layouts for which a scan stores backwards. The compiled launcher has the same limit (`most_told`).
 _MOST_BACKWARDS = 16
-# The number of backward passes between polls for the compiled launcher. Each poll reads the environment.
+# Number of backwards between two checks for the compiled launcher. Each check reads environment variables.
 _ASKED_EVERY = 64
 
 Given = Sequence[Tensor | None]
@@ -36,13 +36,13 @@ class LastStep(Protocol):
     """An additional last step of a backward. It replaces the gradient of the first tensor.
 
     Attributes:
-        others: other tensors whose gradients this step reads.
+        others: positions of the other tensors whose gradients this step reads.
     """
 
     others: Sequence[int]
 
     def at(self, first: int) -> PlanStep:
-        """Returns the step itself.
+        """Returns the step as an operation of a plan.
 
         Args:
             first: position of the first gradient in memory.
@@ -51,12 +51,12 @@ class LastStep(Protocol):
 
 @dataclass(slots=True)
 class Known:
-    """A backward that has run before.
+    """A backward that is prepared for tensors of one layout.
 
     Attributes:
         needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         layout: layout of the tensors.
-        has_layout: fast predicate for this layout. It may wrongly return False.
+        has_layout: fast predicate that is True for tensors of this layout. It may wrongly return False.
         call: function that computes the gradients.
         recordings: recordings of the backward without its forward, by environment.
         registered: environments for which the backward was offered to the compiled launcher.
@@ -90,9 +90,10 @@ class Trained:
 
     def __init__(self, step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> None:
         self.step, self._state_seqs, self._device = step, state_seqs, arguments.device
-        # The most recent backwards are first. The tuple is replaced as a whole, because threads may share this object.
+        # The most recent backwards are first. Changes replace the whole tuple, because threads may share this object.
         self._backwards: tuple[Known, ...] = ()
-        # Scans that run without Python, once the compiled launcher is loaded and a backward has run.
+        # For each environment, the scan that runs without Python. It exists once the launcher is loaded and a backward
+        # has run.
         self._natives: dict[Hashable, NativeScan] = {}
         self._count = 0
 
@@ -131,13 +132,13 @@ class Trained:
             with torch.no_grad():
                 found = known.call(tensors)
             return refuse_double_backward(list(found), tensors)
-        if number_of_modes():  # the modes would see the operations of a recording
+        if number_of_modes():  # nothing is recorded while dispatch modes are active
             return known.call(tensors)
         self._count += 1
         return self._computed(known, tensors)
 
     def _backward(self, tensors: Given, needs_grad: tuple[bool, ...]) -> Known:
-        """The backward for these tensors: a known one, or a new one."""
+        """Returns the backward for these tensors. Prepares it if no earlier call had this layout."""
         for known in self._backwards:
             if known.needs_grad == needs_grad and known.has_layout(tensors) and transform_at_work() is None:
                 return known
@@ -157,7 +158,7 @@ class Trained:
         """Passes calls like this one to the compiled launcher, if the launcher can execute them."""
         now = self._environment()
         known.registered.add(now)
-        with untraced():  # no dispatch mode sees it
+        with untraced():  # hides this work from all dispatch modes
             native = self._natives.get(now)
             if native is None and isinstance(forward, Recording) and can_be_native(forward):
                 native = NativeScan(
@@ -174,7 +175,7 @@ class Trained:
                 self._natives[now] = native
 
     def _environment(self) -> Hashable:
-        """Settings that affect a call but are not part of any layout. A backward uses the settings of its forward."""
+        """Returns settings that affect a call but are not part of any layout."""
         return None
 
     def _prepared(self, tensors: Given, needs_grad: tuple[bool, ...]) -> Call:
@@ -190,7 +191,7 @@ class TrainedScan(Trained):
     """A `Trained` scan that executes the plans of a pointwise step.
 
     Args:
-        last: the last step of the backward, which processes the gradient of the first input.
+        last: additional last step of the backward, which replaces the gradient of the first input; `None` without it.
     """
 
     step: Specialization
@@ -243,8 +244,8 @@ class TrainedScan(Trained):
 
         Args:
             compute: function that takes tensors like these, and returns the computed ones, by position.
-            tensors: `[*inputs, *states, *lifted]` with another object in place of each tensor that is computed, and
-                further tensors after them. The call does not change these tensors.
+            tensors: `[*inputs, *states, *lifted]` followed by further tensors. Each tensor that is computed is
+                represented by another object. This method does not change the tensors.
 
         Returns:
             The function; `None` if the compiled launcher cannot run these calls.
@@ -267,7 +268,7 @@ class TrainedScan(Trained):
         return None if isinstance(recording, str) else native.after(recording, tensors, computed)
 
     def _by_kernel(self, needs_grad: tuple[bool, ...]) -> tuple[bool, ...]:
-        """For each tensor, True if the kernel computes its gradient: the caller or another gradient needs it."""
+        """Returns, for each tensor, True if the kernel computes its gradient, for the caller or for the last step."""
         if self._last is None or not needs_grad[0]:
             return needs_grad
         return tuple([need or i in self._last.others for i, need in enumerate(needs_grad)])
@@ -288,7 +289,7 @@ class TrainedScan(Trained):
         found = known.call(tensors)
         if module is None:
             return found
-        del found  # the launches are compiled and traced now, before the recording
+        del found  # this call has compiled the launches, which must precede the recording
         found, known.recordings[None] = recorded(known.call, tensors)
         self._hand_over(module, self._recording, known, tensors)
         if not self._natives:  # records the next forward again: its launches may then have addresses
@@ -304,7 +305,7 @@ def _place(tensor: Tensor | None) -> int:
 def trained_scan(
     step: Specialization, arguments: Arguments, needs_grad: tuple[bool, ...], *, state_seqs: bool
 ) -> TrainedScan:
-    """The prepared scan for arguments of this layout."""
+    """Returns the prepared scan for arguments of this layout."""
     key = "trained", needs_grad, state_seqs, choose_segments(step, arguments), arguments.key
     found: TrainedScan | None = step.plans.get(key)
     if found is None:
@@ -323,17 +324,17 @@ def not_differentiable(
 def differentiable_results(
     step: Any, needs_grad: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> tuple[bool, ...]:
-    """For each result, True if a gradient flows from it to a tensor that requires grad, as in a loop.
+    """Returns, for each result, True if a gradient flows from it to a tensor that requires grad, as in a loop.
 
     Args:
         step: a `CoreSpecialization`.
         needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
-        num_steps: T; `None` for any number of steps from 1.
+        num_steps: T; `None` if T is unknown and at least 1.
     """
     trace = step.trace
     first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
     states = tuple(needs_grad[first:behind])
-    if num_steps == 0:  # empty sequences depend on nothing; final states are the initial ones
+    if num_steps == 0:  # empty sequences depend on nothing; the final states are the initial states
         nothing = (False,) * (trace.num_outputs + trace.num_states)
         return nothing if state_seqs else (*nothing[: trace.num_outputs], *states)
     flows: tuple[bool, ...] = (False,) * (trace.num_outputs + trace.num_states)
@@ -354,11 +355,11 @@ def differentiable_results(
 
 
 def _after_step(trace: Any, needs_grad: Sequence[bool], states: Sequence[bool]) -> tuple[bool, ...]:
-    """For each result of one step, True if it requires grad.
+    """Returns, for each result of one step, True if it requires grad.
 
     Args:
-        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad. States have their entries in
-            `states` instead.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad. The entries of states are
+            ignored.
         states: for each state, True if it requires grad before the step.
     """
     first = trace.num_inputs

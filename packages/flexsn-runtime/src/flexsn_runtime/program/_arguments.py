@@ -1,4 +1,4 @@
-"""Checks the tensors of a call, with errors that name the remedy, and converts them to the arguments of a scan."""
+"""Checks the tensors of a call, and converts these tensors to the arguments of a scan. Each error names a remedy."""
 
 from __future__ import annotations
 
@@ -52,23 +52,26 @@ def prepare(
 ) -> tuple[CoreSpecialization, Arguments]:
     """Checks `[*input_seqs, *init_states, *lifted]`, and specializes the step on them.
 
-    Either all initial states are passed, or none is; in the latter case, they are zeros. Either all lifted tensors are
-    passed, or none is; in the latter case, they are the tensors that the core captures now. Inputs and states are
-    detached if the program's `requires_grad` excludes their gradient.
+    All initial states are passed, or none of them. If none is passed, the initial states are zeros. All lifted tensors
+    are passed, or none of them. If none is passed, the tensors that the core captures now are used. An input or a state
+    is detached if the program's `requires_grad` excludes its gradient.
 
     Args:
         autocast: True to apply an active `torch.autocast` inside of the core, as a loop does.
-        instead: replacements of captured tensors, by the `id` of the captured tensor. This call reads the replacement,
-            which has the shape, strides and dtype of the captured tensor.
+        instead: replacements of captured tensors, by the `id` of the captured tensor. This call reads the replacement
+            instead of the captured tensor. Both tensors have the same shape, strides and dtype.
 
     Raises:
         TypeError: an argument is not a tensor.
         LayoutError: an argument or a captured tensor is sparse, nested, quantized or fake, or has no memory.
         TensorCountError: the number of tensors differs from the number that the step takes.
-        ShapeError: the inputs' leading dimensions differ, an input has none, or the steps do not broadcast.
+        ShapeError: the leading dimensions of the inputs differ, an input has no dimensions, or the inputs of one step
+            do not broadcast to one shape.
         DtypeError: kernels do not support the dtype of a state or a captured tensor.
-        DtypeError, ShapeError: a lifted tensor differs from the captured tensor that it replaces.
-        DeviceError, BackendUnavailableError: kernels cannot run on these tensors.
+        DtypeError, ShapeError: the dtype or shape of a lifted tensor differs from that of the captured tensor that it
+            replaces.
+        DeviceError: the tensors are on several devices.
+        BackendUnavailableError: kernels cannot run on the device of the tensors.
         TransformError: the call is inside of a transform of `torch.func`, forward-mode differentiation, `make_fx` or a
             similar mode.
     """
@@ -125,7 +128,7 @@ def prepare(
 
 
 def _split(program: ScanProgram, primals: tuple[Tensor, ...], lifted: tuple[Tensor, ...]) -> Arguments:
-    """Returns arguments made from inputs, or from inputs and states, and from lifted tensors."""
+    """Combines `primals`, which are inputs with or without states, and lifted tensors into the arguments of a scan."""
     states = primals[program.num_inputs :] or (None,) * program.num_states
     return Arguments(primals[: program.num_inputs], states, lifted)
 
@@ -133,10 +136,10 @@ def _split(program: ScanProgram, primals: tuple[Tensor, ...], lifted: tuple[Tens
 def _set_derived(
     program: ScanProgram, step: CoreSpecialization, inputs: Sequence[Tensor], states: Sequence[Tensor | None]
 ) -> None:
-    """Sets the attributes that the core derives from captured tensors, as a loop would. Kernels do not set them.
+    """Sets the attributes that the core derives from captured tensors, as a loop would. Kernels set no attributes.
 
-    Runs the core for one step. Forward pre-hooks, such as the hooks of `torch.nn.utils.prune`, set attributes in this
-    way.
+    To set the attributes, this function runs the core for one step. For example, the forward pre-hooks of
+    `torch.nn.utils.prune` derive an attribute from two captured tensors.
     """
     if not inputs[0].shape[0]:
         return
@@ -152,11 +155,11 @@ def _set_derived(
 def split_flat(
     program: ScanProgram, flat_args: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
-    """Splits the arguments, by their number, into inputs, initial states and lifted tensors.
+    """Splits the tensors of a call into inputs, initial states and lifted tensors, depending on the number of tensors.
 
-    Absent initial states are `None`, and absent lifted tensors are empty. The tensors after the inputs are the states,
-    the lifted tensors, or both. If a step has equal numbers of states and lifted tensors, and only one kind is passed,
-    the tensors are the states.
+    The tensors after the inputs are the states, the lifted tensors, or both. If their number could mean either the
+    states or the lifted tensors, these tensors are the states. The second result is `None` without initial states, and
+    the third result is empty without lifted tensors.
     """
     inputs, rest = tuple(flat_args[: program.num_inputs]), tuple(flat_args[program.num_inputs :])
     num_states, num_lifted = program.num_states, program.num_lifted
@@ -191,7 +194,7 @@ def check_lifted(step: CoreSpecialization, lifted: Sequence[Tensor]) -> None:
 
 
 def check_sequences(inputs: Sequence[Tensor]) -> None:
-    """Raises `ShapeError` unless all sequences have one leading dimension T."""
+    """Raises `ShapeError` unless all sequences have the same leading dimension T."""
     for i, x in enumerate(inputs):
         if x.dim() == 0:
             raise ShapeError(f"input {i} has no dimensions; an input sequence is [T, *step].")

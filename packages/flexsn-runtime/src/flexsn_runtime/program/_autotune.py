@@ -1,4 +1,4 @@
-"""Measures the best launch settings of a step, for steps that the table of `plans/_buckets.py` does not serve well."""
+"""Finds the best launch settings of a step by measuring. The table of `plans/_buckets.py` does not suit all steps."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Timer = Callable[[Run], float]
 
 
 def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer | None = None) -> LaunchPlan:
-    """Measures a few launch configurations on these tensors, and stores the best one in the cache folder.
+    """Measures a few configurations of each launch on these tensors, and stores the best ones as a plan on disk.
 
-    Later launches, in this process and in later processes, use this plan. It applies to this step with tensors of these
-    dtypes, on GPUs of this name, at all sizes of this size class. The plan does not affect the results of kernels. The
-    operator inside of `torch.compile` does not use the plan.
+    Later launches, in this process and in later processes, use this plan. The plan applies to this step with tensors of
+    these dtypes, on GPUs of this name, at all sizes of this size class. The plan does not affect the results of
+    kernels. The operator inside of `torch.compile` does not use the plan.
 
     Args:
         program: the step.
         flat_args: `[*input_seqs, *init_states, *lifted]`, same as for `prepare`.
-        timer: function that maps a launch to its duration. If it is `None`, Triton's `do_bench` measures milliseconds;
-        on the CPU, a clock is used.
+        timer: function that runs a launch and returns its duration; `None` to use Triton's `do_bench` on a GPU, and a
+            clock on the CPU.
 
     Returns:
-        The best plan.
+        The plan with the best configuration of each launch.
 
     Raises:
         The errors of `prepare`.
@@ -55,7 +55,7 @@ def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer
 
 
 def candidates(config: LaunchConfig) -> list[LaunchConfig]:
-    """Returns `config`, and its neighbours with half and twice the elements, other stages, and other chunks.
+    """Returns `config`, and configurations that differ from it in one setting: elements, stages or chunks.
 
     Example:
         >>> [(c.chunk, c.block, c.num_warps, c.stages) for c in candidates(LaunchConfig(4, 512, 4))]
@@ -72,7 +72,7 @@ def candidates(config: LaunchConfig) -> list[LaunchConfig]:
 
 
 def _best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPlan:
-    """Finds the best configuration of each launch, for one launch after the other."""
+    """Finds the best configuration of one launch after the other."""
     usual = best = step.plan(math.prod(step.trace.step_shape))
     for name in ("inference", "forward", "backward"):
         plans = [replace(best, **{name: config}) for config in candidates(getattr(best, name))]
@@ -82,10 +82,10 @@ def _best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPla
 
 
 def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str, timer: Timer) -> float:
-    """Returns the duration of one launch of a plan; infinity if the GPU has too little shared memory for it.
+    """Returns the duration of one launch of a plan; infinity if the GPU has too little shared memory for the launch.
 
     Args:
-        name: name of the launch, which is an attribute of the plan.
+        name: the launch to measure, as the name of the plan's attribute with its configuration.
     """
     from triton import OutOfResources
 
@@ -98,7 +98,7 @@ def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
 
 
 def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str) -> Run:
-    """Returns a launch of a plan. A backward receives gradients of all outputs."""
+    """Returns a function that launches a kernel with a plan. A backward kernel receives gradients of all outputs."""
     tensors = arguments.all
     needs_grad = tuple(t is not None and t.is_floating_point() for t in tensors)
     training = name != "inference"

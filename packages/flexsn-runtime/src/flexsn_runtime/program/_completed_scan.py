@@ -21,11 +21,11 @@ from flexsn_runtime.step._specialization import CoreSpecialization
 
 
 class CompletingStep:
-    """The last step of a backward, a `LastStep`. It completes the gradient of the first input.
+    """A `LastStep` of a backward. It completes the gradient of the first input.
 
     Args:
         completion: the completion for calls of this layout.
-        places: position, among the tensors of a call, of each tensor that `completion` counts.
+        places: for each tensor in the argument `instead` of `prepare`, its position among the tensors of a call.
     """
 
     def __init__(self, completion: Completion, places: Sequence[int]) -> None:
@@ -42,7 +42,7 @@ class CompletingStep:
         memory[first] = completed_gradient(self._formula, memory[first], x, read, of_others)
 
     def _read(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-        """Selects the first input, and the formula's arguments other than gradients."""
+        """Returns the first input, and all arguments of the formula except gradients."""
         x, *read = (tensors[i] for i in (0, *self.others, *self._constants))
         there = [one for one in read if one is not None]
         assert x is not None
@@ -59,14 +59,14 @@ def completed_scan(
     *,
     state_seqs: bool,
 ) -> Sequence[Tensor]:
-    """Like `prepare` and `scan`, for a first input that has a second gradient besides the gradient through the scan.
+    """Like `prepare` and `scan`, if only a part of the gradient of the first input flows through the scan.
 
-    The tensors that autograd saves do not depend on earlier calls, because checkpointing compares the saved tensors of
-    two calls.
+    Autograd saves the same tensors in the first call and in repeated calls, because activation checkpointing compares
+    the tensors that two calls save.
 
     Args:
-        inputs: inputs, the first of which requires grad.
-        instead: same as for `prepare`, in the order in which `completion` counts tensors.
+        inputs: input sequences. The gradient of the first input is completed if this input requires grad.
+        instead: same as for `prepare`. The positions in `completion` refer to the order of these tensors.
 
     Raises:
         The errors of `prepare`.

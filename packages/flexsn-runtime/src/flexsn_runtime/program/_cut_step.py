@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CutSpecialization(CoreSpecialization):
-    """A traced step that combines small dimensions of its values.
+    """A traced step that runs on pieces of its values, because it combines different elements of small dimensions.
 
     Args:
         program: the program of the step on pieces.
@@ -63,14 +63,17 @@ class CutSpecialization(CoreSpecialization):
         return inputs, [piece for one, v in zip(pieces.states, given, strict=True) for piece in one.split(v)]
 
     def instead(self, arguments: Arguments) -> Mapping[int, Tensor] | None:
-        """Returns the captured tensors of a call, by the ids of the tensors that the core captures."""
+        """Returns the lifted tensors that replace captured tensors in a call, by the `id` of the captured tensor.
+
+        The result is `None` if the call replaces no captured tensor.
+        """
         own = self.captured()
         assert own is not None, "they have just been read"
         pairs = zip(own, arguments.lifted, strict=True)
         return {id(one): given for one, given in pairs if one is not given} or None
 
     def join(self, results: tuple[Tensor, ...], *, state_seqs: bool) -> tuple[Tensor, ...]:
-        """Returns `(*output_seqs, *states)`, joined from these pieces."""
+        """Joins pieces into `(*output_seqs, *states)`."""
         pieces, found, at = self.trace.pieces, list[Tensor](), 0
         leads = [1] * len(pieces.outputs) + [int(state_seqs)] * len(pieces.states)
         for one, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
@@ -86,7 +89,7 @@ class CutSpecialization(CoreSpecialization):
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
-        """The kernels of the step on pieces."""
+        """Names of the kernels of the step on pieces."""
         return tuple(name for step in self.program.specializations for name in step.kernel_names)
 
 

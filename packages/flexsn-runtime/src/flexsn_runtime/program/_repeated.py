@@ -1,4 +1,4 @@
-"""Repeats a call like an earlier one: looks up the earlier call, and compares everything that may have changed."""
+"""Repeats an earlier call: looks up a call of the same kind, and compares everything that may have changed since."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ class RepeatedCall:
         layout: layout of inputs and states, and for each of them, True if it requires grad.
         lifted: layout of the captured tensors.
         captures: True if there are captured tensors.
-        at_zero: states to use if none are passed.
+        at_zero: one `None` for each state if calls pass no states, which are then zeros; otherwise empty.
         run: function of `[*inputs, *states, *lifted]`.
         has_layout: predicate that is True if `[*inputs, *states, *lifted]`, without `at_zero`, have the layout of these
             calls. It may wrongly return False.
         are_alike: like `has_layout`, without the comparison of addresses. It suffices if all tensors are aligned.
+        are_aligned: True if the address of each tensor is a multiple of 16 bytes, and not 0.
     """
 
     step: CoreSpecialization
@@ -87,7 +88,10 @@ class RepeatedCall:
         return call
 
     def places(self, instead: Mapping[int, Tensor]) -> list[int] | None:
-        """Positions of the tensors of `instead` among the tensors of `run`; `None` if other tensors are captured."""
+        """Returns the positions of the tensors of `instead` among the tensors of `run`.
+
+        The result is `None` unless `instead` replaces exactly the captured tensors.
+        """
         captured, first = self.step.captured(), self.step.trace.num_inputs + self.step.trace.num_states
         if captured is None or len(captured) != len(instead):
             return None
@@ -96,13 +100,13 @@ class RepeatedCall:
         return found if len(found) == len(instead) else None
 
     def again(self, key: Hashable, tensors: Sequence[Tensor | None], compute: Compute | None = None) -> Again | None:
-        """A function that runs calls like this one without Python; `None` if the launcher does not execute such calls.
+        """Returns a function that runs such calls without Python; `None` if the launcher cannot execute them.
 
-        Requires `run.is_native`. The function compares everything except the values that the core reads (`Reads.holds`)
-        and launch hooks (`run.watched`).
+        Requires `run.is_native`. The function checks everything on which a call depends, except the values that the
+        core reads (`Reads.holds`) and launch hooks (`run.watched`). The caller must check these values and hooks.
 
         Args:
-            key: value that is equal for arguments that differ only in the numbers in memory.
+            key: value that is equal for arguments that differ only in the contents of memory.
             tensors: `[*inputs, *states, *lifted]`; with `compute`, same as for `TrainedScan.computing`.
             compute: same as for `TrainedScan.computing`; `None` if no tensor is computed.
         """
@@ -116,7 +120,7 @@ class RepeatedCall:
         return self._agains.get(key)
 
     def expect(self, tensors: Sequence[Tensor]) -> None:
-        """Makes later comparisons use these tensors."""
+        """Stores the layout of these tensors for later comparisons."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         self.has_layout, self.are_alike = same_layout(tensors), alike(tensors)
         self.are_aligned = all(addresses) and all(address % 16 == 0 for address in addresses)
@@ -139,12 +143,12 @@ def repeated_call(
     transforms.
 
     Args:
-        inputs: `[T, *step]` each, or tensors that broadcast to it after T; `[*step]` if `single`.
+        inputs: `[T, *step]` each, or sequences whose steps broadcast to `[*step]`. Without T if `single` is True.
         states: initial states `[*step]`; empty for zeros.
         instead: same as for `prepare`.
         formula: formula that completes the gradient of the first input.
         single: True for one step without a time dimension.
-        state_seqs: True if the results are the states after every step, False if they are the final states.
+        state_seqs: True to return the states after every step, False to return only the final states.
     """
     found = find_call(program, inputs, states, instead, formula, single=single, state_seqs=state_seqs)
     return None if found is None else found[0].run(found[1])
@@ -160,7 +164,7 @@ def find_call(
     single: bool = False,
     state_seqs: bool = False,
 ) -> tuple[RepeatedCall, tuple[Tensor | None, ...]] | None:
-    """The earlier call that `repeated_call` repeats, and the tensors to run it on; `None` if there is none."""
+    """Returns the call that `repeated_call` repeats, and the tensors to run it on; `None` without such a call."""
     autocast = _autocast(inputs) if is_any_autocast() else None
     given = (*inputs, *states)
     try:
@@ -197,7 +201,7 @@ def find_call(
 def _again_by_key(
     program: ScanProgram, kind: Hashable, given: Sequence[Tensor], instead: Mapping[int, Tensor] | None
 ) -> tuple[RepeatedCall, tuple[Tensor | None, ...]] | None:
-    """Like `find_call`, with slower comparisons: for other types of tensors, or another state of the dispatcher."""
+    """Like `find_call`, with slower comparisons, which accept other types of tensors and states of the dispatcher."""
     try:
         layout = _layout(given, instead)
     except (AttributeError, RuntimeError):  # an argument is not a tensor, or has no memory
@@ -239,7 +243,9 @@ def scan_again(
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Returns the results of `repeated_scan`, or else of `prepare` and `scan`. Stores this call for later calls.
+    """Repeats a call. If no earlier call matches, prepares and scans, and stores the call for later calls.
+
+    Returns `(*output_seqs, *final_states)`.
 
     Raises:
         The errors of `prepare`.
@@ -255,7 +261,7 @@ def run_program(
     *,
     state_seqs: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Returns the results of `scan_again`. If `state_seqs` is True, they include the states after every step."""
+    """Like `scan_again`. If `state_seqs` is True, the states after every step replace the final states."""
     results = repeated_call(program, inputs, states, instead, state_seqs=state_seqs)
     if results is not None:
         return tuple(results)
@@ -278,7 +284,7 @@ def remember(
     formula: object = None,
     completed: TrainedScan | None = None,
 ) -> None:
-    """Stores a call so that later calls can repeat it, unless its conditions may change unnoticed.
+    """Stores a call so that later calls can repeat it, unless its conditions may change without being noticed.
 
     Args:
         inputs, states: the call's inputs and states.
@@ -390,7 +396,7 @@ def _autocast(given: Sequence[Tensor]) -> torch.dtype | None:
 
 
 def _layout(given: Sequence[Tensor], instead: Mapping[int, Tensor] | None) -> Hashable:
-    # The flags `requires_grad` of captured tensors are compared separately.
+    # The `requires_grad` flags of captured tensors are compared separately.
     grads = None
     if torch.is_grad_enabled():
         grads = tuple([t.requires_grad for t in (given if instead is None else (*given, *instead.values()))])

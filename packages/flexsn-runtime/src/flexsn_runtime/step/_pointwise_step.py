@@ -42,12 +42,13 @@ class Specialization(CoreSpecialization):
     """A traced pointwise step, and the kernels that exist for it.
 
     Args:
-        kernels: dictionary of kernels that is shared with the same step for other numbers. New kernels are added to it.
-        takes_numbers: True if the trace's numbers are arguments of the kernels, False if they are in the kernels'
-            source.
+        kernels: compiled kernels, which all specializations of a program share. New kernels are added to this
+            dictionary.
+        takes_numbers: True if the numbers that the step computes with are arguments of the kernels, False if they are
+            constants in the source of the kernels.
         bits: for each output, True if the forward also writes it as bits. An empty sequence means that no output has
             bits.
-        zero_one: for each output, True if it must be 0 or 1. An empty sequence means that no output must be.
+        zero_one: for each output, True if it must be 0 or 1. An empty sequence means that no output is checked.
         counts: indices of the inputs that count down.
         late: delays of inputs, by the input's index.
 
@@ -96,13 +97,13 @@ class Specialization(CoreSpecialization):
         self._cores: dict[Residuals | None, CoreSource] = {}
         self._vjps: dict[Hashable, tuple[StepGraph, CoreSource | None]] = {}
         self._plans: dict[int, LaunchPlan] = {}  # by size class
-        # Plans by kind and layout: see `kernels/_scan.py`.
+        # Plans by kind of scan and layout; see `kernels/_scan.py`.
         self.plans: Recent[Any] = Recent()
         self.speculations: Recent[Any] = Recent()  # `Speculation`s, by their rules
         self.combined: Recent[int] = Recent()  # by number of steps: segments of backward scans
         self.affine_segments: Recent[int] = Recent()  # by number of steps: segments of forward scans of affine steps
         self._linear: tuple[StepGraph, CoreSource | None] | Literal[False] | None = False  # False: not yet derived
-        self.has_backward = False  # True if one was prepared
+        self.has_backward = False  # True if a backward was prepared
 
     def _begin(self, trace: CoreTrace) -> None:
         if trace.step_shape != self.trace.step_shape:
@@ -111,7 +112,7 @@ class Specialization(CoreSpecialization):
         super()._begin(trace)
         self.plans, self.has_backward = Recent(), False
         self._plans = {}  # the plans on disk may have changed
-        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # they depend on numbers
+        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # may change with numbers
         self._linear = False
         self._kernel_names = {}  # filled again when scans are prepared
 
@@ -180,7 +181,7 @@ class Specialization(CoreSpecialization):
             self.plans.clear()
 
     def plan_key(self, limit: int = 0) -> dict[str, str | int]:
-        """Returns the key of this step's data on disk. `limit` is the limit of a size class, or 0."""
+        """Returns the key of this step's data on disk. `limit` is the largest size of a class, or 0 for all sizes."""
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
         return {**key, "language": self.backend.target.name}
@@ -249,11 +250,11 @@ class Specialization(CoreSpecialization):
         return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
 
     def columns(self, residuals: Residuals | None, present: tuple[bool, ...]) -> Columns:
-        """Returns the VJP with respect to states only, without gradients of outputs.
+        """Returns the VJP with respect to states only, which receives no gradients of outputs.
 
         Args:
-            residuals: same as for `vjp_of`; `None` if the VJP computes them from states.
-            present: for each output, True if its gradient is present in the whole VJP.
+            residuals: same as for `vjp_of`; `None` if the VJP recomputes intermediate values from inputs and states.
+            present: for each output, True if its gradient is present in the VJP with respect to all arguments.
         """
         trace = self.trace
         states = trace.differentiable[trace.num_outputs :]
@@ -351,7 +352,7 @@ class Specialization(CoreSpecialization):
 
 
 def _ops_on_lifted(step: StepGraph) -> int:
-    """Returns the number of operations that depend only on lifted tensors."""
+    """Returns the number of operations that depend on lifted tensors only."""
     alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     count = 0
     for node in step.graph.nodes:
@@ -362,7 +363,7 @@ def _ops_on_lifted(step: StepGraph) -> int:
 
 
 def _followers(step: StepGraph, late: Mapping[int, Late]) -> tuple[tuple[int, int], ...]:
-    """Returns the states whose new value is the value of a late input, each with the input's index."""
+    """Returns pairs of indices: a state, and the late input whose value is the new value of this state."""
     inputs = {step.placeholders.get(Port(Role.INPUT, i)): i for i in late}
     results = zip(step.results, step.entries, strict=True)
     return tuple((port.index, inputs[entry]) for port, entry in results if port.role is Role.STATE and entry in inputs)

@@ -35,13 +35,13 @@ def choose_residuals(
     return residuals if policy == "save" or _saving(residuals) < _recomputing(trace, vjp, chunk) else None
 
 
-# A launch for wider values moves a residual of this number of bytes as fast as a residual of one byte. In
+# A residual of one byte counts as this number of bytes, since kernels move both in the same time. In
 # benchmarks/results/residuals.md, bool residuals take longer than recomputation at every size.
 _NARROWEST = 4
 
 
 def _saving(residuals: Residuals) -> float:
-    """Returns the bytes per element and step that residuals cost. One byte counts as `_NARROWEST` bytes."""
+    """Returns the bytes per element and step that kernels move for residuals. Counts narrow residuals as wider ones."""
     narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
     return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
 

@@ -23,7 +23,7 @@ from flexsn_runtime.step._tracing import trace_values
 
 
 class CoreSpecialization:
-    """A traced step, with the properties that all users of its kernels share."""
+    """A traced step and its kernels, for one device, one backend and one set of shapes and dtypes."""
 
     def __init__(
         self,
@@ -36,7 +36,8 @@ class CoreSpecialization:
     ) -> None:
         self.device = device
         self.numerics = numerics
-        # The compiler's options may allow approximations even if the source contains none.
+        # Fast math has another name, because it also changes the options of the compiler, which are not part of the
+        # source.
         self.name = f"{name}_fast" if numerics.fast_math else name
         self.trace = trace
         self.backend = BACKENDS[target]
@@ -55,7 +56,7 @@ class CoreSpecialization:
     ) -> Self | None:
         """Returns this step for another core with the same code. Kernels are shared; the batch size may differ.
 
-        The result holds no references to this step's core. It is `None` if the other core has to be traced; see
+        The result holds no references to this step's core. The result is `None` if the other core has to be traced; see
         `CoreTrace.of_twin` and `of_batch`.
         """
         trace: CoreTrace | None = self.trace.of_twin(core)
@@ -85,7 +86,7 @@ class CoreSpecialization:
         """Drops the sources of kernels, so that they are generated again."""
 
     def _begin(self, trace: CoreTrace) -> None:
-        """Resets everything that belongs to one core. Twins share the rest."""
+        """Prepares a copy of a step for another core. Replaces the trace, and resets what twins do not share."""
         self.trace = trace
         self._like_these = never
         self._kernel_names = dict(self._kernel_names)
@@ -125,11 +126,11 @@ class CoreSpecialization:
         return ScanFormat.of(self.trace.step_shape if shape is None else shape, inputs, states)
 
     def captured(self, instead: Mapping[int, Tensor] | None = None) -> tuple[Tensor, ...] | None:
-        """Returns the captured tensors as the kernels read them now; `None` if the step has to be traced again.
+        """Returns the lifted tensors for the current captured tensors; `None` if the step has to be traced again.
 
         Args:
-            instead: replacements of captured tensors, by the `id` of the captured tensor. A replacement has the same
-            shape, strides and dtype.
+            instead: replacements of captured tensors, by the `id` of the captured tensor. A replacement has the shape,
+                strides and dtype of the captured tensor.
         """
         fetched = self.trace.reads.fetch()
         if fetched is None or not (fetched or self.trace.lifted_values):
@@ -183,9 +184,9 @@ class CoreSpecialization:
         )
 
     def _traced_now(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:
-        """Returns `last`, or a new trace of the core if it captures other tensors now.
+        """Returns `last`, or a new trace of the core if the core now captures other tensors.
 
-        A VJP is derived by tracing the core itself.
+        To derive a VJP, a trace runs the core again. It must then find the tensors that it has captured.
 
         Args:
             last: a trace of this step.
@@ -226,7 +227,7 @@ class CoreSpecialization:
     def check_unchanged(self) -> None:
         """Raises an error if values that the core reads have changed since the trace.
 
-        Captured tensors may change.
+        Changes of captured tensors are allowed.
         """
         changed = self.trace.reads.changed()
         others = [place.name for place, now in changed.items() if not isinstance(now, Tensor)]
@@ -234,7 +235,7 @@ class CoreSpecialization:
             raise changed_between(", ".join(others))
 
     def carrying(self, needs_grad: Sequence[bool]) -> tuple[bool, ...]:
-        """Returns `needs_grad` with the gradients of all floating-point states, which always pass from step to step."""
+        """Returns `needs_grad`, with True for floating-point states. Their gradients always pass from step to step."""
         first, behind = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
         carried = (value.dtype.is_floating_point for value in self.trace.states)
         return (*needs_grad[:first], *carried, *needs_grad[behind:])
@@ -270,7 +271,7 @@ class CoreSpecialization:
 
 
 def changed_between(what: str) -> CapturedTensorError:
-    """The error for a value that was assigned between forward and backward."""
+    """Returns the error for a value that was replaced between the forward and the backward."""
     return CapturedTensorError(
         f"{what} was replaced between the forward and the backward that reads it. Call backward() before that."
     )
