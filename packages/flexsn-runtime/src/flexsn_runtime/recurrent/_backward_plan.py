@@ -1,4 +1,4 @@
-"""The parts of a backward that are equal in all calls of one kind: groups of steps with a common VJP, and memory."""
+"""The part of a backward that all calls of one kind share: groups of steps with the same VJP, and values in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class BackwardPlan(NamedTuple):
         results: results of all segments.
         of_inputs: the gradients of inputs among the results, with their shape and dtype for one step.
         sequences: values that need memory for each step in at least one segment.
-        absent: gradients of states for which no zeros are needed in memory, because a scan begins with zeros for them.
+        absent: gradients of states whose memory is not filled with zeros at allocation, because a scan begins with
+            zeros for these gradients.
     """
 
     segments: tuple[Segment, ...]
@@ -89,10 +90,10 @@ def _segments(
 ) -> list[Segment]:
     """Groups the steps by the gradients that they receive, with the last steps first.
 
-    If no loss depends on a state, the last step receives no gradient of the state. Earlier steps receive none either,
-    unless another gradient flows to the state. Zeros in place of such absent gradients would be wrong, because an
-    infinite derivative would make them NaN. If only the last step lacks gradients, a flag may mark this step, so that
-    all steps share a VJP.
+    If no loss depends on a final state, the last step receives no gradient of this state. Earlier steps receive no
+    gradient of it either, unless a gradient flows to it from another result. Zeros instead of such absent gradients
+    would be wrong, because an infinite derivative would turn zeros into NaN. If gradients are absent in the last step
+    only, a flag may mark this step, so that all steps share a VJP.
 
     Args:
         arrives: for each result of the scan, True if its gradient arrives.

@@ -1,7 +1,7 @@
 """Calls of a step with products on arguments of one layout.
 
 The first call compiles kernels, the second call is recorded, and later calls repeat the recording. If the loop over
-time is not a single launch, calls are not repeated.
+time is not a single launch, no recording is repeated.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_s
 
 Run = Callable[[Given], tuple[Tensor, ...]]
 
-# The number of calls between polls for the compiled launcher. Each poll reads the environment.
+# Number of calls between two checks for the compiled launcher. Each check reads environment variables.
 _ASKED_EVERY = 64
-_RECORDED = 2  # the call that is recorded
+_RECORDED = 2  # number of the call that is recorded
 # Environment variables that select the way in which the loop over time runs.
 _VARIABLES = ("FLEXSN_ONE_LAUNCH", "FLEXSN_CLUSTERS")
 
 
 def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> Run:
-    """Returns a function for calls with `[*inputs, *states, *lifted]` like these.
+    """Returns a function that runs calls of this layout. The function takes `[*inputs, *states, *lifted]`.
 
     The function returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary.
     """
@@ -54,7 +54,7 @@ def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_se
 
 
 class InferredStaged:
-    """A scan without gradients."""
+    """A scan without gradients of a step with products."""
 
     def __init__(self, step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> None:
         self._step, self._state_seqs, self._device = step, state_seqs, arguments.device
@@ -75,7 +75,7 @@ class InferredStaged:
         recording = self._recordings.get(now)
         if recording is not None and self._count % _ASKED_EVERY == _RECORDED:
             module = compiled_launcher(self._device, self._count)
-            with untraced():  # hides this from all modes
+            with untraced():  # hides this work from all dispatch modes
                 told = None if module is None else NativeCall.of(module, recording)
             if told is not None:
                 self._natives[now] = told
@@ -152,12 +152,12 @@ def repeated(
     *,
     once: bool,
 ) -> Sequence[Any]:
-    """Returns the results of a call.
+    """Returns the results of a call, which runs, is recorded, or repeats a recording.
 
     Args:
         recordings: for each environment, the recording of such calls; `None` after the first call, or the reason why
             such calls cannot be repeated.
-        now: the current environment.
+        now: the current result of `environment`.
         once: True if the call must not be recorded.
     """
     with without_autocast(device):
@@ -174,7 +174,7 @@ def repeated(
 
 
 def environment() -> Hashable:
-    """Settings that affect a call but are not part of any layout."""
+    """Returns settings that affect a call but are not part of any layout."""
     return *map(os.environ.get, _VARIABLES), float32_precision()
 
 

@@ -22,18 +22,19 @@ _MOST_REGISTERS = 255  # of one thread
 _MOST_THREADS = 1024
 _SHARED_BYTES = (227 << 10) - 1024  # of one block, without its barriers
 _RESERVED = 2048  # bytes of shared memory that a block takes in addition to its dynamic part
-# The processors that run the blocks of a cluster are in one group, and some groups have fewer processors than others.
+# By number of blocks in a cluster, the number of multiprocessors that no cluster uses. All blocks of a cluster run in
+# one group of multiprocessors, and the groups of a GPU differ in size.
 _SPARE = {4: 8, 8: 18, 16: 18}
 # Maximum registers with matrices in a thread of eight rows. With more of them, no registers are left for loads in
 # flight, and spilled values are read in every step.
 _MOST_OF_MATRICES = 192
-# Bytes of matrices that a block reads again in every step. Above the first number, clusters are slower than separate
-# launches for each step. Up to the second number, other work hides the reads.
+# Bytes of matrices that a block reads again in every step. Above the first limit, clusters are slower than separate
+# launches for each step. Up to the second limit, other work hides the reads.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
 # Maximum columns of gates in a cluster on an H100. For wider steps, clusters are faster only in forwards in which all
 # rows run at the same time and each block holds all of its matrices. In half precision, they are faster only for few
-# columns (benchmarks/results/clusters.md, cluster_divisions_h200.md). The numbers are for float32 values, for spikes,
-# which are sent as bits, and for half precision.
+# columns (benchmarks/results/clusters.md, cluster_divisions_h200.md). The three limits are for float32 values, for
+# spikes, which are sent as bits, and for half precision.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
 
@@ -43,7 +44,7 @@ def clusters_are_enabled() -> bool:
 
 
 def why_no_clusters(device: torch.device) -> str | None:
-    """The reason why a GPU cannot run kernels with clusters; `None` if it can."""
+    """Returns the reason why a GPU cannot run kernels with clusters; `None` if it can run them."""
     if not clusters_are_enabled():
         return f"{_VARIABLE} is 0"
     if device.type != "cuda" or torch.version.hip:
@@ -97,7 +98,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
 
 
 def _of_gates(loop: Loop) -> bool:
-    """True for several adjacent matrices, as for gates, or for the gradients of their products."""
+    """True if a product has several adjacent matrices, such as those of gates, or is the gradient of such a product."""
     products = [part for part in loop.parts if isinstance(part, Multiply)]
     return any(len(part.pieces) > 1 or part.operand.width > loop.width for part in products)
 
@@ -113,8 +114,8 @@ def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
 def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None:
     """Returns the division with as much of the matrices as possible in registers, and then in shared memory.
 
-    If two slots for sent values leave too little room in shared memory, the division has one slot. If it does not fit
-    with one slot, the result is `None`.
+    If two slots for sent values leave too little room in shared memory, the division has one slot. If the matrices and
+    values do not fit with one slot either, the result is `None`.
     """
     threads, tiles = cluster.threads(loop.width), cluster.tiles(loop.width) * cluster.blocks
     if threads > _MOST_THREADS or tiles % cluster.splits:
@@ -138,7 +139,7 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
 
 
 def _held(loop: Loop, cluster: Cluster, *, from_zero: bool) -> tuple[Cluster, ClusterNeeds]:
-    """Returns the division with as much of the matrices as possible in registers, and its needs."""
+    """Returns the division with as much of the matrices as possible in registers, and the memory that it needs."""
     needs = cluster_needs(loop, cluster, from_zero=from_zero)
     room = min(_of_a_thread(cluster.threads(loop.width)) - needs.others, _MOST_OF_MATRICES)
     if needs.matrices > room:

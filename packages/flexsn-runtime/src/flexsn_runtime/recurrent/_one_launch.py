@@ -41,7 +41,7 @@ from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 if TYPE_CHECKING:
     from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 
-# With more arrivals, a counter would reach the number that marks programs that gave up.
+# Maximum number of arrivals at a counter. Larger values mark programs that have given up.
 _MOST_ARRIVALS = 1 << 29
 # Maximum number of cluster divisions that are compiled to find a division with no more turns than estimated.
 _MOST_COMPILED = 3
@@ -86,7 +86,7 @@ class Loops:
         return found[1]
 
     def memory(self, staged: StagedStep, lasting: frozenset[Port]) -> tuple[tuple[Load, ...], tuple[View, ...]]:
-        """Loads and stores that a step's loop performs at each step."""
+        """Returns the loads and stores that a loop performs at each step."""
         key = (id(staged), lasting)
         if key not in self._memory:
             self._memory[key] = memory_of(self.loop(staged, lasting))
@@ -163,12 +163,12 @@ def _spec(
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The places of a kernel's values.
+    """The memory of a kernel's values.
 
     Attributes:
         loads, stores: values that are loaded and stored at each step, each with its layout in memory.
         tensors: tensors of these values, by their names in the kernel.
-        numbers: distances in memory that are arguments of the kernel.
+        numbers: strides that are arguments of the kernel, by name.
         matrices: matrices, by number.
     """
 
@@ -180,7 +180,7 @@ class Memory:
 
 
 def run_in_one_launch(step: RecurrentSpecialization, over: OverTime) -> str:
-    """Runs the parts of a step that are in the loop.
+    """Runs the loop of a step in one launch.
 
     Returns:
         A description of the launch in words.
@@ -198,7 +198,7 @@ class InClusters:
     Attributes:
         groups: number of groups of rows.
         numbers: integer arguments of the kernel.
-        sources: for each tensor of the kernel, the function that returns it.
+        sources: for each tensor of the kernel, the function that returns this tensor.
         told: a description of the launch.
     """
 
@@ -223,7 +223,7 @@ class InClusters:
         return self.kernel.function(self.tensors(over))
 
     def tensors(self, over: OverTime) -> list[Tensor]:
-        """Tensors of the kernel, in the order of its parameters."""
+        """Returns the tensors of the kernel, in the order of its parameters."""
         return [give(over) for give in self.sources]
 
 
@@ -234,7 +234,7 @@ class InPrograms:
     Attributes:
         groups: number of groups of rows.
         numbers: integer arguments of the kernel.
-        sources: for each tensor of the kernel, the function that returns it.
+        sources: for each tensor of the kernel, the function that returns this tensor.
     """
 
     loop: Loop
@@ -291,7 +291,7 @@ def one_launch_is_enabled() -> bool:
 
 
 def parts_of_float32() -> int:
-    """Returns the number of 16-bit parts of a float32 number in products, from PyTorch's precision setting."""
+    """Returns into how many 16-bit parts products split a float32 number, according to PyTorch's precision setting."""
     return _PARTS[float32_precision()]
 
 
@@ -346,7 +346,7 @@ def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> InPro
 
 
 def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles) -> InPrograms:
-    """Returns the loop in programs of one division. The kernel is generated but not compiled.
+    """Returns the loop for programs with these tiles. The kernel is generated but not compiled.
 
     Raises:
         NotOneLaunchError: programs cannot compute the loop.
@@ -396,7 +396,7 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
 def in_cluster(
     step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cluster: Cluster
 ) -> InClusters:
-    """Returns the loop with clusters of one division. The kernel is generated but not compiled.
+    """Returns the loop for clusters of this division. The kernel is generated but not compiled.
 
     Raises:
         NotOneLaunchError: clusters cannot compute the loop.
@@ -439,12 +439,12 @@ def _sources(
     exchanged: Mapping[Port, _Source],
     device: torch.device,
 ) -> Iterator[_Source]:
-    """Returns the sources of a kernel's tensors, in the kernel's order.
+    """Yields functions that return the tensors of a kernel, in the order of its parameters.
 
-    The source of a value at several steps gives only the first address of its memory.
+    For a value of several steps, the function returns a tensor at the first address that the kernel uses.
 
     Args:
-        exchanged: sources of the memory through which programs exchange values.
+        exchanged: functions that return the memory through which programs exchange values.
     """
     loop = loops.loop(over.staged, over.lasting)
     to_load, to_store = loops.memory(over.staged, over.lasting)
@@ -475,7 +475,7 @@ def _sources(
 
 
 def _beginning(over: OverTime, *, port: Port, written: bool, offset: int) -> Tensor:
-    """Returns the beginning of the part that a kernel reads: `offset` elements after the beginning of the value."""
+    """Returns a tensor at the first address that a kernel uses: `offset` elements after the beginning of the value."""
     memory = (over.writes if written else over.reads)[port].memory
     return memory.as_strided((1,), (1,), memory.storage_offset() + offset) if offset else memory
 
@@ -487,7 +487,7 @@ def _row(over: OverTime, *, port: Port, written: bool, t: int) -> Tensor:
 
 
 def _counts(step: RecurrentSpecialization, over: OverTime) -> Port | None:
-    """Returns the input with each row's remaining steps; `None` if rows do not end, or if columns end separately."""
+    """Returns the input that counts the remaining steps of rows; `None` unless all columns of a row end together."""
     port = step.ending
     if port is None:
         return None

@@ -1,4 +1,4 @@
-"""The values of a step at all times, and their places in memory."""
+"""The values of a step at all times, and their memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OverTime:
         from_zero: bool = False,
         arriving: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> OverTime:
-        """Creates an object, and computes the matrices from the lifted tensors."""
+        """Returns an object for these values. Computes the matrices from the lifted tensors."""
         fixed = tuple(tensor.detach() for tensor in lifted)
         matrices = tuple(staged.matrices.forward(*fixed)) if staged.num_matrices else ()
         return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero, tuple(arriving))
@@ -110,10 +110,10 @@ class Rows(NamedTuple):
         return self.memory.shape[0] >= self.first + self.num_steps
 
     def seen(self, view: View, known: Recent[Seen] | None = None) -> Rows:
-        """Returns the rows as seen through a view.
+        """Returns the rows of a view of this value.
 
         Args:
-            known: layouts of earlier calls, if the caller stores them.
+            known: dictionary that stores layouts for later calls; `None` to store no layout.
         """
         if not view.calls:
             return self
@@ -140,19 +140,19 @@ class Rows(NamedTuple):
         return self.memory[self.first : self.first + self.num_steps]
 
     def tensors(self) -> list[Tensor]:
-        """Tensors of the steps."""
+        """Returns the tensor of each step."""
         rows = list(self.memory.unbind(0))
         return [rows[(self.first + t) % len(rows)] for t in range(self.num_steps)]
 
     def addresses(self) -> list[int]:
-        """Addresses of the tensors of the steps."""
+        """Returns the address of each step's tensor."""
         count, start = self.memory.shape[0], self.memory.data_ptr()
         distance = self.memory.stride(0) * self.memory.element_size()
         return [start + (self.first + t) % count * distance for t in range(self.num_steps)]
 
 
 class Seen(NamedTuple):
-    """A view of a value whose memory has a given layout.
+    """The layout of a view of a value, for one layout of the value's memory.
 
     Attributes:
         view: the view. It is kept alive, because its id is part of a key.
@@ -166,7 +166,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, view: View, shape: Sequence[int], strides: Sequence[int]) -> Seen:
-        """Returns the view of memory with this layout."""
+        """Returns the layout of the view of memory with this shape and these strides."""
         try:
             like = view(torch.empty_strided(tuple(shape), tuple(strides), device="meta"))
         except RuntimeError:

@@ -1,8 +1,9 @@
 """Runs a step with matrix products over time, without autograd.
 
-Each pointwise stage is a kernel, and each other part is a product that a library computes. The parts run step after
-step, with no other op in between. The values of a step get their places in memory before the loop begins. In the loop,
-a launch therefore takes a list of addresses that were computed once, and a product is a call with three tensors.
+Each pointwise stage is a kernel, and each other part is a product that a library computes. If possible, one launch runs
+the whole loop. Otherwise, the parts run step after step, with no other op in between. The values of a step get their
+places in memory before the loop begins. In the loop, a launch therefore takes a list of addresses that are already
+computed, and a product is a call with three tensors.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class RecurrentSpecialization(CoreSpecialization):
     """A traced step with matrix products, and the kernels that exist for it.
 
     Args:
-        counts: numbers of the inputs that count down.
+        counts: indices of the inputs that count down.
     """
 
     trace: RecurrentTrace
@@ -102,13 +103,13 @@ class RecurrentSpecialization(CoreSpecialization):
 
     @cached_property
     def ending(self) -> Port | None:
-        """The input that counts down; `None` unless steps with 0 or less keep all states and output zeros."""
+        """The input that counts down; `None` unless steps in which it is 0 or less keep all states and output zeros."""
         if len(self._counts) != 1 or not staged_ends_early(self.trace.forward, self._counts):
             return None
         return Port(Role.INPUT, self._counts[0])
 
     def counted(self, arguments: Arguments) -> Arguments:
-        """Returns the arguments, with inputs that count down as sequences in memory."""
+        """Returns the arguments. Inputs that count down, and are expanded over time, are written as whole sequences."""
         inputs = list(arguments.inputs)
         for i in self._counts:
             if is_expanded(inputs[i]):
@@ -146,7 +147,7 @@ class RecurrentSpecialization(CoreSpecialization):
 
     @property
     def exact_values(self) -> frozenset[Port]:
-        """Values of the forward that contain only numbers that bfloat16 can represent."""
+        """Values of the forward whose elements bfloat16 can represent exactly."""
         if self._exact is None:
             self._exact = exact_values(self.trace.forward)
         return self._exact
@@ -200,9 +201,9 @@ class RecurrentSpecialization(CoreSpecialization):
         absent: frozenset[Port],
         unneeded: frozenset[Port],
     ) -> StagedStep | None:
-        """Returns one VJP for all steps, of which the last lacks gradients of some states; see `absent_at_first`.
+        """Returns one VJP for all steps, although the last step receives no gradients of some states.
 
-        The result is `None` if earlier steps lack gradients of other new states.
+        `absent_at_first` makes this VJP. The result is `None` if earlier steps receive no gradient of a state either.
 
         Args:
             unneeded: absent gradients whose values before the first step are not needed.
@@ -229,7 +230,7 @@ class RecurrentSpecialization(CoreSpecialization):
         return {port: self.trace.forward.values[port] for port in ports}
 
     def kept_ports(self, wanted: tuple[bool, ...]) -> frozenset[Port]:
-        """The ports in the result of `kept`."""
+        """Returns the ports in the result of `kept`."""
         found = self._kept.get(wanted)
         if found is None:
             found = self._kept[wanted] = frozenset(self.kept(wanted))
@@ -259,7 +260,7 @@ class RecurrentSpecialization(CoreSpecialization):
         return self._emit_graph(stage.graph, "stage", target=CUDA)
 
     def config(self, stage: Stage) -> LaunchConfig:
-        """The launch parameters of a stage."""
+        """Returns the launch settings of a stage."""
         size = math.prod(stage.shape)
         num_ops = sum(node.op == "call_function" for node in stage.graph.graph.nodes)
         cost = StepCost(num_ops, tuple(view.dtype.itemsize for view in stage.reads), ())
@@ -424,7 +425,7 @@ class StagedScan:
         if found is not None:
             return found
         dims = tuple(range(len(stage.shape)))
-        if self._staged.has_convolutions:  # their values have the memory format of the inputs
+        if self._staged.has_convolutions:  # values have the memory format of the inputs
             dims = memory_order(stage.shape, [(tuple(t.shape[1:]), t.stride()[1:]) for t in writes])
         order = StepOrder(dims)
         arguments = Arguments(tuple(reads), (), tuple(self._over.lifted))
@@ -559,7 +560,7 @@ class StagedScan:
     # -- sums over time ----------------------------------------------------------------------------------------
 
     def _is_exact(self, view: View) -> bool:
-        """True if bfloat16 can represent all numbers that the forward writes to the view's value."""
+        """True if bfloat16 can represent all elements that the forward writes to the value of a view."""
         port = view.source
         return (self._staged.saved[port.index] if port.role is Role.SAVED else port) in self._step.exact_values
 
@@ -571,7 +572,7 @@ class StagedScan:
         return compilations_of_sum(left, right, (self._is_exact(term.values[0]), self._is_exact(term.values[1])))
 
     def summed(self, term: Term) -> Tensor:
-        """Computes one part of the gradient of a lifted tensor."""
+        """Computes one term of the gradient of a lifted tensor."""
         values = [self._read(view).sequence for view in term.values]
         total = _sum(term, values, [self._is_exact(view) for view in term.values])
         for target, args, kwargs in term.calls:

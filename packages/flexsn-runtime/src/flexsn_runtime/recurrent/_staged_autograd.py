@@ -24,7 +24,7 @@ _WRITTEN = frozenset({Role.OPERAND, Role.PRODUCT})
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Disables autocast, because the graph already contains its conversions."""
+    """Returns a context without autocast, because the graph already contains the conversions of autocast."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
@@ -57,7 +57,7 @@ def _intermediates(
 def _order(step: RecurrentSpecialization, arguments: Arguments) -> tuple[int, ...] | None:
     """Returns the order of a step's dimensions in memory between stages and convolutions: the order of the inputs.
 
-    It is `None` for the usual order. Products with matrices always have this order.
+    The result is `None` for the usual order, which products with matrices always have.
     """
     if not step.trace.forward.has_convolutions:
         return None
@@ -73,7 +73,7 @@ def forward_staged(
     kept: frozenset[Port],
     needs_grad: Sequence[bool] | None = None,
 ) -> tuple[tuple[Tensor, ...], dict[Port, Tensor]]:
-    """Returns the results, and the memory of the kept values.
+    """Runs the forward. Returns the results, and the memory of the kept values.
 
     Args:
         needs_grad: for each of `[*inputs, *states, *lifted]`, True if the backward will compute its gradient; `None`
@@ -122,10 +122,10 @@ def forward_staged(
 def _states(
     step: RecurrentSpecialization, arguments: Arguments, lasting: frozenset[Port], order: Sequence[int] | None
 ) -> list[Tensor]:
-    """Allocates memory for each state at all times, or two alternating rows. Sets the first row.
+    """Allocates one row of memory for each state and step, or two rows that alternate. Sets the first row.
 
-    If a state takes the values of another state a few steps later, the two states share memory, and the rows of the
-    first state begin this number of rows earlier.
+    If a state repeats the values of another state a few steps later, both states share memory. The rows of the state
+    that repeats the values begin this number of rows earlier.
     """
     num_steps = arguments.num_steps
     shifts = step.trace.forward.shifts
@@ -165,7 +165,7 @@ def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Copies tensors in few launches, each to its own strides."""
+    """Copies tensors in few launches. Each copy has its own strides."""
     copies = [
         torch.empty_strided(t.shape, tuple(of_one), dtype=t.dtype, device=t.device)
         for t, of_one in zip(tensors, strides, strict=True)
@@ -189,10 +189,10 @@ def _compiling_backward(
     *,
     state_seqs: bool,
 ) -> AbstractContextManager[None]:
-    """Context of a forward that compiles the step's first backward.
+    """Returns a context for a forward, in which the step's first backward is compiled.
 
-    As for a pointwise step, this is the backward that most calls need. Only the layout of its memory matters, not the
-    contents.
+    As for a pointwise step, this is the backward that most calls need. Compilation depends on the layout of memory, but
+    not on its contents.
     """
     if needs_grad is None or step.backward_plans or not _compiles(step):
         return nullcontext()

@@ -20,14 +20,14 @@ _OPERAND_BYTES = 512  # per thread: half of its registers
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
-# Maximum bytes of the matrices that multiply float32 numbers in three parts, for neurons and for their gates. Measured
-# for a GRU of 512 neurons, whose matrices have 4.5 MiB, and for a LIF of 1024 neurons (benchmarks/results/clusters.md).
-# The matrices of two populations of 512 and 128 neurons have 2.2 MiB. These populations take 97 ms step by step, and 10
-# ms in one launch.
+# Maximum bytes of all matrices that are multiplied by float32 values in three parts, for a step with one matrix and for
+# a step with gates. A library multiplies by larger matrices. Measured for a GRU of 512 neurons, whose matrices have 4.5
+# MiB, and for a LIF of 1024 neurons (benchmarks/results/clusters.md). The matrices of two populations of 512 and 128
+# neurons have 2.2 MiB. These populations take 97 ms step by step, and 10 ms in one launch.
 _MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 4 << 20
 # Limits for float32 steps that read more than `_FEW_SHIFTED` values of earlier steps, or that store such values in
-# memory. For an H100, the compiler spills an operand in parts, unless the operand is multiplied in pieces. If the
-# values of earlier steps are in memory, more warps spill less.
+# memory. On an H100, an operand in parts does not fit into registers, unless it is multiplied in chunks. If the values
+# of earlier steps are in memory, fewer registers are spilled with more warps.
 _FEW_SHIFTED = 8
 _SHIFTED_CHUNK = 128
 _RING_CHUNK = 64
@@ -115,7 +115,7 @@ def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A piece of a product: terms of a sum, columns, and bytes per number of the matrix and of the operand."""
+    """A piece of a product: terms of a sum, columns, and bytes per element of the matrix and of the operand."""
 
     terms: int
     columns: int
@@ -151,7 +151,7 @@ def _weights(loop: Loop, from_zero: bool) -> tuple[_Weight, ...]:
 
 
 def _has_large_parts(loop: Loop, from_zero: bool) -> bool:
-    """True if matrices for numbers in parts are so large that exchanging values does not pay off."""
+    """True if the matrices that multiply values in parts are so large that exchanging values does not pay off."""
     weights = [weight for weight in _weights(loop, from_zero) if weight.operand > 2]
     gates = len(weights) > 1 or any(weight.terms > loop.width for weight in weights)
     size = sum(weight.terms * weight.columns * weight.matrix for weight in weights)
@@ -167,7 +167,7 @@ def _best(
     processors: int,
     shared: int,
 ) -> Tiles | None:
-    """Returns the tiles with the fewest rounds. Among these tiles, prefers small tiles, which are faster.
+    """Returns the tiles with the fewest rounds. Among several such tiles, returns the smallest, which are faster.
 
     Args:
         gathered: for values that programs exchange for reductions, the number of columns, and the bytes of a column.
@@ -180,7 +180,7 @@ def _best(
         chunk = 64  # each piece has six sums
     in_parts = any(weight.operand > 2 for weight in weights)
     num_warps = 8 if float32 and largest > 256 and (in_parts or largest <= 512) else 4
-    # Operands that are read whole can be loaded earliest. For operands in parts, the registers hold no more rows.
+    # The first choice loads whole operands ahead. Large float32 operands leave registers for the fewest rows only.
     heights = _ROWS if not float32 or largest <= 256 else _ROWS[:1]
     whole = -(-largest // chunk)
     choices = [(whole, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])]

@@ -20,9 +20,9 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
     """Returns the sum over time of `left @ right`, for `[T, rows, inner]` and `[T, inner, columns]`.
 
     Args:
-        exact: for each factor, True if bfloat16 can represent its numbers, except perhaps the numbers of an initial
-            state. If the other factor is float32, it is multiplied in three parts, which is as exact as a product in
-            float32.
+        exact: for each factor, True if bfloat16 can represent its elements, except perhaps the elements of an initial
+            state. If the other factor is float32, this factor is multiplied in three parts, which is as exact as a
+            product in float32.
     """
     steps, rows, inner = left.shape
     columns = right.shape[2]
@@ -49,9 +49,10 @@ def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Ten
     return (down, across) if exact[1] else (across, down)
 
 
-# Minimum number of multiplications per number of a factor for which products in parts pay off. With fewer
-# multiplications, dividing the numbers into parts takes longer than multiplying them. On an H100, a million rows of 64
-# and 64 numbers take 629 us in parts and 237 us in float32; 64,000 rows of 256 and 256 numbers take 155 us and 160 us.
+# Minimum number of multiplications per element of a factor for which products in parts pay off. With fewer
+# multiplications, splitting the elements into parts takes longer than multiplying them. On an H100, a million rows of
+# 64 and 64 elements take 629 us in parts and 237 us in float32; 64,000 rows of 256 and 256 elements take 155 us and 160
+# us.
 _FEWEST_OF_A_NUMBER = 128
 
 

@@ -1,4 +1,4 @@
-"""The forward of an affine step in segments: computes maps, then states before segments, then segments in parallel."""
+"""The forward of an affine step in segments. Its three kernels compute maps, states before segments, and segments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SegmentedAffine(InSegments[ForwardSpec]):
     """Runs the forward of an affine step in segments instead of its serial kernel. Results are equal up to rounding.
 
     Args:
-        scan: the scan.
+        scan: the scan to run in segments.
         core: core of the scan's kernel.
         linear: the linear part of the step; `None` if no state depends on states.
         segments: number of segments, at least 2.

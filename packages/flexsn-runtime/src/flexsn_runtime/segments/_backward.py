@@ -1,4 +1,4 @@
-"""The backward of a scan in segments: computes maps, then the cotangent at each segment's end, then gradients."""
+"""The backward of a scan in segments. Its three kernels compute maps, cotangents at segment ends, and gradients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class SegmentedBackward(InSegments[BackwardSpec]):
     """Runs a backward scan in segments instead of its serial kernel.
 
     Args:
-        scan: the scan.
-        vjp: VJP in the scan's kernel.
+        scan: the scan to run in segments.
+        vjp: the VJP that the serial kernel computes.
         columns: VJP with respect to states only.
         segments: number of segments, at least 2.
     """

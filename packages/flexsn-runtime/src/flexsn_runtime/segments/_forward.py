@@ -1,4 +1,4 @@
-"""The forward of a scan in segments: guesses segments in parallel, then repairs wrong guesses."""
+"""The forward of a scan in segments. One kernel guesses all segments in parallel, and another repairs wrong guesses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GuessedForward(InSegments[ForwardSpec]):
     """Runs a forward scan in segments instead of its serial kernel. Results are bitwise equal.
 
     Args:
-        scan: the scan.
+        scan: the scan to run in segments.
         core: core of the scan's kernel.
     """
 
@@ -31,7 +31,7 @@ class GuessedForward(InSegments[ForwardSpec]):
         super().__init__(scan)
         spec, key, name = scan.spec, (core.name,), f"{scan.step.name}_forward"
         self._dtypes = [kept_dtype(dtype) for dtype in scan.step.state_dtypes]
-        # Kernels, each with True if it processes segments in parallel.
+        # Pairs of a kernel, and True if this kernel processes segments in parallel.
         self._sources: list[tuple[CompiledKernel, bool]] = [
             (scan.kernel("guess", key, lambda: speculation_source(f"{name}_guess", core, spec)), True),
             (scan.kernel("repair", key, lambda: repair_source(f"{name}_repair", core, spec)), False),
@@ -57,11 +57,11 @@ class GuessedForward(InSegments[ForwardSpec]):
 
 
 class SegmentedForward(GuessedForward):
-    """Segments with a warm-up that is learned from call to call.
+    """A forward in segments whose warm-up is learned from call to call.
 
     Args:
         scan, core: same as for `GuessedForward`.
-        speculation: speculation of the step.
+        speculation: the `Speculation` that learns the warm-up of the step.
     """
 
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource, speculation: Speculation) -> None:
@@ -75,7 +75,7 @@ class SegmentedForward(GuessedForward):
         return self.scan.launch.is_compiled if self._segments() < 2 else super().is_compiled
 
     def entry(self) -> Entry | None:
-        return self.scan.launch.entry() if self._segments() < 2 else super().entry()  # serial scans stay serial
+        return self.scan.launch.entry() if self._segments() < 2 else super().entry()  # a serial scan remains serial
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         if self._segments() < 2:
@@ -108,7 +108,7 @@ class SegmentedForward(GuessedForward):
 
 
 class ForwardAhead(GuessedForward):
-    """Segments in a program that is compiled ahead of time, and cannot learn a warm-up.
+    """A forward in segments in a program that is compiled ahead of time, and therefore cannot learn a warm-up.
 
     Args:
         scan, core: same as for `GuessedForward`. Sizes may be symbols.

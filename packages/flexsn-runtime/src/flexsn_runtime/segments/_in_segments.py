@@ -19,13 +19,13 @@ _WIDE = (torch.float32, torch.float64)
 def in_segments(scan: SerialScan[ForwardSpec], core: CoreSource, choice: Choice | AheadChoice) -> Launch:
     """Returns the launch of a forward scan in segments, or the launch of its serial kernel.
 
-    Exact steps guess their segments. With fast math, guesses cannot be compared, because different kernels compute the
-    same step with different bits. However, fast math allows any order of a sum, so affine steps combine their segments.
-    In compiled graphs, a mask marks the ends of sequences. All guesses for segments after these ends would be wrong.
-    Such a scan is therefore serial.
+    Without fast math, kernels guess the segments. With fast math, guesses cannot be compared, because different kernels
+    compute the same step with different bits. However, fast math allows any order of a sum, so the segments of an
+    affine step are combined. In compiled graphs, a mask may mark the ends of sequences. Such a scan is serial, because
+    all guesses for segments after these ends would be wrong.
 
     Args:
-        scan: the scan.
+        scan: the scan to run in segments.
         core: core of the scan's kernel.
     """
     step = scan.step

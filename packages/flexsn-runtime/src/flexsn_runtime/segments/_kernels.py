@@ -1,4 +1,4 @@
-"""Kernels of segments: launches with additional scratch memory."""
+"""The kernels of scans in segments, whose launches receive additional scratch memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 _Spec = TypeVar("_Spec", bound=ForwardSpec | BackwardSpec)
 
-# Number of first calls on short sequences that run in segments. If Python launches the kernels, later calls are serial.
+# Number of calls on short sequences that run in segments. Later calls are serial, unless a CUDA graph records them.
 _FIRST = 8
 
 # Maps dtypes of values to the wider dtypes in which registers hold these values.
@@ -81,7 +81,7 @@ class SegmentKernel:
         self._takes = [(port, places.get(port)) for port in kernel.params]
 
     def __call__(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
-        """Launches the kernel on the scan's tensors. `scratch` adds tensors, and replaces some of the scan's."""
+        """Launches the kernel on the scan's tensors and on `scratch`, which may replace some of these tensors."""
         self._launch(self._arguments(tensors, scratch))
 
     def compile(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
@@ -112,7 +112,7 @@ class InSegments(Generic[_Spec]):
     """Runs a scan as several kernels instead of its serial kernel.
 
     Args:
-        scan: the scan.
+        scan: the scan to run in segments.
     """
 
     def __init__(self, scan: SerialScan[_Spec]) -> None:
@@ -130,7 +130,7 @@ class InSegments(Generic[_Spec]):
         return self.scan.launch.allocator(shape, strides, dtype=dtype, device=device)
 
     def entry(self) -> Entry | None:
-        """The entry of the serial kernel if calls use it. Segments have no entry, since they are several kernels."""
+        """Returns the entry of the serial kernel if calls run it; otherwise `None`."""
         return None if self._is_long or self._first else self.scan.launch.entry()
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
@@ -148,9 +148,9 @@ class InSegments(Generic[_Spec]):
         self._finish(tensors, scratch)
 
     def _pays(self) -> bool:
-        """True if several launches pay off in this call: the sequence is long, or a CUDA graph records them.
+        """True if several launches pay off in this call: the sequence is long, or a CUDA graph records the launches.
 
-        It is also True for the first calls, which compile the kernels that a recording needs, and learn the warm-up.
+        Also True for the first calls, which compile the kernels that a CUDA graph needs, and learn the warm-up.
         """
         if self._is_long:
             return True
@@ -164,7 +164,7 @@ class InSegments(Generic[_Spec]):
         raise NotImplementedError
 
     def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        """Allocates the memory through which kernels pass values. With `empty`, it has no elements."""
+        """Allocates the memory through which kernels pass values. With `empty`, this memory has no elements."""
         raise NotImplementedError
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Learns the length of the warm-up before a segment from the results of checking guesses."""
+"""Learns how long the warm-up before a segment must be, from the number of wrong guesses in earlier calls."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from flexsn_runtime.plans._segments import SegmentRule
 from flexsn_runtime.plans._warm_ups import NEVER, Key, load_warm_up, save_warm_up
 
-# The counts of the first `_READ_FIRST` calls are read, and then the counts of every `_READ_EVERY`-th call.
+# The counts of repairs are read in the first `_READ_FIRST` calls, and then in every `_READ_EVERY`-th call.
 _READ_FIRST, _READ_EVERY = 8, 64
 
 
 class Repairs(NamedTuple):
-    """The amount of work that one call had to compute again.
+    """The amount of work that was computed again in one call, because guesses were wrong.
 
     Attributes:
         segments: number of segments that were processed in parallel.
         warm_up: warm-up steps before each segment.
-        elements: elements times segments that were computed again.
-        total: elements times segments.
+        elements: number of elements that were computed again, added up over all segments.
+        total: number of elements of a step, times the number of segments.
     """
 
     segments: int
@@ -33,10 +33,10 @@ class Repairs(NamedTuple):
 class Speculation:
     """The warm-up of a step's forward, in steps. It doubles after each call with repairs, up to the longest warm-up.
 
-    With the longest warm-up, calls may have a few repairs. With many repairs, the forward becomes serial.
+    If a call with the longest warm-up has many repairs, the forward becomes serial. A few repairs are accepted.
 
-    Counts are read without waiting: some calls later, when the device has written them. Results do not depend on this
-    delay.
+    The counts of repairs are read without waiting: in a later call, after the device has written them. The results of a
+    scan do not depend on this delay.
 
     Args:
         rule: rule with the first and the longest warm-up.
@@ -74,11 +74,11 @@ class Speculation:
         return self._rule.count(ncl, num_steps, self._warm_up) if self.meets else 1
 
     def observe(self, repairs: Tensor, segments: int, ncl: int, block: int) -> None:
-        """Notes a call.
+        """Stores the repairs of a call, which a later call may read.
 
         Args:
-            repairs: counts from the kernel: for each program, the number of elements times segments that were computed
-                again.
+            repairs: for each program of the kernel, the number of elements that were computed again, added up over all
+                segments.
             segments: same as in `Repairs`.
             ncl: elements of a step.
             block: elements of a program.
