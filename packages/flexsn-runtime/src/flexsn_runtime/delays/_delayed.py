@@ -20,7 +20,7 @@ Taps = Callable[[Tensor], Tensor]
 
 
 def why_no_delay_kernel(x: Tensor) -> str | None:
-    """The reason why no kernel can delay the sequence `x`, `[T, *step]`; `None` if a kernel can."""
+    """Returns the reason why no kernel can delay the sequence `x`, `[T, *step]`; `None` if a kernel can."""
     if type(x) not in (Tensor, torch.nn.Parameter):
         return f"it is a {type(x).__name__}"
     if torch.compiler.is_compiling() or transform_at_work() is not None:
@@ -136,14 +136,14 @@ def _summed(total: Tensor, size: int, inner: int) -> Tensor:
 
 
 def _is_seen(grad: Tensor) -> bool:
-    """True if a mode or a transform sees the operations of a backward."""
+    """True if a backward must run as PyTorch's operations, because a mode or a transform processes them."""
     return torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad)
 
 
 def _gradients(
     function: Callable[..., Tensor], tensors: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients with respect to these tensors; `None` for each gradient that is not needed."""
+    """Returns the gradients with respect to these tensors; `None` for each gradient that is not needed."""
     again = torch.is_grad_enabled()
     first, *others = tensors
     if first is None:  # no other gradient depends on its value, since the function is linear in it
@@ -157,7 +157,7 @@ def _gradients(
 
 
 def _each(delays: Tensor, step: Sequence[int], inner: int) -> Tensor:
-    """For each element of a step, the value of its delay: `[..., size] -> [..., *step]`."""
+    """Returns, for each element of a step, the value of its delay: `[..., size] -> [..., *step]`."""
     wide = delays.repeat_interleave(inner, -1)
     copies = math.prod(step) // wide.shape[-1]
     return wide.repeat(*[1] * (wide.dim() - 1), copies).view(*wide.shape[:-1], *step)

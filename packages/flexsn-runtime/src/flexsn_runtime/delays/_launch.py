@@ -132,7 +132,7 @@ def _warps() -> int:
 
 @functools.cache
 def _kernels() -> Any:
-    """The module of kernels. Importing it imports Triton."""
+    """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _delays
 
     return _delays

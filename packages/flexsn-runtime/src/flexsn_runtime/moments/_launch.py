@@ -13,10 +13,10 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 
 
 class MomentTiles(NamedTuple):
-    """Tiles of numbers that programs read.
+    """The tiles of a tensor that programs read.
 
     Attributes:
-        size: numbers in a tile. A thread has 8 of them, which are 16 bytes in half precision.
+        size: number of elements in a tile. A thread reads 8 of them, which are 16 bytes in half precision.
         num_warps: warps of a program.
         programs: number of programs per multiprocessor. A multiprocessor runs all of them at the same time.
     """
@@ -26,8 +26,8 @@ class MomentTiles(NamedTuple):
     programs: int
 
 
-# Times are in units of half of a copy's time. On an H100, 100 million contiguous bfloat16 numbers take 1.60 units with
-# the large tiles and 1.83 units with the small tiles. 6 million numbers take 2.78 units with the large tiles and 2.60
+# Times are in units of half of a copy's time. On an H100, 100 million contiguous bfloat16 elements take 1.60 units with
+# the large tiles and 1.83 units with the small tiles. 6 million elements take 2.78 units with the large tiles and 2.60
 # units with the small tiles.
 _TILES = MomentTiles(1024, 4, 4)
 _LARGE, _TILES_OF_LARGE = 2**23, MomentTiles(2048, 8, 2)
@@ -57,7 +57,7 @@ class Running(NamedTuple):
 
 
 def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
-    """Returns mean and variance `[C]` of `x [N, C, ...]`. Each channel has at least two numbers."""
+    """Returns mean and variance `[C]` of `x [N, C, ...]`. Each channel has at least two elements."""
     channels = x.shape[1]
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     count = x.numel() // channels
@@ -145,7 +145,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def _kernels() -> Any:
-    """The module of kernels. Importing it imports Triton."""
+    """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _moments
 
     return _moments

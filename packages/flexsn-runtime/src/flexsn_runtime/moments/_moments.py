@@ -43,7 +43,7 @@ def batch_moments(
     Returns:
         Mean and variance `[C]`, in float32, or in float64 for float64. The variance is the mean square deviation. If no
             kernel can run, returns `None` and changes nothing; examples are wrapped tensors, and tensors with fewer
-            than two numbers per channel.
+            than two elements per channel.
     """
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None
@@ -60,9 +60,10 @@ def batch_moments(
 
 @functools.lru_cache(maxsize=64)
 def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
-    """The function that computes moments of `x` from `[x, mean, var]`, followed by a counter if `tracks` is True.
+    """Returns the function that computes the moments of `x`. It takes `[x]`; with a momentum, `[x, mean, var]`.
 
-    With a momentum, the function also updates the running moments.
+    With a momentum, the function also updates the running moments `mean` and `var`. If `tracks` is True, it takes a
+    counter after them, and increments this counter.
     """
 
     def run(tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
@@ -81,7 +82,7 @@ def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
 
 @torch.library.custom_op("flexsn::batch_moments", mutates_args=())
 def batch_moments_op(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes mean and variance of `x [N, C, ...]`, like `batch_moments`. Differentiable twice."""
+    """Computes mean and variance of `x [N, C, ...]`, like `batch_moments`. The results are differentiable twice."""
     found = batch_moments(x.detach())
     return _by_torch(x) if found is None else found
 

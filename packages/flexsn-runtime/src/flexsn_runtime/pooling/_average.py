@@ -21,7 +21,7 @@ def average_pool(x: Tensor, window: Window, divisor: int | None = None, *, pads:
             reports; in compiled graphs, for which compilers generate a kernel; and inside of transforms of
             `torch.func`.
         window: the window, without dilation.
-        divisor: divisor of each sum; `None` for the number of positions of its window.
+        divisor: divisor of each sum; `None` to divide by the number of positions in the window of the sum.
         pads: True if positions in the padding count.
     """
     if (

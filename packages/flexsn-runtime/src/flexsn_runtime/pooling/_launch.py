@@ -14,8 +14,8 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last, memory_format
 
 _NUM_WARPS = 4
-# Numbers per program. For channels-last tensors, each thread has 8 numbers, which are 16 bytes in half precision. For
-# other tensors, each thread has 2 numbers, so that neighbouring threads read neighbouring numbers for any stride.
+# Elements per program. For channels-last tensors, each thread has 8 elements, which are 16 bytes in half precision. For
+# other tensors, each thread has 2 elements, so that neighbouring threads read neighbouring elements for any stride.
 _TILES = {True: 1024, False: 512}
 _INTERPRETED_TILE = 2048
 _MOST_COLUMNS = {True: 64, False: 128}
@@ -49,7 +49,7 @@ def average(x: Tensor, window: Window, divisor: int, *, pads: bool) -> Tensor:
     """Computes averages of `x [N, C, H, W]`.
 
     Args:
-        divisor: divisor of each sum; 0 to divide by the number of positions of its window.
+        divisor: divisor of each sum; 0 to divide by the number of positions in the window of the sum.
         pads: True if positions in the padding count.
     """
     x, last = _dense(x)
@@ -110,12 +110,12 @@ def _parts(number: int, size: int) -> int:
 
 
 def _divisor(window: Window, divisor: int, *, pads: bool) -> int:
-    """The common divisor of all windows; 0 if their divisors may differ."""
+    """Returns the common divisor of all windows; 0 if their divisors may differ."""
     return window.positions if not divisor and pads and not window.ceil else divisor
 
 
 def _numbers(shape: _Shape, out: _Shape, last: bool) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Arguments of kernels: the sizes of images and result, and the units of the innermost sizes."""
+    """Returns arguments of kernels: the sizes of images and result, and the units of the innermost sizes."""
     samples, channels, height, width = shape
     if last:
         unit = _unit(channels)
@@ -129,13 +129,13 @@ def _unit(number: int) -> int:
 
 
 def _matrix(shape: _Shape, last: bool) -> tuple[int, int]:
-    """Rows and columns that all programs process together."""
+    """Returns the numbers of rows and columns that all programs process together."""
     samples, channels, height, width = shape
     return (samples * height * width, channels) if last else (samples * channels * height, width)
 
 
 def _tiles(rows: int, columns: int, last: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Rows and columns that a program processes, and the grid."""
+    """Returns the numbers of rows and columns that a program processes, and the grid."""
     tile = _INTERPRETED_TILE if triton_interpreted() else _TILES[last]
     width = min(1 << (columns - 1).bit_length(), _MOST_COLUMNS[last])
     height = max(tile // width, 1)
@@ -144,7 +144,7 @@ def _tiles(rows: int, columns: int, last: bool) -> tuple[tuple[int, int], tuple[
 
 @functools.cache
 def _kernels() -> Any:
-    """The module of kernels. Importing it imports Triton."""
+    """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _pooling
 
     return _pooling

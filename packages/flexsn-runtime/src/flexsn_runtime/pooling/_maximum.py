@@ -17,7 +17,7 @@ from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last
 def max_pool(x: Tensor, window: Window) -> Tensor:
     """Like `torch.nn.functional.max_pool2d`: equal values, gradients, memory formats, and choice among equal maxima.
 
-    For the backward, it saves 2, 4 or 8 bits for each number of the result. It does not save the input.
+    For the backward, it saves 2, 4 or 8 bits for each element of the result. It does not save the input.
 
     Args:
         x: `[N, C, H, W]`. PyTorch's function runs instead if no kernel can run, as `why_no_kernel` reports, and inside

@@ -42,14 +42,14 @@ class Window(NamedTuple):
         return 2 if self.positions <= 4 else 4 if self.positions <= 16 else 8
 
     def out_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the result."""
+        """Returns the height and width of the result."""
         across = zip((height, width), *self[:4], strict=True)
         down, aside = (_windows(*numbers, self.ceil) for numbers in across)
         return down, aside
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Integer arguments of kernels: both numbers of each attribute."""
+        """Integer arguments of kernels: height and width of each attribute."""
         return tuple(number for pair in self[:4] for number in pair)
 
 
@@ -61,7 +61,7 @@ def _windows(length: int, size: int, stride: int, padding: int, dilation: int, c
 
 
 def why_no_kernel(x: Tensor, window: Window) -> str | None:
-    """The reason why PyTorch has to pool `x [N, C, H, W]`; `None` if a kernel can."""
+    """Returns the reason why PyTorch has to pool `x [N, C, H, W]`; `None` if a kernel can."""
     if x.dtype not in _DTYPES:
         return f"its input is {x.dtype}"
     why = why_unavailable(x.device)
@@ -102,6 +102,6 @@ def codes_shape(shape: tuple[int, int, int, int], last: bool, bits: int) -> tupl
 
 
 def matrix(shape: tuple[int, int, int, int], last: bool) -> tuple[int, int]:
-    """Rows and columns of a tensor `[N, C, H, W]` in its memory."""
+    """Returns the numbers of rows and columns of a tensor `[N, C, H, W]` in its memory."""
     samples, channels, height, width = shape
     return (samples * height * width, channels) if last else (samples * channels, height * width)

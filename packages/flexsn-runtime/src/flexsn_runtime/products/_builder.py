@@ -21,14 +21,14 @@ class PlanBuilder:
         self._behind = 0
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> int:
-        """Makes each call allocate a tensor, which is dense unless `strides` are given. Returns its place."""
+        """Adds an allocation of a tensor, which is dense without `strides`. Returns the place of this tensor."""
         if strides is None:
             strides = torch.empty(shape, device="meta").stride()
         self._allocations.append(Allocation(tuple(shape), tuple(strides), dtype))
         return self._given + len(self._allocations) - 1
 
     def reserve(self) -> int:
-        """Returns a place for a result that a step will store."""
+        """Returns a place for a result that a later step stores."""
         self._allocations.append(None)
         return self._given + len(self._allocations) - 1
 

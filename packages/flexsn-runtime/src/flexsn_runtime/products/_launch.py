@@ -24,10 +24,10 @@ def split(x: Tensor, parts: int) -> Tensor:
 def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """Converts `s [M, K]` float32 to bfloat16 `[M, padded K]`. Also returns a record, which marks inexact rows.
 
-    The record is not 0 for rows with a number that bfloat16 cannot represent.
+    The record is not 0 for rows with an element that bfloat16 cannot represent.
 
     Args:
-        scale: the result is `s / scale`. Each number of `s` has to be an integer times `scale`, rounded.
+        scale: the result is `s / scale`. Each element of `s` has to be an integer times `scale`, rounded.
     """
     s = _dense_rows(s)
     M, K = s.shape

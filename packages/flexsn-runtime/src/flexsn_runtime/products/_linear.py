@@ -27,11 +27,11 @@ def spike_linear(
 ) -> tuple[Tensor, Tensor | None]:
     """Computes `torch.nn.functional.linear` of float32 tensors, fast if `s` consists of spikes or small integers.
 
-    Each number of `s` becomes one bfloat16. Each number of `weight` becomes `weight_parts` bfloat16 numbers, and each
-    number of the output's gradient becomes `grad_parts` of them. Three hold a float32, two hold 16 bits, and one holds
-    8 bits. The kernel checks `s`. Rows with a number that bfloat16 cannot represent are computed again in float32, and
-    so is the gradient of the weight. Torch's product runs if kernels cannot run, and inside of transforms of
-    `torch.func`. Infinite numbers may lead to NaN.
+    Each element of `s` is converted to one bfloat16 value. Each element of `weight` is split into `weight_parts`
+    bfloat16 values, and each element of the output's gradient into `grad_parts` bfloat16 values. Three values represent
+    a float32, two represent its first 16 bits, and one its first 8 bits. The kernel checks `s`. If bfloat16 cannot
+    represent an element, its row is computed again in float32, and so is the gradient of the weight. Torch's product
+    runs if kernels cannot run, and inside of transforms of `torch.func`. Infinite numbers may lead to NaN.
 
     Args:
         s: `[..., K]` float32.
@@ -63,9 +63,9 @@ class Linked(NamedTuple):
     Attributes:
         y: `[..., N]` float32.
         record: same as for `spike_linear`; `None` if no values had to be checked.
-        links: tensors whose gradients, if any, count as gradients of `y`; `None` without links. Bfloat16 tensors shaped
-            like `y` receive the parts of its gradient. If there is a bias, a float32 tensor receives the sum of this
-            gradient over the first dimension.
+        links: tensors through which the next layer can pass the gradient of `y` in another form; `None` without links.
+            Bfloat16 tensors shaped like `y` receive the parts of this gradient. If there is a bias, a float32 tensor
+            receives the sum of this gradient over the first dimension.
     """
 
     y: Tensor
@@ -74,7 +74,7 @@ class Linked(NamedTuple):
 
 
 class Links(NamedTuple):
-    """Links of `Linked`. The values of these tensors are meaningless."""
+    """The links of a product; see `Linked`. Only the gradients of these tensors have a meaning."""
 
     parts: tuple[Tensor, ...]
     total: Tensor | None
@@ -94,8 +94,8 @@ def linked_linear(
 
     Args:
         s: `[..., K]` float32.
-        written: the numbers of `s` in bfloat16, dense in memory, if bfloat16 can represent all of them; `None` to let
-            the product convert them.
+        written: the elements of `s` in bfloat16, dense in memory, if bfloat16 can represent all of them; `None` to let
+            the product convert `s`.
         parts: numbers of parts of the weight and of gradients.
         links: True to create links for the layer that reads `y`, if kernels can receive gradients through them.
         scale: scale of the spikes: `s / scale` are integers up to rounding.
@@ -227,7 +227,7 @@ def gradients(
 
 
 def come_alone(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
-    """True unless the whole gradient and parts arrive together, or only some of the parts arrive."""
+    """True if the gradient arrives only as a whole, or only as all of its parts."""
     return len({part is None for part in parts}) == 1 and (whole is None or parts[0] is None)
 
 
@@ -267,7 +267,7 @@ def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
     """Computes `grads^T s`, `[N, K]` float32, for `[M, N]` and `[M, K]`, without autograd.
 
     Args:
-        s: numbers that bfloat16 can represent. With any other number, the whole product is computed again in float32,
+        s: values that bfloat16 can represent. With any other value, the whole product is computed again in float32,
             which is slow.
     """
     plan, given = _over_rows(grads, s)

@@ -10,10 +10,10 @@ import torch
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.backend import why_unavailable
 
-# Any GPU computes a product of this size in a fraction of a millisecond.
+# Size of the product that is measured. Any GPU computes it in a fraction of a millisecond.
 _ROWS, _FEATURES = 8192, 1024
-# Compute capabilities of GPUs on which bfloat16 is at least eight times as fast as float32. Calls that cannot measure
-# use this set.
+# Compute capabilities of GPUs on which bfloat16 is at least eight times as fast as float32, so that nothing is
+# measured.
 _FAST = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 _FEWEST = 1 << 27
 
@@ -24,7 +24,7 @@ def fewest_multiplications() -> int:
 
 
 def why_slow_product(device: torch.device) -> str | None:
-    """The reason why products in parts are not faster than float32 on a GPU, measured once; otherwise `None`."""
+    """Returns the reason why products in parts do not pay off on a GPU, measured once; `None` if they pay off."""
     return None if triton_interpreted() else _why_slow(device)
 
 

@@ -27,9 +27,9 @@ from flexsn_runtime.products._linear import (
 )
 from flexsn_runtime.products._plans import OPERANDS, SAVED, Forward, backward_plan
 
-# The number of calls between polls for the compiled launcher. Each poll reads the environment.
+# Number of calls between two checks for the compiled launcher. Each check reads environment variables.
 _ASKED_EVERY = 64
-# The largest number of layouts of a layer that alternate.
+# Maximum number of layouts for which the calls of a layer are stored.
 _MOST = 8
 
 
@@ -56,7 +56,7 @@ class RepeatedProducts:
         self._count = 0
 
     def __reduce__(self) -> tuple[type[RepeatedProducts], tuple[()]]:
-        return RepeatedProducts, ()  # copies and pickles have no known calls
+        return RepeatedProducts, ()  # copies and pickles have no stored calls
 
     def run(
         self,
@@ -94,7 +94,7 @@ class RepeatedProducts:
         parts, links, scale = asked
         needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in given]
         count = links_of(s, weight, parts, links)
-        with untraced():  # hides this from all modes
+        with untraced():  # hides this work from all dispatch modes
             sums = count > 0 and needs[3]
             forward = plan_of(given, parts[0], links=count, sums=sums, scale=scale)
             saved: list[int | None] = [None] * SAVED
@@ -131,7 +131,7 @@ def _linked(known: _Known, found: list[Tensor]) -> Linked:
 
 
 class _Owner:
-    """Continues in Python where the compiled launcher cannot continue, and registers the call for the next time.
+    """Computes gradients if the compiled launcher cannot, and registers the backward for the launcher's later calls.
 
     Args:
         parts, scale: same as for `linked_linear`.

@@ -14,7 +14,7 @@ Work = Literal["outputs", "weights", "inputs"]
 _SMALL = 32  # for the interpreter
 # Number of rows that share one entry of the record.
 CHECKED_ROWS = 16
-# A compiler treats sizes of 0 and 1 differently from others, so records are longer than necessary.
+# Additional entries of the record. A compiler treats sizes of 0 and 1 differently from other sizes.
 _PADDING = 2
 _MULTIPROCESSORS = 8  # assumed for a CPU, so that tests use several shares
 
@@ -24,7 +24,7 @@ class Tile(NamedTuple):
 
     Attributes:
         rows, columns: rows and columns of the result.
-        chunk: number of terms that are added before the sum is added to others in float32.
+        chunk: number of terms that are added before their sum is added to other sums in float32.
         num_warps, stages: settings of Triton.
         leaves: True to add chunks in float32; False to let the tensor core add all terms.
         shares: number of programs that share a sum over rows; 0 to let the device decide.
@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 
 
 def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device: torch.device) -> Tile:
-    """Returns the fastest measured tile for a result of `rows` and `columns`, whose numbers are sums of `terms`.
+    """Returns the fastest measured tile for a result of `rows` and `columns`, whose elements are sums of `terms`.
 
     Args:
         parts: number of parts of the operand that has more parts.
