@@ -24,7 +24,7 @@ def why_no_delay_kernel(x: Tensor) -> str | None:
     if type(x) not in (Tensor, torch.nn.Parameter):
         return f"it is a {type(x).__name__}"
     if torch.compiler.is_compiling() or transform_at_work() is not None:
-        return "a compiler or a transform sees its operations"
+        return "a compiler or a transform traces its operations"
     if x.dtype not in _DTYPES:
         return f"it is {x.dtype}"
     if x.numel() == 0:

@@ -114,7 +114,7 @@ class BackwardScan:
             segments = None
         if self._presence.flags:
             vjp, source = step.flagged(self._presence, (residuals, present, self._needs_grad))
-            assert source is not None, "it has as many gradients as without flags"
+            assert source is not None, "flags do not change the number of gradients"
 
         # The kernel computes the states again, so it reads the values that the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}

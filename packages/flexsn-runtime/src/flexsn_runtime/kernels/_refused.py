@@ -46,8 +46,8 @@ def several_at_once() -> TransformError:
     """Returns the error for a backward that receives batched gradients."""
     return TransformError(
         "the backward of a compiled scan takes one gradient at a time, but received a batch of gradients "
-        "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Compute them one by one, with "
-        "vectorize=False, or use backend='torch'."
+        "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Compute the gradients one by "
+        "one, with vectorize=False, or use backend='torch'."
     )
 
 

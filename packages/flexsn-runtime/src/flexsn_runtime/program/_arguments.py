@@ -111,7 +111,7 @@ def prepare(
         raise _count_error(program, flat_args, len(captured))
     if instead is not None:
         exchanged = step.captured(instead)
-        assert exchanged is not None, "they have just been read"
+        assert exchanged is not None, "the captured tensors have just been read"
         captured = exchanged
     if lifted:
         check_lifted(step, lifted)

@@ -95,7 +95,7 @@ def completed_scan(
 def _places(step: CoreSpecialization, instead: Mapping[int, Tensor]) -> list[int]:
     """Returns the position of each tensor of `instead` among the tensors of a call."""
     captured = step.captured()
-    assert captured is not None, "they have just been read"
+    assert captured is not None, "the captured tensors have just been read"
     first = step.trace.num_inputs + step.trace.num_states
     there = {id(tensor): first + i for i, tensor in enumerate(captured)}
     return [there[stand_in] for stand_in in instead]

@@ -68,7 +68,7 @@ class CutSpecialization(CoreSpecialization):
         The result is `None` if the call replaces no captured tensor.
         """
         own = self.captured()
-        assert own is not None, "they have just been read"
+        assert own is not None, "the captured tensors have just been read"
         pairs = zip(own, arguments.lifted, strict=True)
         return {id(one): given for one, given in pairs if one is not given} or None
 

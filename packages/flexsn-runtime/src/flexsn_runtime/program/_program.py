@@ -254,12 +254,12 @@ class ScanProgram:
             ShapeError: inputs and states alone do not determine the shape of the results.
         """
         latest = self._latest
-        assert latest is not None, "a handle's step has been traced when it was built"
+        assert latest is not None, "a handle's step is traced when the handle is built"
         trace = latest.trace
         if broadcast_shape([v.shape for v in (*trace.inputs, *trace.states)]) != trace.step_shape:
             raise ShapeError(
-                f"the outputs have the shape {list(trace.step_shape)} only from a captured tensor; a compiler "
-                "cannot know it. Expand an input to it."
+                f"the outputs have the shape {list(trace.step_shape)} only because of a captured tensor, so a "
+                "compiler cannot derive this shape. Expand an input to it."
             )
         state_dtypes = [inputs[0]] * self.num_states if states is None else states
         step, _ = self._specialize(

@@ -127,7 +127,7 @@ class Loops:
                 spec = replace(_spec(over, loop, memory, cores), counts=counts)
                 kernel = cluster_source(_name(step, over), spec, cluster)
             except UnsupportedOpError as error:
-                raise NotOneLaunchError(f"clusters do not compute it: {error}") from None
+                raise NotOneLaunchError(f"clusters cannot compute it: {error}") from None
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             launch = ClusterLaunch(kernel, cluster, step.device, fast_math=step.numerics.fast_math)
@@ -453,7 +453,7 @@ def _sources(
     found = dict(exchanged)
     for (name, tensor), (port, seen) in zip(memory.tensors.items(), values, strict=True):
         if tensor.untyped_storage().data_ptr() != seen.memory.untyped_storage().data_ptr():
-            raise NotOneLaunchError(f"{port.name} is seen in an order that its memory does not have")
+            raise NotOneLaunchError(f"{port.name} is read in an order that its memory does not have")
         offset = int(tensor.storage_offset() - seen.memory.storage_offset())
         found[name] = partial(_beginning, port=port, written=name.role is Role.OUTPUT, offset=offset)
     first, last = (over.num_steps - 1, 0) if over.backwards else (0, over.num_steps - 1)

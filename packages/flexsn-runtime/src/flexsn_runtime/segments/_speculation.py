@@ -127,14 +127,14 @@ class Speculation:
             return f"serial, since trajectories from different states do not converge within {longest} steps"
         short, rest = self._rule.launched, ""
         if short > 1:
-            rest = f"; outside of CUDA graphs, shorter calls than {short} steps are serial after the first ones"
+            rest = f"; outside of CUDA graphs, calls of fewer than {short} steps are serial after the first calls"
         if self.last is None:
             return f"segments side by side, each after a warm-up of {self._warm_up} steps{rest}"
         last = self.last
         return (
             f"{last.segments} segments side by side, each after a warm-up of {last.warm_up} steps; "
             f"{last.elements} of {last.total} were computed again in the last call whose count was read"
-            + ("" if last.warm_up == self._warm_up else f"; the warm-up is {self._warm_up} steps since")
+            + ("" if last.warm_up == self._warm_up else f"; the warm-up is now {self._warm_up} steps")
             + rest
         )
 

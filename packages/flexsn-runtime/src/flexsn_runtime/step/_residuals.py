@@ -17,7 +17,7 @@ def check_policy(policy: str) -> Policy:
     for known in POLICIES:
         if policy == known:
             return known
-    raise ResidualsError(f"residuals={policy!r}; it is one of {', '.join(map(repr, POLICIES))}.")
+    raise ResidualsError(f"residuals={policy!r}; it must be one of {', '.join(map(repr, POLICIES))}.")
 
 
 def choose_residuals(

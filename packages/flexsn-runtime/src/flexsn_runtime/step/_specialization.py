@@ -195,7 +195,7 @@ class CoreSpecialization:
         Raises:
             CapturedTensorError: the core now computes something else.
         """
-        changed = ", ".join(place.name for place in last.reads.changed()) or "of its tensors"
+        changed = ", ".join(place.name for place in last.reads.changed()) or "some of its tensors"
         now = last.reads.fetch()
         if now is not None and all(a is b for a, b in zip(now, last.captured, strict=False)):
             for tensor, value in zip(last.captured, last.captured_values, strict=True):
