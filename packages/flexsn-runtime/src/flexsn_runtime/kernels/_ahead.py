@@ -43,14 +43,14 @@ def compiling_backward(
 
     def prepare() -> list[Callable[[], object]]:
         trace = step.trace
-        like = arguments.inputs[0]
+        example = arguments.inputs[0]
         results = scan.results()
-        outputs, kept = results[: trace.num_outputs], results[scan.first_kept :]
+        outputs, saved = results[: trace.num_outputs], results[scan.first_kept :]
         cotangents = Cotangents(tuple(outputs), (None,) * trace.num_states, state_seqs)
         # Compilation depends only on dtypes and alignments, so tensors without elements can represent later tensors.
-        to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
+        later_tensors = [example.new_empty(0, dtype=t.dtype) for t in (*saved, *outputs)]
         segments = choose_segments(step, arguments)
-        backward = BackwardScan(step, arguments, kept, cotangents, needs_grad, residuals=residuals, segments=segments)
-        return backward.plan.compilations((*arguments.all, *to_come, *cotangents.states))
+        backward = BackwardScan(step, arguments, saved, cotangents, needs_grad, residuals=residuals, segments=segments)
+        return backward.plan.compilations((*arguments.all, *later_tensors, *cotangents.states))
 
     return compiling(prepare)

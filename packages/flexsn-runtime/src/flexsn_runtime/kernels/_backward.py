@@ -58,7 +58,7 @@ class BackwardScan:
 
     Args:
         arguments: same as in the forward.
-        kept: checkpoints or residuals, as the forward returned them, or copies in another format.
+        saved: checkpoints or residuals, as the forward returned them, or copies in another format.
         needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         residuals: the residuals that the forward saved; `None` for checkpoints.
         plan: same as for `ForwardScan`.
@@ -76,7 +76,7 @@ class BackwardScan:
         self,
         step: Specialization,
         arguments: Arguments,
-        kept: Sequence[Tensor],
+        saved: Sequence[Tensor],
         cotangents: Cotangents,
         needs_grad: Sequence[bool],
         *,
@@ -105,8 +105,8 @@ class BackwardScan:
         self._presence = Presence(vjp, num_inputs, num_states, states_present, every_step=self._state_seqs)
         self._num_steps, self._states_present = arguments.num_steps, states_present
         if source is None or self._empty:
-            nothing = [None] * len(self._needs_grad)
-            self.plan = Plan.of(self._device, nothing, [self._zero_gradients], allocator)
+            no_allocations = [None] * len(self._needs_grad)
+            self.plan = Plan.of(self._device, no_allocations, [self._zero_gradients], allocator)
             return
         if segments is not None and not (
             composes(vjp, num_inputs, num_states, segments) and all(flag.always for flag in self._presence.flags)
@@ -146,9 +146,9 @@ class BackwardScan:
         programs = -(-(ncl if cut is None else math.prod(cut.shape)) // config.block)
         # The memory for the gradient of each of `[*inputs, *states, *lifted]`, in the shape that the kernel writes.
         sums = (arguments.num_steps, programs)
-        described = [
+        allocations = [
             *(
-                Allocation(sums, contiguous_strides(sums), _sum_dtype(x.dtype))
+                Allocation(sums, contiguous_strides(sums), _choose_sum_dtype(x.dtype))
                 if summed
                 else Allocation(full, strides_like(x) if x.shape == full else (ncl, *form.step), x.dtype)
                 for x, summed in zip(arguments.inputs, summed_inputs, strict=True)
@@ -158,30 +158,36 @@ class BackwardScan:
                 for v, value in zip(arguments.states, trace.states, strict=True)
             ),
             *(
-                Allocation(shape, contiguous_strides(shape), _sum_dtype(value.dtype))
+                Allocation(shape, contiguous_strides(shape), _choose_sum_dtype(value.dtype))
                 for value, summed in zip(trace.lifted_values, summed_lifted, strict=True)
                 for shape in ((programs,) if summed else counted if cut is None else cut.shape,)
             ),
         ]
-        written = [one if is_needed else None for one, is_needed in zip(described, self._needs_grad, strict=True)]
-        kept_params = [param for param, _ in step.kept(residuals)]
+        written = [
+            allocation if is_needed else None
+            for allocation, is_needed in zip(allocations, self._needs_grad, strict=True)
+        ]
+        saved_params = [param for param, _ in step.kept(residuals)]
         state_role = Role.GRAD_STATE_SEQ if cotangents.state_seqs else Role.GRAD_FINAL_STATE
-        cotangent_params = [*_params(Role.GRAD_OUTPUT, cotangents.outputs), *_params(state_role, cotangents.states)]
-        came = zip([*kept_params, *cotangent_params], [*kept, *cotangents.all], strict=True)
-        gradient_params = [*_params(Role.GRAD_INPUT, grad_inputs), *_params(Role.GRAD_STATE, grad_states)]
+        cotangent_params = [
+            *_list_ports(Role.GRAD_OUTPUT, cotangents.outputs),
+            *_list_ports(state_role, cotangents.states),
+        ]
+        incoming = zip([*saved_params, *cotangent_params], [*saved, *cotangents.all], strict=True)
+        gradient_params = [*_list_ports(Role.GRAD_INPUT, grad_inputs), *_list_ports(Role.GRAD_STATE, grad_states)]
         # Some incoming gradients are copied first. The copy has the format of the tensor to which the gradient belongs.
         dense = {len(full): form.sequence, len(trace.step_shape): form.step}
         strided = operands.strided(
             [
                 *(
                     (param, t.shape, dense[t.dim()] if _is_copied(t) and param in cotangent_params else t.stride())
-                    for param, t in came
+                    for param, t in incoming
                     if t is not None
                 ),
                 *(
-                    (param, one.shape, one.strides)
-                    for param, one, summed in zip(gradient_params, written, by_program, strict=False)
-                    if one is not None and not summed
+                    (param, allocation.shape, allocation.strides)
+                    for param, allocation, summed in zip(gradient_params, written, by_program, strict=False)
+                    if allocation is not None and not summed
                 ),
             ]
         )
@@ -223,19 +229,19 @@ class BackwardScan:
             launched = SegmentedBackward(scan, source, step.columns(residuals, present), number)
         places = [
             *operands.params,
-            *kept_params,
+            *saved_params,
             *cotangent_params,
             *gradient_params,
-            *_params(Role.GRAD_LIFTED, grad_lifted),
+            *_list_ports(Role.GRAD_LIFTED, grad_lifted),
         ]
-        first_grad = len(arguments.all) + len(kept_params)
+        first_grad = len(arguments.all) + len(saved_params)
         copies = [
             Copied(i, tuple(g.shape), dense[g.dim()], g.dtype)
             for i, g in enumerate(cotangents.all, first_grad)
             if g is not None and _is_copied(g)
         ]
-        taken = [places.index(param) for param in kernel.params]
-        steps = launching(operands, launched, taken, len(places), copies)
+        kernel_places = [places.index(param) for param in kernel.params]
+        steps = launching(operands, launched, kernel_places, len(places), copies)
         first = first_grad + len(cotangent_params)
         # Sums the gradients that the kernel writes in another shape than the shape of their tensors.
         steps += (
@@ -247,13 +253,13 @@ class BackwardScan:
             read_by = {i: cut.layout(layout) for i, layout in read_by.items()}
         summed: list[tuple[Allocation, Summed]] = []
         for i, tensor in enumerate(arguments.lifted, self._first_lifted):
-            if (one := written[i]) is not None:
-                sums_up = LiftedGradient(
-                    one.shape, tensor, read_by.get(i - self._first_lifted), by_program=by_program[i]
+            if (allocation := written[i]) is not None:
+                sum_elements = LiftedGradient(
+                    allocation.shape, tensor, read_by.get(i - self._first_lifted), by_program=by_program[i]
                 )
-                summed.append((one, Summed(first + i, i, sums_up, sums_up.plain(tensor))))
-        apart = step.is_recorded or segments is not None
-        steps += [one_sum for _, one_sum in summed] if apart else summed_together(first, summed)
+                summed.append((allocation, Summed(first + i, i, sum_elements, sum_elements.plain(tensor))))
+        is_separate = step.is_recorded or segments is not None
+        steps += [sum_step for _, sum_step in summed] if is_separate else summed_together(first, summed)
         self.plan = Plan.of(self._device, written, steps, launched.allocator)
 
     def __call__(
@@ -266,18 +272,18 @@ class BackwardScan:
         """
         return self.run((*arguments.all, *checkpoints, *cotangents.all))
 
-    def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Runs the plan."""
-        return self.plan.run(given)
+        return self.plan.run(tensors)
 
     @cached_property
     def flowing(self) -> Plan:
-        gone = {
+        without_flow = {
             i
             for i, (flows, is_needed) in enumerate(zip(self._flows, self._needs_grad, strict=True))
             if is_needed and not flows
         }
-        return self.plan.without(frozenset(gone)) if gone else self.plan
+        return self.plan.without(frozenset(without_flow)) if without_flow else self.plan
 
     @cached_property
     def _flows(self) -> tuple[bool, ...]:
@@ -287,9 +293,9 @@ class BackwardScan:
         derivatives may be infinite.
         """
         if self._num_steps == 0:
-            states = (there and not self._state_seqs for there in self._states_present)
-            behind = len(self._needs_grad) - self._first_lifted
-            return (*(False,) * self._first_state, *states, *(False,) * behind)
+            states = (is_present and not self._state_seqs for is_present in self._states_present)
+            num_lifted = len(self._needs_grad) - self._first_lifted
+            return (*(False,) * self._first_state, *states, *(False,) * num_lifted)
         return self._presence.flows(self._num_steps)
 
     def _zero_gradients(self, memory: Memory) -> None:
@@ -325,9 +331,9 @@ def _zeros_like(tensor: Tensor) -> Tensor:
     return tensor.new_zeros(tensor.shape).as_strided(tensor.shape, strides_like(tensor))
 
 
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+def _choose_sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def _params(role: Role, entries: Sequence[object]) -> list[Port]:
+def _list_ports(role: Role, entries: Sequence[object]) -> list[Port]:
     return [Port(role, i) for i in range(len(entries))]

@@ -106,7 +106,7 @@ def backward_of(
     arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
     first_kept = len(arguments.all)
     first_grad = first_kept + len(step.kept(residuals))
-    kept = [t for t in tensors[first_kept:first_grad] if t is not None]
+    saved = [t for t in tensors[first_kept:first_grad] if t is not None]
     cotangents = split_cotangents(tensors[first_grad:], trace.num_outputs, state_seqs=state_seqs)
     segments = choose_segments(step, arguments)
-    return BackwardScan(step, arguments, kept, cotangents, needs_grad, residuals=residuals, segments=segments)
+    return BackwardScan(step, arguments, saved, cotangents, needs_grad, residuals=residuals, segments=segments)

@@ -41,8 +41,10 @@ class LiftedGradient:
             self._sum = sum_over(written, dims)
         # True if the step reads all elements in memory order.
         self._all_in_order = math.prod(self._shape) == tensor.numel() and all(
-            size == 1 or read == has
-            for size, read, has in zip(self._shape, layout.strides, contiguous_strides(self._shape), strict=True)
+            size == 1 or read_stride == usual_stride
+            for size, read_stride, usual_stride in zip(
+                self._shape, layout.strides, contiguous_strides(self._shape), strict=True
+            )
         )
 
     def __call__(self, written: Tensor, tensor: Tensor) -> Tensor:
@@ -72,27 +74,27 @@ class LiftedGradient:
         return PlainSum(self._sum, tuple(tensor.shape), tensor.dtype)
 
 
-def summed_together(given: int, sums: Sequence[tuple[Allocation, Summed]]) -> list[PlanStep]:
+def summed_together(num_arguments: int, sums: Sequence[tuple[Allocation, Summed]]) -> list[PlanStep]:
     """Returns the plan steps that sum gradients. Equal sums are combined into one step.
 
     Args:
-        given: number of tensors that a call takes.
+        num_arguments: number of tensors that a call takes.
         sums: the sums, each with the memory to which the kernel writes the gradient before this sum.
     """
-    alike: dict[tuple[Allocation, PlainSum | None], list[Summed]] = {}
+    groups: dict[tuple[Allocation, PlainSum | None], list[Summed]] = {}
     for written, step in sums:
-        alike.setdefault((written, step.plain), []).append(step)
+        groups.setdefault((written, step.plain), []).append(step)
     steps: list[PlanStep] = []
-    for (written, plain), group in alike.items():
+    for (written, plain), group in groups.items():
         bytes_each = math.prod(written.shape) * written.dtype.itemsize
-        whole = None if plain is None or len(group) == 1 or bytes_each % ALIGNED else plain.times(len(group))
-        if whole is None:
+        combined = None if plain is None or len(group) == 1 or bytes_each % ALIGNED else plain.times(len(group))
+        if combined is None:
             steps += group
         else:
             shape = (len(group), *written.shape)
-            results = tuple(step.place - given for step in group)
+            results = tuple(step.place - num_arguments for step in group)
             memory = Allocation(shape, contiguous_strides(shape), written.dtype)
-            steps.append(SummedTogether(given, results, memory, whole))
+            steps.append(SummedTogether(num_arguments, results, memory, combined))
     return steps
 
 
@@ -112,14 +114,14 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
         return Sum(())
     count, summed = len(dims), tuple(dims)
     if summed != tuple(range(count)):
-        return Sum(_of_planes(tuple(shape), summed))
+        return Sum(_split_planes(tuple(shape), summed))
     rows, columns = math.prod(shape[:count]), math.prod(shape[count:])
     # A compiler arranges sums over symbolic sizes itself.
-    beside = 1
+    side_by_side = 1
     if isinstance(rows, int) and isinstance(columns, int) and rows * columns >= _LARGE and columns < _COLUMNS:
-        beside = math.gcd(rows, _COLUMNS // columns)
-    if beside != 1:
-        return Sum((((-1, beside * columns), (0,)), ((beside, columns), (0,))))
+        side_by_side = math.gcd(rows, _COLUMNS // columns)
+    if side_by_side != 1:
+        return Sum((((-1, side_by_side * columns), (0,)), ((side_by_side, columns), (0,))))
     return Sum(((None if count == 1 else (-1, columns), (0,)),))
 
 
@@ -130,7 +132,7 @@ _FEW, _MANY = 1024, 8192
 _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 
 
-def _of_planes(
+def _split_planes(
     shape: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]:
     """Returns the steps of a sum over dimensions other than the leading dimensions."""
@@ -138,14 +140,14 @@ def _of_planes(
     if not all(type(size) is int for size in shape):
         return direct
     count = next((i for i in range(len(shape)) if len(shape) - 1 - i not in dims), len(shape))
-    kept, plane = shape[: len(shape) - count], math.prod(shape[len(shape) - count :])
+    outer, plane = shape[: len(shape) - count], math.prod(shape[len(shape) - count :])
     if not _FEW < math.prod(shape[d] for d in dims) < _MANY:
         return direct
     row = next(size for size in range(min(plane, _MOST_OF_ROW), 0, -1) if plane % size == 0)
     if row < _LEAST_OF_ROW:
         return direct
-    left = (*(d for d in dims if d < len(kept)), len(kept))
-    return ((-1, row), (1,)), ((*kept, plane // row), left)
+    remaining = (*(d for d in dims if d < len(outer)), len(outer))
+    return ((-1, row), (1,)), ((*outer, plane // row), remaining)
 
 
 class InputGradient:

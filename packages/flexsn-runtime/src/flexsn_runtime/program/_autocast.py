@@ -31,9 +31,9 @@ def under_autocast(core: Callable[..., Any], device: torch.device, dtype: torch.
 
     If `dtype` is `None`, returns `core` itself.
     """
-    return core if dtype is None else partial(_call, core, device.type, dtype)
+    return core if dtype is None else partial(_call_under_autocast, core, device.type, dtype)
 
 
-def _call(core: Callable[..., Any], kind: str, dtype: torch.dtype, *values: Any) -> Any:
+def _call_under_autocast(core: Callable[..., Any], kind: str, dtype: torch.dtype, *values: Any) -> Any:
     with torch.autocast(kind, dtype=dtype):
         return core(*values)

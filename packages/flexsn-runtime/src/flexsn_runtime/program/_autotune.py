@@ -48,7 +48,9 @@ def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer
     """
     with torch.no_grad():
         step, arguments = prepare(program, flat_args)
-        plan = _best(step, arguments, timer or (_by_clock if step.device.type == "cpu" else _do_bench))
+        plan = _find_best(
+            step, arguments, timer or (_measure_by_clock if step.device.type == "cpu" else _measure_by_triton)
+        )
     step.keep_plan(math.prod(step.trace.step_shape), plan)
     program.forget_plans()
     return plan
@@ -61,22 +63,22 @@ def candidates(config: LaunchConfig) -> list[LaunchConfig]:
         >>> [(c.chunk, c.block, c.num_warps, c.stages) for c in candidates(LaunchConfig(4, 512, 4))]
         [(4, 512, 4, 1), (4, 256, 2, 1), (4, 1024, 8, 1), (4, 512, 4, 3), (2, 512, 4, 1), (8, 512, 4, 1)]
     """
-    found = [
+    configs = [
         config,
         replace(config, block=config.block // 2, num_warps=max(config.num_warps // 2, 1)),
         replace(config, block=config.block * 2, num_warps=min(config.num_warps * 2, 8)),
         *(replace(config, stages=stages) for stages in (1, 3)),
         *(replace(config, chunk=chunk) for chunk in (config.chunk // 2, config.chunk * 2)),
     ]
-    return [c for c in dict.fromkeys(found) if c.block >= 32 and c.chunk >= 1]
+    return [c for c in dict.fromkeys(configs) if c.block >= 32 and c.chunk >= 1]
 
 
-def _best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPlan:
+def _find_best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPlan:
     """Finds the best configuration of one launch after the other."""
-    usual = best = step.plan(math.prod(step.trace.step_shape))
+    default = best = step.plan(math.prod(step.trace.step_shape))
     for name in ("inference", "forward", "backward"):
         plans = [replace(best, **{name: config}) for config in candidates(getattr(best, name))]
-        times = {plan: time_of(step, arguments, plan, name, timer) for plan in plans if fits(plan, usual)}
+        times = {plan: time_of(step, arguments, plan, name, timer) for plan in plans if fits(plan, default)}
         best = min(times, key=times.__getitem__)
     return best
 
@@ -90,14 +92,14 @@ def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
     from triton import OutOfResources
 
     try:
-        run = _launch(step, arguments, plan, name)
+        run = _prepare_launch(step, arguments, plan, name)
         run()
     except OutOfResources:
         return math.inf
     return timer(run)
 
 
-def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str) -> Run:
+def _prepare_launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str) -> Run:
     """Returns a function that launches a kernel with a plan. A backward kernel receives gradients of all outputs."""
     tensors = arguments.all
     needs_grad = tuple(t is not None and t.is_floating_point() for t in tensors)
@@ -110,22 +112,22 @@ def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
     results = forward.run(tensors)
     grads = [torch.ones_like(output) for output in results[: trace.num_outputs]] + [None] * trace.num_states
     cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=False)
-    kept = results[forward.first_kept :]
-    backward = BackwardScan(step, arguments, kept, cotangents, needs_grad, residuals=residuals, plan=plan)
-    given = (*tensors, *kept, *cotangents.all)
-    return lambda: backward.run(given)
+    saved = results[forward.first_kept :]
+    backward = BackwardScan(step, arguments, saved, cotangents, needs_grad, residuals=residuals, plan=plan)
+    backward_arguments = (*tensors, *saved, *cotangents.all)
+    return lambda: backward.run(backward_arguments)
 
 
-def _do_bench(run: Run) -> float:
+def _measure_by_triton(run: Run) -> float:
     from triton.testing import do_bench
 
     return float(do_bench(run, warmup=5, rep=20, return_mode="median"))
 
 
-def _by_clock(run: Run) -> float:
-    def once() -> float:
-        begun = time.perf_counter()
+def _measure_by_clock(run: Run) -> float:
+    def time_once() -> float:
+        start = time.perf_counter()
         run()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
-    return statistics.median(once() for _ in range(9))
+    return statistics.median(time_once() for _ in range(9))

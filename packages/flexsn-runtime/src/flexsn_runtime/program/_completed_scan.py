@@ -37,17 +37,17 @@ class CompletingStep:
         return partial(self._complete, first)
 
     def _complete(self, first: int, memory: Memory) -> None:
-        x, read = self._read(memory)
+        x, operands = self._read(memory)
         of_others = [memory[first + i] for i in self.others]
-        memory[first] = completed_gradient(self._formula, memory[first], x, read, of_others)
+        memory[first] = completed_gradient(self._formula, memory[first], x, operands, of_others)
 
     def _read(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
         """Returns the first input, and all arguments of the formula except gradients."""
-        x, *read = (tensors[i] for i in (0, *self.others, *self._constants))
-        there = [one for one in read if one is not None]
+        x, *operands = (tensors[i] for i in (0, *self.others, *self._constants))
+        present = [operand for operand in operands if operand is not None]
         assert x is not None
-        assert len(there) == len(read)
-        return x, [*there, *map(same_in_each_call, self._more)]
+        assert len(present) == len(operands)
+        return x, [*present, *map(same_in_each_call, self._more)]
 
 
 def completed_scan(
@@ -83,7 +83,7 @@ def completed_scan(
         joined = dict(zip(instead, stand_ins, strict=True))
         step, arguments = prepare(program, (x, *inputs[1:], *states), instead=joined)
         return scan(step, arguments, state_seqs=state_seqs)
-    places = _places(step, instead)
+    places = _find_places(step, instead)
     needs_grad = tuple([t is not None and t.requires_grad for t in arguments.all])
     completed = TrainedScan(step, arguments, needs_grad, state_seqs=state_seqs, last=CompletingStep(completion, places))
     results = run_trained(completed, arguments.all)
@@ -92,10 +92,10 @@ def completed_scan(
     return results
 
 
-def _places(step: CoreSpecialization, instead: Mapping[int, Tensor]) -> list[int]:
+def _find_places(step: CoreSpecialization, instead: Mapping[int, Tensor]) -> list[int]:
     """Returns the position of each tensor of `instead` among the tensors of a call."""
     captured = step.captured()
     assert captured is not None, "the captured tensors have just been read"
     first = step.trace.num_inputs + step.trace.num_states
-    there = {id(tensor): first + i for i, tensor in enumerate(captured)}
-    return [there[stand_in] for stand_in in instead]
+    place_by_id = {id(tensor): first + i for i, tensor in enumerate(captured)}
+    return [place_by_id[stand_in] for stand_in in instead]

@@ -49,17 +49,17 @@ class GradientFormula:
 
         In grad mode, PyTorch's operations compute it, so that it is differentiable.
         """
-        if torch.is_grad_enabled() or not self._suits_kernels(gradient, x):
+        if torch.is_grad_enabled() or not self._can_use_kernels(gradient, x):
             return self._formula(gradient, x, tensors)
-        (result,) = scan_again(self._program, self._inputs(gradient, x), (), self._instead(tensors))
+        (result,) = scan_again(self._program, self._as_sequences(gradient, x), (), self._instead(tensors))
         return result.squeeze(0) if x.dim() == self._dim else result
 
-    def _suits_kernels(self, gradient: Tensor, x: Tensor) -> bool:
+    def _can_use_kernels(self, gradient: Tensor, x: Tensor) -> bool:
         if type(gradient) is not Tensor or type(x) is not Tensor or gradient.shape != x.shape or not x.numel():
             return False
         return transform_at_work() is None and self._has_kernels(x.device)
 
-    def _inputs(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _as_sequences(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the program's inputs, as sequences."""
         return (gradient.unsqueeze(0), x.unsqueeze(0)) if x.dim() == self._dim else (gradient, x)
 
@@ -98,12 +98,12 @@ class Completion:
             reduced: function that maps the gradients of `others` in this process to the gradients that the formula
                 takes; `None` if the formula takes the gradients of this process.
         """
-        found = list(captured)
-        others, constants = [found[i] for i in self.others], [found[i] for i in self.constants]
+        tensors = list(captured)
+        others, constants = [tensors[i] for i in self.others], [tensors[i] for i in self.constants]
         x, *others = _Joined.apply(self.formula, reduced, len(others), x, *others, *constants, *self.more)
         for i, other in zip(self.others, others, strict=True):
-            found[i] = other
-        return x, found
+            tensors[i] = other
+        return x, tensors
 
 
 class _Joined(torch.autograd.Function):

@@ -112,15 +112,15 @@ class ScanProgram:
         late: Sequence[Late | None] = (),
     ) -> None:
         if isinstance(core, type) or not callable(core):
-            what = (
+            description = (
                 f"the class {core.__name__}: give an instance of it"
                 if isinstance(core, type)
                 else (f"a {type(core).__name__}: give a function or a module")
             )
-            raise TypeError(f"core is {what}, core(*inputs, *states) -> (*outputs, *new_states).")
-        for what, count in {"num_inputs": num_inputs, "num_states": num_states, "num_outputs": num_outputs}.items():
+            raise TypeError(f"core is {description}, core(*inputs, *states) -> (*outputs, *new_states).")
+        for name, count in {"num_inputs": num_inputs, "num_states": num_states, "num_outputs": num_outputs}.items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise TensorCountError(f"{what} is {count!r}; it must be a whole number of at least 0.")
+                raise TensorCountError(f"{name} is {count!r}; it must be a whole number of at least 0.")
         if num_inputs < 1:
             raise TensorCountError(
                 f"num_inputs is {num_inputs}; a scan needs at least one input sequence, whose leading "
@@ -188,7 +188,9 @@ class ScanProgram:
         """Returns inputs, with or without states. Detaches each tensor whose gradient `requires_grad` excludes."""
         if self.requires_grad is None:
             return tuple(tensors)
-        return tuple([t if may else t.detach() for t, may in zip(tensors, self.requires_grad, strict=False)])
+        return tuple(
+            [t if is_allowed else t.detach() for t, is_allowed in zip(tensors, self.requires_grad, strict=False)]
+        )
 
     @property
     def num_lifted(self) -> int | None:
@@ -275,19 +277,19 @@ class ScanProgram:
 
     def check_differentiated(self, step: CoreSpecialization) -> None:
         """Raises an error if the last forward of these shapes ran another step, whose core has changed since then."""
-        before = self._differentiated.get((step.trace.inputs, step.trace.states), step)
-        if before is not step:
-            before.check_unchanged()
+        differentiated = self._differentiated.get((step.trace.inputs, step.trace.states), step)
+        if differentiated is not step:
+            differentiated.check_unchanged()
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
         """Specializations that exist so far. If a step runs on pieces, the steps on these pieces replace it."""
         with self._lock:
-            found: list[CoreSpecialization] = []
+            specializations: list[CoreSpecialization] = []
             for steps in self._specializations.values():
                 for step in steps:
-                    found += step.program.specializations if isinstance(step, CutSpecialization) else [step]
-            return tuple(found)
+                    specializations += step.program.specializations if isinstance(step, CutSpecialization) else [step]
+            return tuple(specializations)
 
     def lifted(self) -> tuple[Tensor, ...]:
         """Returns the lifted tensors for the current captured tensors; empty before the first specialization."""
@@ -320,20 +322,20 @@ class ScanProgram:
         autocast: torch.dtype | None = None,
     ) -> tuple[CoreSpecialization, tuple[Tensor, ...]]:
         signature = Signature(device.type, autocast, inputs, states)
-        known = self._known(signature)
-        if known is not None:
-            return known
+        specialized = self._find_specialization(signature)
+        if specialized is not None:
+            return specialized
         with self._lock:
-            known = self._known(signature)
-            if known is None:
+            specialized = self._find_specialization(signature)
+            if specialized is None:
                 earlier = self._specializations.get(signature, [])
                 self._takes_numbers |= any(step.trace.reads.has_other_numbers() for step in earlier[:1])
-                step = self._latest = self._trace(signature, device)
+                step = self._latest = self._share_or_trace(signature, device)
                 self._specializations[signature] = [step, *earlier[: _MOST_TRACES - 1]]
-                known = step, step.captured() or step.trace.lift(step.trace.captured)
-            return known
+                specialized = step, step.captured() or step.trace.lift(step.trace.captured)
+            return specialized
 
-    def _known(self, signature: Signature) -> tuple[CoreSpecialization, tuple[Tensor, ...]] | None:
+    def _find_specialization(self, signature: Signature) -> tuple[CoreSpecialization, tuple[Tensor, ...]] | None:
         steps = self._specializations.get(signature, [])
         for step in steps:
             captured = step.captured()
@@ -345,16 +347,16 @@ class ScanProgram:
             return step, captured
         return None
 
-    def _trace(self, signature: Signature, device: torch.device) -> CoreSpecialization:
+    def _share_or_trace(self, signature: Signature, device: torch.device) -> CoreSpecialization:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
         kind: tuple[Hashable, ...] = (device, signature.autocast, counts, self.numerics, self.residuals)
         kind += (self.on_cpu, self.bits, self.zero_one, self.counts_down, self.late, self._pieces)
         backend_on(device, self.on_cpu).begin(device)
-        known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
-        return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
+        twins = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
+        return twins.step() or twins.remember(self._trace_core(core, signature, device, counts))
 
-    def _trace_anew(
+    def _trace_core(
         self, core: Core, signature: Signature, device: torch.device, counts: tuple[int, int, int]
     ) -> CoreSpecialization:
         try:
@@ -376,7 +378,7 @@ class ScanProgram:
                 "inputs: delay them before the step."
             )
         if isinstance(trace, CutTrace):
-            return self._on_pieces(trace, device)
+            return self._specialize_on_pieces(trace, device)
         for i, value in enumerate(() if isinstance(trace, RecurrentTrace) else signature.states):
             if value.shape != trace.step_shape:
                 raise ShapeError(
@@ -408,7 +410,7 @@ class ScanProgram:
             late=late,
         )
 
-    def _on_pieces(self, trace: CutTrace, device: torch.device) -> CutSpecialization:
+    def _specialize_on_pieces(self, trace: CutTrace, device: torch.device) -> CutSpecialization:
         if any((*self.bits, *self.zero_one)):
             raise SpikeBitsError("a step on pieces of its values cannot write bits of its outputs. Leave bits out.")
         name = getattr(self.core, "__name__", type(self.core).__name__)
@@ -444,19 +446,19 @@ class PointwiseProgram(ScanProgram):
         self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
     ) -> tuple[Specialization, tuple[Tensor, ...]]:
         step, captured = super().specialize(inputs, states, autocast=autocast)
-        return _pointwise(step), captured
+        return _as_pointwise(step), captured
 
     def specialize_examples(self, examples: Sequence[Tensor]) -> Specialization:
-        return _pointwise(super().specialize_examples(examples))
+        return _as_pointwise(super().specialize_examples(examples))
 
     def specialize_like(self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None) -> Specialization:
-        return _pointwise(super().specialize_like(inputs, states))
+        return _as_pointwise(super().specialize_like(inputs, states))
 
     @property
     def specializations(self) -> tuple[Specialization, ...]:
-        return tuple(map(_pointwise, super().specializations))
+        return tuple(map(_as_pointwise, super().specializations))
 
 
-def _pointwise(step: CoreSpecialization) -> Specialization:
+def _as_pointwise(step: CoreSpecialization) -> Specialization:
     assert isinstance(step, Specialization)
     return step

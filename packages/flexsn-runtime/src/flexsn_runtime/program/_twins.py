@@ -37,7 +37,7 @@ class TwinsOf:
         self._core, self._inputs, self._states = core, inputs, states
         # Everything except the size of the first dimension.
         values = tuple((len(v.shape), v.shape[1:], v.dtype) for v in (*inputs, *states))
-        self._key = _code(core), values, kind
+        self._key = _find_code(core), values, kind
 
     def step(self) -> CoreSpecialization | None:
         """Returns a step of this core that shares trace and kernels with an earlier step; `None` if none matches."""
@@ -57,12 +57,12 @@ class TwinsOf:
         return step
 
 
-def _code(core: Any) -> Hashable:
+def _find_code(core: Any) -> Hashable:
     """Returns a value that is equal for cores that may run the same code."""
     if isinstance(core, partial):
-        return "partial", _code(core.func), *map(_code, core.args)
+        return "partial", _find_code(core.func), *map(_find_code, core.args)
     if isinstance(core, MethodType):
-        return _code(core.__func__), type(core.__self__)
+        return _find_code(core.__func__), type(core.__self__)
     if isinstance(core, FunctionType):
         return core.__code__
     cls: type = type(core)

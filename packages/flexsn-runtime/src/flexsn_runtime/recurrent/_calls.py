@@ -19,16 +19,16 @@ from flexsn_runtime._float32_precision import float32_precision
 from flexsn_runtime._torch_private import number_of_modes, untraced
 from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.kernels._autograd import run_trained
-from flexsn_runtime.kernels._trained import Call, Given, Known, Trained, differentiable_results
+from flexsn_runtime.kernels._trained import Call, PreparedBackward, Tensors, Trained, differentiable_results
 from flexsn_runtime.native import NativeCall, compiled_launcher
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_staged, without_autocast
 
-Run = Callable[[Given], tuple[Tensor, ...]]
+Run = Callable[[Tensors], tuple[Tensor, ...]]
 
 # Number of calls between two checks for the compiled launcher. Each check reads environment variables.
-_ASKED_EVERY = 64
+_CHECK_INTERVAL = 64
 _RECORDED = 2  # number of the call that is recorded
 # Environment variables that select the way in which the loop over time runs.
 _VARIABLES = ("FLEXSN_ONE_LAUNCH", "FLEXSN_CLUSTERS")
@@ -63,7 +63,7 @@ class InferredStaged:
         self._natives: dict[Hashable, NativeCall] = {}
         self._count = 0
 
-    def run(self, tensors: Given) -> tuple[Tensor, ...]:
+    def run(self, tensors: Tensors) -> tuple[Tensor, ...]:
         """Returns the results for `[*inputs, *states, *lifted]`."""
         now = environment()
         native = self._natives.get(now)
@@ -73,7 +73,7 @@ class InferredStaged:
         with torch.no_grad():
             results = repeated(self._call, tensors, self._recordings, now, self._device, once=self._is_empty)
         recording = self._recordings.get(now)
-        if recording is not None and self._count % _ASKED_EVERY == _RECORDED:
+        if recording is not None and self._count % _CHECK_INTERVAL == _RECORDED:
             module = compiled_launcher(self._device, self._count)
             with untraced():  # hides this work from all dispatch modes
                 told = None if module is None else NativeCall.of(module, recording)
@@ -81,7 +81,7 @@ class InferredStaged:
                 self._natives[now] = told
         return tuple(results)
 
-    def _call(self, tensors: Given) -> tuple[Tensor, ...]:
+    def _call(self, tensors: Tensors) -> tuple[Tensor, ...]:
         arguments = _arguments(self._step, tensors)
         return forward_staged(self._step, arguments, state_seqs=self._state_seqs, kept=frozenset())[0]
 
@@ -104,11 +104,11 @@ class TrainedStaged(Trained):
         self._ports: tuple[Port, ...] = ()  # ports of the kept values, in order
         self._recordings: dict[Hashable, Recording | str | None] = {}
 
-    def run(self, tensors: Given) -> Sequence[Tensor]:
+    def run(self, tensors: Tensors) -> Sequence[Tensor]:
         now = environment()
         return repeated(self._forward, tensors, self._recordings, now, self._device, once=self._is_empty)
 
-    def _forward(self, tensors: Given) -> Sequence[Tensor]:
+    def _forward(self, tensors: Tensors) -> Sequence[Tensor]:
         arguments = _arguments(self.step, tensors)
         returned, memory = forward_staged(
             self.step, arguments, state_seqs=self._state_seqs, kept=self._kept, needs_grad=self._needs_grad
@@ -116,10 +116,10 @@ class TrainedStaged(Trained):
         self._ports = tuple(memory)
         return (*returned, *memory.values())
 
-    def _prepared(self, tensors: Given, needs_grad: tuple[bool, ...]) -> Call:
+    def _prepare(self, tensors: Tensors, needs_grad: tuple[bool, ...]) -> Call:
         return partial(self._backward_of, needs_grad)
 
-    def _backward_of(self, needs_grad: tuple[bool, ...], tensors: Given) -> Sequence[Tensor | None]:
+    def _backward_of(self, needs_grad: tuple[bool, ...], tensors: Tensors) -> Sequence[Tensor | None]:
         count, behind = len(needs_grad), len(needs_grad) + len(self._ports)
         kept = zip(self._ports, tensors[count:behind], strict=True)
         memory = {port: tensor for port, tensor in kept if tensor is not None}
@@ -129,23 +129,23 @@ class TrainedStaged(Trained):
                 self.step, arguments, memory, self._kept, grads, needs_grad, state_seqs=self._state_seqs
             )
 
-    def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
-        now = environment()
-        found = repeated(known.call, tensors, known.recordings, now, self._device, once=self._is_empty)
-        is_due = known.recordings.get(now) is not None and now not in known.registered
-        if is_due and (now in self._natives or self._count % _ASKED_EVERY == _RECORDED):
+    def _compute(self, backward: PreparedBackward, tensors: Tensors) -> Sequence[Tensor | None]:
+        settings = environment()
+        gradients = repeated(backward.call, tensors, backward.recordings, settings, self._device, once=self._is_empty)
+        is_due = backward.recordings.get(settings) is not None and settings not in backward.registered
+        if is_due and (settings in self._natives or self._count % _CHECK_INTERVAL == _RECORDED):
             module = compiled_launcher(self._device, self._count)
             if module is not None:
-                self._hand_over(module, self._recordings.get(now), known, tensors)
-        return found
+                self._hand_over(module, self._recordings.get(settings), backward, tensors)
+        return gradients
 
     def _environment(self) -> Hashable:
         return environment()
 
 
 def repeated(
-    call: Callable[[Given], Sequence[Any]],
-    given: Given,
+    call: Callable[[Tensors], Sequence[Any]],
+    given: Tensors,
     recordings: dict[Hashable, Recording | str | None],
     now: Hashable,
     device: torch.device,
@@ -178,7 +178,7 @@ def environment() -> Hashable:
     return *map(os.environ.get, _VARIABLES), float32_precision()
 
 
-def _arguments(step: RecurrentSpecialization, tensors: Given) -> Arguments:
+def _arguments(step: RecurrentSpecialization, tensors: Tensors) -> Arguments:
     trace = step.trace
     return step.counted(Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values)))
 

@@ -171,7 +171,7 @@ class RecurrentSpecialization(CoreSpecialization):
             if whole is not None and kept is not None and kept.issuperset(whole.saved):
                 return whole
             if key not in self._vjps:
-                self._differentiated = self._traced_now(self._differentiated, self._computes_the_same)
+                self._differentiated = self._retrace_if_changed(self._differentiated, self._computes_the_same)
                 assert isinstance(self._differentiated, RecurrentTrace)
                 with as_outside():
                     self._vjps[key] = self._differentiated.vjp(cotangents, wanted, kept)

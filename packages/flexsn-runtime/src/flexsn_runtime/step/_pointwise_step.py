@@ -85,13 +85,13 @@ class Specialization(CoreSpecialization):
         self.bits = bits
         self.counts = counts
         self.late = late
-        self.follows = _followers(trace.forward, late)
+        self.follows = _find_followers(trace.forward, late)
         self.ends = ends_early(trace.forward, counts)
         once = {*counts, *(delays.by for delays in late.values())}
         loaded = [value for i, value in enumerate(trace.inputs) if i not in once]  # in each step
         self.cost = StepCost.of(trace.forward.graph, loaded or trace.inputs, trace.outputs)
         if late:  # values that depend only on delays are computed before the steps
-            self.cost = replace(self.cost, num_ops=self.cost.num_ops - _ops_on_lifted(trace.forward))
+            self.cost = replace(self.cost, num_ops=self.cost.num_ops - _count_ops_on_lifted(trace.forward))
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
         self._cores: dict[Residuals | None, CoreSource] = {}
@@ -136,10 +136,10 @@ class Specialization(CoreSpecialization):
         plan = self._plans.get(limit)
         if plan is None:
             carried = sum(dtype.itemsize for dtype in self.state_dtypes)
-            usual = self.backend.plan(limit, self.cost, carried)
+            default = self.backend.plan(limit, self.cost, carried)
             if self.late and not self.backend.interpreted:
-                usual = scattered(limit, usual)
-            plan = self._plans[limit] = tuned.load(self.plan_key(limit), usual) or usual
+                default = scattered(limit, default)
+            plan = self._plans[limit] = tuned.load(self.plan_key(limit), default) or default
         return plan
 
     def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool, bool]:
@@ -235,8 +235,8 @@ class Specialization(CoreSpecialization):
     def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
         """Returns the values that the forward saves for the backward: residuals if there are any, else checkpoints."""
         if residuals is None:
-            kept = (i for i in range(self.trace.num_states) if i not in dict(self.follows))
-            return [(Port(Role.CHECKPOINT, i), self.trace.states[i].dtype) for i in kept]
+            indices = (i for i in range(self.trace.num_states) if i not in dict(self.follows))
+            return [(Port(Role.CHECKPOINT, i), self.trace.states[i].dtype) for i in indices]
         return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
@@ -244,8 +244,8 @@ class Specialization(CoreSpecialization):
         cotangents = ports(Role.GRAD_OUTPUT, self.trace.num_outputs)
         absent = {
             port
-            for port, came, flows in zip(cotangents, present, self.trace.differentiable, strict=False)
-            if flows and not came
+            for port, is_present, flows in zip(cotangents, present, self.trace.differentiable, strict=False)
+            if flows and not is_present
         }
         return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
 
@@ -258,7 +258,7 @@ class Specialization(CoreSpecialization):
         """
         trace = self.trace
         states = trace.differentiable[trace.num_outputs :]
-        first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
+        first, first_lifted = trace.num_inputs, trace.num_inputs + trace.num_states
         if residuals is None:
             carried = tuple(value.dtype.is_floating_point for value in trace.states)
             needs_grad = ((False,) * first) + carried + (False,) * len(trace.lifted_values)
@@ -275,7 +275,7 @@ class Specialization(CoreSpecialization):
                 return without_cotangents(vjp, outputs)
 
         graph, source = self._with_source(key, make, role="columns")
-        return Columns(source, graph.gradients[first:behind])
+        return Columns(source, graph.gradients[first:first_lifted])
 
     def linear(self) -> tuple[StepGraph, CoreSource | None] | None:
         """Returns the linear part of an affine step, and its source if a state depends on states; otherwise `None`."""
@@ -316,7 +316,7 @@ class Specialization(CoreSpecialization):
             assert isinstance(new, StepTrace)
             return new.forward.layouts == old.forward.layouts and self._emit(new).name == self._emit(old).name
 
-        new = self._traced_now(old, computes_the_same)
+        new = self._retrace_if_changed(old, computes_the_same)
         assert isinstance(new, StepTrace)
         self.trace = new
 
@@ -351,18 +351,18 @@ class Specialization(CoreSpecialization):
             self.plans.clear()
 
 
-def _ops_on_lifted(step: StepGraph) -> int:
+def _count_ops_on_lifted(step: StepGraph) -> int:
     """Returns the number of operations that depend on lifted tensors only."""
-    alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
+    fixed = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     count = 0
     for node in step.graph.nodes:
-        if node.op == "call_function" and node.all_input_nodes and alike.issuperset(node.all_input_nodes):
-            alike.add(node)
+        if node.op == "call_function" and node.all_input_nodes and fixed.issuperset(node.all_input_nodes):
+            fixed.add(node)
             count += 1
     return count
 
 
-def _followers(step: StepGraph, late: Mapping[int, Late]) -> tuple[tuple[int, int], ...]:
+def _find_followers(step: StepGraph, late: Mapping[int, Late]) -> tuple[tuple[int, int], ...]:
     """Returns pairs of indices: a state, and the late input whose value is the new value of this state."""
     inputs = {step.placeholders.get(Port(Role.INPUT, i)): i for i in late}
     results = zip(step.results, step.entries, strict=True)

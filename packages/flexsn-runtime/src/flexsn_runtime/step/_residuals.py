@@ -14,9 +14,9 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 def check_policy(policy: str) -> Policy:
     """Returns `policy` if it is known; otherwise, raises an error that names the known policies."""
-    for known in POLICIES:
-        if policy == known:
-            return known
+    for valid in POLICIES:
+        if policy == valid:
+            return valid
     raise ResidualsError(f"residuals={policy!r}; it must be one of {', '.join(map(repr, POLICIES))}.")
 
 
@@ -32,7 +32,11 @@ def choose_residuals(
         chunk: number of steps between two checkpoints.
     """
     residuals = keep_residuals(trace, vjp, rounded=rounded)
-    return residuals if policy == "save" or _saving(residuals) < _recomputing(trace, vjp, chunk) else None
+    return (
+        residuals
+        if policy == "save" or _count_saved_bytes(residuals) < _count_recomputed_bytes(trace, vjp, chunk)
+        else None
+    )
 
 
 # A residual of one byte counts as this number of bytes, since kernels move both in the same time. In
@@ -40,13 +44,13 @@ def choose_residuals(
 _NARROWEST = 4
 
 
-def _saving(residuals: Residuals) -> float:
+def _count_saved_bytes(residuals: Residuals) -> float:
     """Returns the bytes per element and step that kernels move for residuals. Counts narrow residuals as wider ones."""
     narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
     return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
 
 
-def _recomputing(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
+def _count_recomputed_bytes(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
     """Returns the bytes per element and step that recomputation reads and writes: inputs and checkpoints."""
     used = vjp.used
     from_states = any(port.role is Role.STATE for port in used)

@@ -43,12 +43,12 @@ class CoreSpecialization:
         self.backend = BACKENDS[target]
         self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
         self.trained = tuple(t.requires_grad for t in (*trace.captured, *(alias for _, alias in trace.aliases)))
-        self.state_dtypes = _dtypes("state", trace.states, self.backend.target)
-        self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self.backend.target)
+        self.state_dtypes = _check_dtypes("state", trace.states, self.backend.target)
+        self.lifted_dtypes = _check_dtypes("captured tensor", trace.lifted_values, self.backend.target)
         self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
         self._kernel_names: dict[str, None] = {}
         # Predicate: True for tensors that the step accepts in place of the captured tensors.
-        self._like_these: Callable[..., bool] = never
+        self._is_like_captured: Callable[..., bool] = never
         self._lock = threading.RLock()
 
     def of_twin(
@@ -76,8 +76,8 @@ class CoreSpecialization:
         """
         other = copy(self)
         other.backend = BACKENDS[target]
-        _dtypes("state", self.trace.states, other.backend.target)
-        _dtypes("captured tensor", self.trace.lifted_values, other.backend.target)
+        _check_dtypes("state", self.trace.states, other.backend.target)
+        _check_dtypes("captured tensor", self.trace.lifted_values, other.backend.target)
         other._kernels, other._kernel_names = Recent(), {}
         other._forget_sources()
         return other
@@ -88,7 +88,7 @@ class CoreSpecialization:
     def _begin(self, trace: CoreTrace) -> None:
         """Prepares a copy of a step for another core. Replaces the trace, and resets what twins do not share."""
         self.trace = trace
-        self._like_these = never
+        self._is_like_captured = never
         self._kernel_names = dict(self._kernel_names)
 
     def forget_plans(self) -> None:
@@ -135,10 +135,10 @@ class CoreSpecialization:
         fetched = self.trace.reads.fetch()
         if fetched is None or not (fetched or self.trace.lifted_values):
             return fetched
-        if not self._like_these(*fetched):
-            if not self._takes(fetched):
+        if not self._is_like_captured(*fetched):
+            if not self._accepts(fetched):
                 return None
-            self._like_these = alike(fetched)
+            self._is_like_captured = alike(fetched)
         trace = self.trace
         if trace.aliases:
             captured = fetched[: len(trace.captured)]
@@ -150,7 +150,7 @@ class CoreSpecialization:
             fetched = tuple([instead.get(id(tensor), tensor) for tensor in fetched])
         return trace.lift(fetched)
 
-    def _takes(self, fetched: Sequence[Tensor]) -> bool:
+    def _accepts(self, fetched: Sequence[Tensor]) -> bool:
         """True if the step can read these tensors instead of the tensors that the trace captured."""
         for tensor, trained in zip(fetched, self.trained, strict=True):
             if tensor.requires_grad != trained:
@@ -183,7 +183,7 @@ class CoreSpecialization:
             once=once and self.backend.target.once,
         )
 
-    def _traced_now(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:
+    def _retrace_if_changed(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:
         """Returns `last`, or a new trace of the core if the core now captures other tensors.
 
         To derive a VJP, a trace runs the core again. It must then find the tensors that it has captured.
@@ -196,8 +196,8 @@ class CoreSpecialization:
             CapturedTensorError: the core now computes something else.
         """
         changed = ", ".join(place.name for place in last.reads.changed()) or "some of its tensors"
-        now = last.reads.fetch()
-        if now is not None and all(a is b for a, b in zip(now, last.captured, strict=False)):
+        captured = last.reads.fetch()
+        if captured is not None and all(a is b for a, b in zip(captured, last.captured, strict=False)):
             for tensor, value in zip(last.captured, last.captured_values, strict=True):
                 if StepValue.of(tensor) != value:
                     raise CapturedTensorError(
@@ -211,7 +211,7 @@ class CoreSpecialization:
         values = (*last.inputs, *last.states)
         new = trace_values(last.core, counts, values, self.device, products=products, on_pieces=on_pieces)
         same = type(new) is type(last) and new.lifted_values == last.lifted_values
-        if now is None or not same or not computes_the_same(new):
+        if captured is None or not same or not computes_the_same(new):
             raise CapturedTensorError(
                 "the core has changed since the forward whose gradient is computed: captured values were "
                 f"replaced ({changed}). Call backward() before that."
@@ -230,15 +230,15 @@ class CoreSpecialization:
         Changes of captured tensors are allowed.
         """
         changed = self.trace.reads.changed()
-        others = [place.name for place, now in changed.items() if not isinstance(now, Tensor)]
+        others = [place.name for place, value in changed.items() if not isinstance(value, Tensor)]
         if others:
             raise changed_between(", ".join(others))
 
     def carrying(self, needs_grad: Sequence[bool]) -> tuple[bool, ...]:
         """Returns `needs_grad`, with True for floating-point states. Their gradients always pass from step to step."""
-        first, behind = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
+        first, first_lifted = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
         carried = (value.dtype.is_floating_point for value in self.trace.states)
-        return (*needs_grad[:first], *carried, *needs_grad[behind:])
+        return (*needs_grad[:first], *carried, *needs_grad[first_lifted:])
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
@@ -270,19 +270,19 @@ class CoreSpecialization:
         return self.backend.launch
 
 
-def changed_between(what: str) -> CapturedTensorError:
+def changed_between(names: str) -> CapturedTensorError:
     """Returns the error for a value that was replaced between the forward and the backward."""
     return CapturedTensorError(
-        f"{what} was replaced between the forward and the backward that reads it. Call backward() before that."
+        f"{names} was replaced between the forward and the backward that reads it. Call backward() before that."
     )
 
 
-def _dtypes(what: str, values: Sequence[StepValue], target: Target) -> tuple[torch.dtype, ...]:
+def _check_dtypes(role: str, values: Sequence[StepValue], target: Target) -> tuple[torch.dtype, ...]:
     """Returns the dtypes of values. Raises an error if kernels do not support one of them."""
     for i, value in enumerate(values):
         if not target.supports(value.dtype):
             raise DtypeError(
-                f"{what} {i} is {value.dtype}, which kernels do not support. Convert it outside of the step, or use "
+                f"{role} {i} is {value.dtype}, which kernels do not support. Convert it outside of the step, or use "
                 "backend='torch'."
             )
     return tuple(value.dtype for value in values)
