@@ -69,7 +69,7 @@ def backward_plan(
     key = (num_steps, kept, present, tuple(needs_grad), state_seqs)
     plan = step.backward_plans.get(key)
     if plan is None:
-        segments = tuple(_segments(step, num_steps, kept, present, needs_grad, state_seqs=state_seqs))
+        segments = tuple(_group_steps(step, num_steps, kept, present, needs_grad, state_seqs=state_seqs))
         steps = [segment.staged for segment in segments]
         results = {port: staged for staged in reversed(steps) for port in staged.results}
         of_inputs = {p: staged.values[p] for p, staged in results.items() if p.role is Role.GRAD_INPUT}
@@ -79,7 +79,7 @@ def backward_plan(
     return plan
 
 
-def _segments(
+def _group_steps(
     step: RecurrentSpecialization,
     num_steps: int,
     kept: frozenset[Port],
@@ -102,28 +102,28 @@ def _segments(
     differentiable = trace.differentiable
     count = trace.num_outputs
     present = tuple(a and d for a, d in zip(arrives[:count], differentiable, strict=False))
-    came = tuple(arrives[count:])
-    absent = frozenset(Port(Role.GRAD_STATE, i) for i, d in enumerate(differentiable[count:]) if d and not came[i])
+    arriving = tuple(arrives[count:])
+    absent = frozenset(Port(Role.GRAD_STATE, i) for i, d in enumerate(differentiable[count:]) if d and not arriving[i])
     if num_steps > 1 and absent:
         of_states = needs_grad[trace.num_inputs : trace.num_inputs + trace.num_states]
         unneeded = (
             frozenset(port for port in absent if not of_states[port.index]) if not state_seqs else frozenset[Port]()
         )
         flows = (*present, *differentiable[count:])
-        whole = step.vjp_of_all_steps(flows, step.carrying(needs_grad), kept, absent, unneeded)
-        if whole is not None:
-            return [Segment(0, num_steps, whole)]
+        shared_vjp = step.vjp_of_all_steps(flows, step.carrying(needs_grad), kept, absent, unneeded)
+        if shared_vjp is not None:
+            return [Segment(0, num_steps, shared_vjp)]
     segments: list[Segment] = []
     end = num_steps
     while end > 0:
-        flows = tuple(c and d for c, d in zip(came, differentiable[count:], strict=True))
+        flows = tuple(c and d for c, d in zip(arriving, differentiable[count:], strict=True))
         staged = step.vjp((*present, *flows), step.carrying(needs_grad), kept)
-        found = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
-        after = tuple(i in found or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
+        produced = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
+        after = tuple(i in produced or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
         if len(segments) > trace.num_states:  # the pattern of gradients repeats
-            after = came = (True,) * trace.num_states
+            after = arriving = (True,) * trace.num_states
             staged = step.vjp((*present, *differentiable[count:]), step.carrying(needs_grad), kept)
-        start = 0 if after == came else end - 1
+        start = 0 if after == arriving else end - 1
         segments.append(Segment(start, end - start, staged))
-        came, end = after, start
+        arriving, end = after, start
     return segments

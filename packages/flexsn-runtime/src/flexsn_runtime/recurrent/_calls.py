@@ -65,24 +65,24 @@ class InferredStaged:
 
     def run(self, tensors: Tensors) -> tuple[Tensor, ...]:
         """Returns the results for `[*inputs, *states, *lifted]`."""
-        now = environment()
-        native = self._natives.get(now)
+        settings = environment()
+        native = self._natives.get(settings)
         if native is not None and not native.watched():
             return tuple(native.run(tensors))
         self._count += 1
         with torch.no_grad():
-            results = repeated(self._call, tensors, self._recordings, now, self._device, once=self._is_empty)
-        recording = self._recordings.get(now)
+            results = run_or_repeat(self._call, tensors, self._recordings, settings, self._device, once=self._is_empty)
+        recording = self._recordings.get(settings)
         if recording is not None and self._count % _CHECK_INTERVAL == _RECORDED:
             module = compiled_launcher(self._device, self._count)
             with untraced():  # hides this work from all dispatch modes
-                told = None if module is None else NativeCall.of(module, recording)
-            if told is not None:
-                self._natives[now] = told
+                native_call = None if module is None else NativeCall.of(module, recording)
+            if native_call is not None:
+                self._natives[settings] = native_call
         return tuple(results)
 
     def _call(self, tensors: Tensors) -> tuple[Tensor, ...]:
-        arguments = _arguments(self._step, tensors)
+        arguments = _make_arguments(self._step, tensors)
         return forward_staged(self._step, arguments, state_seqs=self._state_seqs, kept=frozenset())[0]
 
 
@@ -98,18 +98,18 @@ class TrainedStaged(Trained):
         self._needs_grad = needs_grad
         self._kept = step.kept_ports(step.carrying(needs_grad))
         flows = differentiable_results(step, needs_grad, arguments.num_steps, state_seqs=state_seqs)
-        self.fixed = tuple([i for i, one in enumerate(flows) if not one])
+        self.fixed = tuple([i for i, is_differentiable in enumerate(flows) if not is_differentiable])
         self.first_kept = self.first_bits = len(flows)
         self._is_empty = _is_empty(step, arguments)
         self._ports: tuple[Port, ...] = ()  # ports of the kept values, in order
         self._recordings: dict[Hashable, Recording | str | None] = {}
 
     def run(self, tensors: Tensors) -> Sequence[Tensor]:
-        now = environment()
-        return repeated(self._forward, tensors, self._recordings, now, self._device, once=self._is_empty)
+        settings = environment()
+        return run_or_repeat(self._forward, tensors, self._recordings, settings, self._device, once=self._is_empty)
 
     def _forward(self, tensors: Tensors) -> Sequence[Tensor]:
-        arguments = _arguments(self.step, tensors)
+        arguments = _make_arguments(self.step, tensors)
         returned, memory = forward_staged(
             self.step, arguments, state_seqs=self._state_seqs, kept=self._kept, needs_grad=self._needs_grad
         )
@@ -120,10 +120,10 @@ class TrainedStaged(Trained):
         return partial(self._backward_of, needs_grad)
 
     def _backward_of(self, needs_grad: tuple[bool, ...], tensors: Tensors) -> Sequence[Tensor | None]:
-        count, behind = len(needs_grad), len(needs_grad) + len(self._ports)
-        kept = zip(self._ports, tensors[count:behind], strict=True)
+        count, end = len(needs_grad), len(needs_grad) + len(self._ports)
+        kept = zip(self._ports, tensors[count:end], strict=True)
         memory = {port: tensor for port, tensor in kept if tensor is not None}
-        arguments, grads = _arguments(self.step, tensors[:count]), tensors[behind:]
+        arguments, grads = _make_arguments(self.step, tensors[:count]), tensors[end:]
         with without_autocast(self._device):
             return backward_staged(
                 self.step, arguments, memory, self._kept, grads, needs_grad, state_seqs=self._state_seqs
@@ -131,7 +131,9 @@ class TrainedStaged(Trained):
 
     def _compute(self, backward: PreparedBackward, tensors: Tensors) -> Sequence[Tensor | None]:
         settings = environment()
-        gradients = repeated(backward.call, tensors, backward.recordings, settings, self._device, once=self._is_empty)
+        gradients = run_or_repeat(
+            backward.call, tensors, backward.recordings, settings, self._device, once=self._is_empty
+        )
         is_due = backward.recordings.get(settings) is not None and settings not in backward.registered
         if is_due and (settings in self._natives or self._count % _CHECK_INTERVAL == _RECORDED):
             module = compiled_launcher(self._device, self._count)
@@ -143,11 +145,11 @@ class TrainedStaged(Trained):
         return environment()
 
 
-def repeated(
+def run_or_repeat(
     call: Callable[[Tensors], Sequence[Any]],
-    given: Tensors,
+    tensors: Tensors,
     recordings: dict[Hashable, Recording | str | None],
-    now: Hashable,
+    settings: Hashable,
     device: torch.device,
     *,
     once: bool,
@@ -157,19 +159,19 @@ def repeated(
     Args:
         recordings: for each environment, the recording of such calls; `None` after the first call, or the reason why
             such calls cannot be repeated.
-        now: the current result of `environment`.
+        settings: the current result of `environment`.
         once: True if the call must not be recorded.
     """
     with without_autocast(device):
-        recording = recordings.get(now)
+        recording = recordings.get(settings)
         if isinstance(recording, Recording):
-            return recording.repeat(given)
+            return recording.repeat(tensors)
         if once or recording is not None or number_of_modes() or _is_capturing(device):
-            return call(given)
-        if now not in recordings:
-            recordings[now] = None
-            return call(given)
-        results, recordings[now] = recorded(call, given)
+            return call(tensors)
+        if settings not in recordings:
+            recordings[settings] = None
+            return call(tensors)
+        results, recordings[settings] = recorded(call, tensors)
         return results
 
 
@@ -178,7 +180,7 @@ def environment() -> Hashable:
     return *map(os.environ.get, _VARIABLES), float32_precision()
 
 
-def _arguments(step: RecurrentSpecialization, tensors: Tensors) -> Arguments:
+def _make_arguments(step: RecurrentSpecialization, tensors: Tensors) -> Arguments:
     trace = step.trace
     return step.counted(Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values)))
 

@@ -67,7 +67,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
     """
     dtypes = {exchange.dtype for exchange in loop.exchanges}
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
-    if dtypes != {torch.float32} and not (_of_gates(loop) and loop.width <= _MOST_COLUMNS_OF_HALF):
+    if dtypes != {torch.float32} and not (_has_gates(loop) and loop.width <= _MOST_COLUMNS_OF_HALF):
         return
     fitting = [
         cluster
@@ -79,25 +79,25 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
 
     def preferred(cluster: Cluster) -> tuple[int, ...]:
         needs = cluster_needs(loop, cluster, from_zero=from_zero)
-        in_turn = turns(loop, cluster, processors, from_zero=from_zero)
-        few = in_turn, needs.away // _LITTLE, cluster.compact, -cluster.slots, cluster.row_tiles
+        num_turns = turns(loop, cluster, processors, from_zero=from_zero)
+        preference = num_turns, needs.away // _LITTLE, cluster.compact, -cluster.slots, cluster.row_tiles
         if cluster.held is None:
-            return *few, 0, cluster.blocks, _SPLITS.index(cluster.splits)
+            return *preference, 0, cluster.blocks, _SPLITS.index(cluster.splits)
         # With more blocks, more of the matrices fit into registers, but each block receives whole operands.
-        return *few, 1, -cluster.blocks if of_bits else cluster.blocks, _SPLITS_OF_PARTS.index(cluster.splits)
+        return *preference, 1, -cluster.blocks if of_bits else cluster.blocks, _SPLITS_OF_PARTS.index(cluster.splits)
 
-    most = most_turns(loop, from_zero=from_zero, backwards=backwards)
-    if most is not None:
+    limit = most_turns(loop, from_zero=from_zero, backwards=backwards)
+    if limit is not None:
         fitting = [
             cluster
             for cluster in fitting
-            if turns(loop, cluster, processors, from_zero=from_zero) <= most
+            if turns(loop, cluster, processors, from_zero=from_zero) <= limit
             and not cluster_needs(loop, cluster, from_zero=from_zero).away
         ]
     yield from sorted(fitting, key=preferred)
 
 
-def _of_gates(loop: Loop) -> bool:
+def _has_gates(loop: Loop) -> bool:
     """True if a product has several adjacent matrices, such as those of gates, or is the gradient of such a product."""
     products = [part for part in loop.parts if isinstance(part, Multiply)]
     return any(len(part.pieces) > 1 or part.operand.width > loop.width for part in products)
@@ -121,7 +121,7 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
     if threads > _MOST_THREADS or tiles % cluster.splits:
         return None
     try:
-        cluster, needs = _held(loop, cluster, from_zero=from_zero)
+        cluster, needs = _hold_matrices(loop, cluster, from_zero=from_zero)
         if needs.shared > _SHARED_BYTES:
             cluster = replace(cluster, compact=True)
             needs = cluster_needs(loop, cluster, from_zero=from_zero)
@@ -129,7 +129,7 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
             cluster = replace(cluster, slots=1)
             needs = cluster_needs(loop, cluster, from_zero=from_zero)
         if needs.shared > _SHARED_BYTES:
-            cluster, needs = _held(loop, replace(cluster, held=None, stored=0), from_zero=from_zero)
+            cluster, needs = _hold_matrices(loop, replace(cluster, held=None, stored=0), from_zero=from_zero)
             stored = max(0, _SHARED_BYTES - needs.shared) // needs.shared_of_a_term
             cluster = replace(cluster, stored=stored)
             needs = cluster_needs(loop, cluster, from_zero=from_zero)
@@ -138,17 +138,17 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
     return cluster if needs.shared <= _SHARED_BYTES and needs.away <= _MOST_AWAY else None
 
 
-def _held(loop: Loop, cluster: Cluster, *, from_zero: bool) -> tuple[Cluster, ClusterNeeds]:
+def _hold_matrices(loop: Loop, cluster: Cluster, *, from_zero: bool) -> tuple[Cluster, ClusterNeeds]:
     """Returns the division with as much of the matrices as possible in registers, and the memory that it needs."""
     needs = cluster_needs(loop, cluster, from_zero=from_zero)
-    room = min(_of_a_thread(cluster.threads(loop.width)) - needs.others, _MOST_OF_MATRICES)
+    room = min(_count_registers(cluster.threads(loop.width)) - needs.others, _MOST_OF_MATRICES)
     if needs.matrices > room:
         cluster = replace(cluster, held=max(0, room // needs.of_a_term))
         needs = cluster_needs(loop, cluster, from_zero=from_zero)
     return cluster, needs
 
 
-def _of_a_thread(threads: int) -> int:
+def _count_registers(threads: int) -> int:
     """Returns the number of registers that each thread of a block can have."""
     return min(_MOST_REGISTERS, _REGISTERS // threads // 8 * 8)
 
@@ -157,9 +157,9 @@ def turns(loop: Loop, cluster: Cluster, processors: int, *, from_zero: bool) -> 
     """Estimates the number of turns in which clusters compute all rows. The driver later returns the exact number."""
     needs = cluster_needs(loop, cluster, from_zero=from_zero)
     threads = cluster.threads(loop.width)
-    registers = min(_of_a_thread(threads), needs.matrices + needs.others)
-    two = 2 * threads * registers <= _REGISTERS and 2 * (needs.shared + _RESERVED) <= _SHARED_BYTES
-    of_a_processor = 2 if two and cluster.blocks == max(_BLOCKS) else 1
-    together = processors - _SPARE.get(cluster.blocks, 0)
+    registers = min(_count_registers(threads), needs.matrices + needs.others)
+    fits_twice = 2 * threads * registers <= _REGISTERS and 2 * (needs.shared + _RESERVED) <= _SHARED_BYTES
+    clusters_at_once = 2 if fits_twice and cluster.blocks == max(_BLOCKS) else 1
+    usable = processors - _SPARE.get(cluster.blocks, 0)
     groups = -(-loop.num_rows // cluster.rows)
-    return -(-groups // max(1, of_a_processor * (together // cluster.blocks)))
+    return -(-groups // max(1, clusters_at_once * (usable // cluster.blocks)))

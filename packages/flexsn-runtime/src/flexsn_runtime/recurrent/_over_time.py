@@ -109,26 +109,26 @@ class Rows(NamedTuple):
         """True if every step has a separate row."""
         return self.memory.shape[0] >= self.first + self.num_steps
 
-    def seen(self, view: View, known: Recent[Seen] | None = None) -> Rows:
+    def through(self, view: View, layouts: Recent[ViewLayout] | None = None) -> Rows:
         """Returns the rows of a view of this value.
 
         Args:
-            known: dictionary that stores layouts for later calls; `None` to store no layout.
+            layouts: dictionary that stores layouts for later calls; `None` to store no layout.
         """
         if not view.calls:
             return self
         memory = self.memory
         shape, strides = memory.shape[1:], memory.stride()[1:]
         key = (id(view), shape, strides)
-        found = None if known is None else known.get(key)
-        if found is None:
-            found = Seen.of(view, shape, strides)
-            if known is not None:
-                known[key] = found
-        if found.strides is None:  # strides cannot express the view in this memory format
-            return Rows(memory.contiguous(), self.first, self.num_steps).seen(view, known)
-        sizes, distances = (memory.shape[0], *found.shape), (memory.stride(0), *found.strides)
-        offset = memory.storage_offset() + found.offset
+        layout = None if layouts is None else layouts.get(key)
+        if layout is None:
+            layout = ViewLayout.of(view, shape, strides)
+            if layouts is not None:
+                layouts[key] = layout
+        if layout.strides is None:  # strides cannot express the view in this memory format
+            return Rows(memory.contiguous(), self.first, self.num_steps).through(view, layouts)
+        sizes, distances = (memory.shape[0], *layout.shape), (memory.stride(0), *layout.strides)
+        offset = memory.storage_offset() + layout.offset
         return Rows(memory.as_strided(sizes, distances, offset), self.first, self.num_steps)
 
     @property
@@ -151,7 +151,7 @@ class Rows(NamedTuple):
         return [start + (self.first + t) % count * distance for t in range(self.num_steps)]
 
 
-class Seen(NamedTuple):
+class ViewLayout(NamedTuple):
     """The layout of a view of a value, for one layout of the value's memory.
 
     Attributes:
@@ -165,7 +165,7 @@ class Seen(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, view: View, shape: Sequence[int], strides: Sequence[int]) -> Seen:
+    def of(cls, view: View, shape: Sequence[int], strides: Sequence[int]) -> ViewLayout:
         """Returns the layout of the view of memory with this shape and these strides."""
         try:
             like = view(torch.empty_strided(tuple(shape), tuple(strides), device="meta"))

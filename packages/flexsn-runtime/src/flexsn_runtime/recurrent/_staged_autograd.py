@@ -29,7 +29,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
-def _intermediates(
+def _allocate_intermediates(
     staged: StagedStep,
     num_steps: int,
     sequences: frozenset[Port],
@@ -40,21 +40,23 @@ def _intermediates(
 
     If a step reads values of later steps, the memory includes zeros for the steps after the last step.
     """
-    behind: dict[Port, int] = {}
+    num_later: dict[Port, int] = {}
     for port, steps in staged.later.values():
-        behind[port] = max(behind.get(port, 0), steps)
-    found = {}
+        num_later[port] = max(num_later.get(port, 0), steps)
+    intermediates = {}
     for port, (shape, dtype) in staged.values.items():
         if port.role in _WRITTEN:
             rows, zero = num_steps if port in sequences else 1, port in staged.assembled
-            memory = rows_of(rows + behind.get(port, 0), shape, order, dtype=dtype, device=device, zero=zero)
-            found[port] = Rows(memory, 0, num_steps)
-            if port in behind:
+            memory = rows_of(rows + num_later.get(port, 0), shape, order, dtype=dtype, device=device, zero=zero)
+            intermediates[port] = Rows(memory, 0, num_steps)
+            if port in num_later:
                 memory[num_steps:].zero_()
-    return found | {port: Rows(found[of].memory, steps, num_steps) for port, (of, steps) in staged.later.items()}
+    return intermediates | {
+        port: Rows(intermediates[of].memory, steps, num_steps) for port, (of, steps) in staged.later.items()
+    }
 
 
-def _order(step: RecurrentSpecialization, arguments: Arguments) -> tuple[int, ...] | None:
+def _find_order(step: RecurrentSpecialization, arguments: Arguments) -> tuple[int, ...] | None:
     """Returns the order of a step's dimensions in memory between stages and convolutions: the order of the inputs.
 
     The result is `None` for the usual order, which products with matrices always have.
@@ -92,13 +94,13 @@ def forward_staged(
         returned = frozenset(state_ports if state_seqs else ())
         followed = {source for source, _ in staged.shifts.values()}
         lasting = step.lasting[state_seqs, kept] = staged.sequences | kept | returned | followed
-    order = _order(step, arguments)
-    states = _states(step, arguments, lasting, order)
-    between = _intermediates(staged, num_steps, lasting, device, order)
-    keeping = {port: between[port].memory for port in kept if port in between}
-    keeping |= {port: states[port.index] for port in kept if port.role is Role.STATE}
+    order = _find_order(step, arguments)
+    states = _allocate_states(step, arguments, lasting, order)
+    intermediates = _allocate_intermediates(staged, num_steps, lasting, device, order)
+    saved = {port: intermediates[port].memory for port in kept if port in intermediates}
+    saved |= {port: states[port.index] for port in kept if port.role is Role.STATE}
     if num_steps and 0 not in shape:
-        reads, writes = dict(between), dict(between)
+        reads, writes = dict(intermediates), dict(intermediates)
         for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
             reads[port] = Rows(x.detach(), 0, num_steps)
         for port, memory in zip(state_ports, states, strict=True):
@@ -109,17 +111,17 @@ def forward_staged(
             writes[port] = Rows(y, 0, num_steps)
         from_zero = all(initial is None for initial in arguments.states)
         over = OverTime.of(staged, num_steps, reads, writes, arguments.lifted, lasting, from_zero=from_zero)
-        with _compiling_backward(step, arguments, keeping, kept, outputs, needs_grad, state_seqs=state_seqs):
+        with _compiling_backward(step, arguments, saved, kept, outputs, needs_grad, state_seqs=state_seqs):
             StagedScan(step, over).run()
     of_states = forms[trace.num_outputs :]
     if state_seqs:
-        carried = _all_copied([m[1:] for m in states], [form.sequence for form in of_states])
+        carried = _copy_all([m[1:] for m in states], [form.sequence for form in of_states])
     else:
-        carried = _all_copied([m[num_steps % m.shape[0]] for m in states], [form.step for form in of_states])
-    return (*outputs, *carried), keeping
+        carried = _copy_all([m[num_steps % m.shape[0]] for m in states], [form.step for form in of_states])
+    return (*outputs, *carried), saved
 
 
-def _states(
+def _allocate_states(
     step: RecurrentSpecialization, arguments: Arguments, lasting: frozenset[Port], order: Sequence[int] | None
 ) -> list[Tensor]:
     """Allocates one row of memory for each state and step, or two rows that alternate. Sets the first row.
@@ -133,48 +135,48 @@ def _states(
     earlier = {source: 0 for source, _ in shifts.values()}
     for source, steps in shifts.values():
         earlier[source] = max(earlier[source], steps)
-    whole: dict[Port, Tensor] = {}
+    memory_by_port: dict[Port, Tensor] = {}
     for port, value in zip(state_ports, step.trace.states, strict=True):
         if port not in shifts:
             rows = num_steps + 1 + earlier.get(port, 0) if port in lasting else 2
-            whole[port] = rows_of(rows, value.shape, order, dtype=value.dtype, device=arguments.device)
-    found = []
+            memory_by_port[port] = rows_of(rows, value.shape, order, dtype=value.dtype, device=arguments.device)
+    states = []
     for port, initial in zip(state_ports, arguments.states, strict=True):
         source, steps = shifts.get(port, (port, 0))
-        memory = whole[source]
+        memory = memory_by_port[source]
         if source in earlier:
             first = earlier[source] - steps
             memory = memory[first : first + num_steps + 1]
         if initial is not None:
             memory[0].copy_(initial)
-        found.append(memory)
+        states.append(memory)
     if all(initial is None for initial in arguments.states):
-        for port, memory in whole.items():
+        for port, memory in memory_by_port.items():
             memory[: 1 + earlier.get(port, 0)].zero_()  # the first rows of all states in this memory
     else:
-        for memory, initial in zip(found, arguments.states, strict=True):
+        for memory, initial in zip(states, arguments.states, strict=True):
             if initial is None:
                 memory[0].zero_()
-    return found
+    return states
 
 
-def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+def _copy(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """Returns a copy in new memory, so that callers cannot change the values that are kept for the backward."""
     copy = torch.empty_strided(tensor.shape, tuple(strides), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
 
 
-def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> list[Tensor]:
+def _copy_all(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> list[Tensor]:
     """Copies tensors in few launches. Each copy has its own strides."""
     copies = [
-        torch.empty_strided(t.shape, tuple(of_one), dtype=t.dtype, device=t.device)
-        for t, of_one in zip(tensors, strides, strict=True)
+        torch.empty_strided(t.shape, tuple(strides_of_copy), dtype=t.dtype, device=t.device)
+        for t, strides_of_copy in zip(tensors, strides, strict=True)
     ]
     copy_each(copies, tensors)
     return copies
 
 
-def _compiles(step: RecurrentSpecialization) -> bool:
+def _needs_compilation(step: RecurrentSpecialization) -> bool:
     """True if kernels have to be compiled, False if an interpreter runs them."""
     return not step.backend.interpreted
 
@@ -194,7 +196,7 @@ def _compiling_backward(
     As for a pointwise step, this is the backward that most calls need. Compilation depends on the layout of memory, but
     not on its contents.
     """
-    if needs_grad is None or step.backward_plans or not _compiles(step):
+    if needs_grad is None or step.backward_plans or not _needs_compilation(step):
         return nullcontext()
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return nullcontext()  # other threads may not allocate memory
@@ -221,7 +223,7 @@ def backward_staged(
 ) -> list[Tensor | None]:
     """Computes the gradients of `[*inputs, *states, *lifted]`; `None` for an absent or unneeded gradient."""
     if arguments.num_steps == 0 or 0 in step.trace.step_shape:
-        return _without_steps(step, arguments, grads, needs_grad, state_seqs=state_seqs)
+        return _compute_without_steps(step, arguments, grads, needs_grad, state_seqs=state_seqs)
     return _Backward(step, arguments, memory, kept, grads, needs_grad, state_seqs=state_seqs).run()
 
 
@@ -242,10 +244,10 @@ class _Backward:
         trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
         self._step, self._arguments, self._memory = step, arguments, memory
         self._needs_grad, self._state_seqs = needs_grad, state_seqs
-        self._order = _order(step, arguments)
+        self._order = _find_order(step, arguments)
         # An expanded gradient, such as the gradient of a sum over time, would need another kernel, so it is copied.
         self._of_outputs = [
-            _copied(g, step.format(arguments.inputs, arguments.states, v.shape).sequence)
+            _copy(g, step.format(arguments.inputs, arguments.states, v.shape).sequence)
             if g is not None and (g.is_neg() or g._is_zerotensor() or 0 in g.stride())
             else g
             for g, v in zip(grads, trace.outputs, strict=False)
@@ -280,7 +282,9 @@ class _Backward:
         step, arguments = self._step, self._arguments
         trace = step.trace
         for start, count, staged in self._plan.segments:
-            reads: dict[Port, Rows] = _intermediates(staged, count, staged.sequences, arguments.device, self._order)
+            reads: dict[Port, Rows] = _allocate_intermediates(
+                staged, count, staged.sequences, arguments.device, self._order
+            )
             writes = dict(reads)
             for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
                 reads[port] = Rows(x.detach(), start, count)
@@ -320,13 +324,13 @@ class _Backward:
     def compilations(self) -> list[Callable[[], object]]:
         """Returns functions that compile the launches of `run`."""
         first_lifted = self._step.trace.num_inputs + self._step.trace.num_states
-        found: list[Callable[[], object]] = []
+        compilations: list[Callable[[], object]] = []
         for segment, scan in zip(self._plan.segments, self.scans(), strict=True):
-            found.append(scan.compile)
+            compilations.append(scan.compile)
             for term in segment.staged.terms:
                 if self._needs_grad[first_lifted + term.lifted]:
-                    found += scan.compilations_of(term)
-        return found
+                    compilations += scan.compilations_of(term)
+        return compilations
 
     def run(self) -> list[Tensor | None]:
         """Runs the backward, and returns the gradients."""
@@ -349,7 +353,7 @@ class _Backward:
             initial = arguments.states[i]
             flows = Port(Role.GRAD_STATE, i) in segments[-1].staged.results
             if flows and needs_grad[first_state + i] and initial is not None:
-                gradients[first_state + i] = _copied(gradient[0], strides_like(initial))
+                gradients[first_state + i] = _copy(gradient[0], strides_like(initial))
         for place, tensor in enumerate(arguments.lifted, first_lifted):
             gradient_of = gradients[place]
             if gradient_of is not None:
@@ -357,7 +361,7 @@ class _Backward:
         return gradients
 
 
-def _without_steps(
+def _compute_without_steps(
     step: RecurrentSpecialization,
     arguments: Arguments,
     grads: Sequence[Tensor | None],

@@ -26,7 +26,7 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
     """
     steps, rows, inner = left.shape
     columns = right.shape[2]
-    factors = _factors(left, right, exact)
+    factors = _select_factors(left, right, exact)
     if factors is not None:
         total: Tensor = product_with_spikes(*factors)
         return total if exact[1] else total.t().contiguous()
@@ -35,15 +35,15 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
 
 def compilations_of_sum(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> list[Callable[[], object]]:
     """Returns functions that compile `summed_product` for tensors like these."""
-    factors = _factors(left, right, exact)
+    factors = _select_factors(left, right, exact)
     return [] if factors is None else compilations_with_spikes(*factors)
 
 
-def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Tensor, Tensor] | None:
+def _select_factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Tensor, Tensor] | None:
     """Returns the factors of one product of all rows, with an exact second factor; `None` to use a library."""
     steps, rows, inner = left.shape
     columns = right.shape[2]
-    if not any(exact) or not _pays(left, steps * inner, rows, columns):
+    if not any(exact) or not _pays_off(left, steps * inner, rows, columns):
         return None
     down, across = left.transpose(1, 2).reshape(-1, rows), right.reshape(-1, columns)
     return (down, across) if exact[1] else (across, down)
@@ -56,7 +56,7 @@ def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Ten
 _FEWEST_OF_A_NUMBER = 128
 
 
-def _pays(value: Tensor, terms: int, rows: int, columns: int) -> bool:
+def _pays_off(value: Tensor, terms: int, rows: int, columns: int) -> bool:
     """True for a product that is faster in parts, unless a setting allows products in TF32.
 
     Args:

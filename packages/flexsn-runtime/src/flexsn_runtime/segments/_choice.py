@@ -77,14 +77,14 @@ def _choose(step: Specialization, num_steps: int | None, ncl: int | None) -> Cho
 
 def speculation(step: Specialization, choice: Choice) -> Speculation:
     """Returns the step's `Speculation`, which contains the warm-up that its forwards have learned."""
-    found = step.speculations.get(choice.rule)
-    if found is None:
+    learned = step.speculations.get(choice.rule)
+    if learned is None:
         key = None
         if choice.rule.kept:
             core = step.core()
             key = {**step.plan_key(), "numbers": core.integers, "first": choice.rule.warm_up}
-        found = step.speculations[choice.rule] = Speculation(choice.rule, key)
-    return found
+        learned = step.speculations[choice.rule] = Speculation(choice.rule, key)
+    return learned
 
 
 def choose_ahead(step: Specialization, num_steps: int, ncl: int) -> AheadChoice | None:
@@ -102,7 +102,7 @@ def choose_ahead(step: Specialization, num_steps: int, ncl: int) -> AheadChoice 
     if choice is None or step.numerics.fast_math:
         return None
     learned = speculation(step, choice)
-    if not learned.meets:
+    if not learned.converges:
         return None
     warm_up = learned.warm_up if learned.is_known else choice.rule.longest // 2
     number = choice.rule.count(hints[1] or 0, hints[0] or 0, warm_up)

@@ -13,7 +13,7 @@ from flexsn_codegen.scan.segments import ended_source, repair_source, speculatio
 from flexsn_codegen.targets._entry import Entry
 from flexsn_graph import Port, Role
 from flexsn_runtime.launches._kernel import CompiledKernel
-from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, kept_dtype, rows
+from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, allocate_rows, kept_dtype
 from flexsn_runtime.segments._speculation import Speculation
 
 _REPAIRS = Port(Role.SEGMENT_REPAIRS, 0)
@@ -40,20 +40,21 @@ class GuessedForward(InSegments[ForwardSpec]):
             ended = scan.kernel("ended", key, lambda: ended_source(f"{name}_ended", core, spec))
             self._sources.append((ended, True))
 
-    def _make(self, segments: int, warm_up: int) -> list[SegmentKernel]:
+    def _make_kernels(self, segments: int, warm_up: int) -> list[SegmentKernel]:
         """Returns the kernels for a warm-up of `warm_up` steps."""
         sizes = {"SEGMENTS": segments, "WARM": math.ceil(warm_up / self.scan.config.chunk)}
         return [
-            SegmentKernel(source, self.scan, sizes, segments if is_beside else 1) for source, is_beside in self._sources
+            SegmentKernel(source, self.scan, sizes, segments if is_parallel else 1)
+            for source, is_parallel in self._sources
         ]
 
-    def _memory(self, segments: int, *, empty: bool) -> dict[Port, Tensor]:
-        shape, device = self._shape(segments, empty=empty), self.scan.device
-        found = rows(Role.SEGMENT_START, self._dtypes, shape, device)
-        found |= rows(Role.SEGMENT_END, self._dtypes, shape, device)
+    def _allocate(self, segments: int, *, empty: bool) -> dict[Port, Tensor]:
+        shape, device = self._scratch_shape(segments, empty=empty), self.scan.device
+        memory = allocate_rows(Role.SEGMENT_START, self._dtypes, shape, device)
+        memory |= allocate_rows(Role.SEGMENT_END, self._dtypes, shape, device)
         programs = 0 if empty else -(-self.scan.sizes["NCL"] // self.scan.config.block)
-        found[_REPAIRS] = torch.empty(programs, dtype=torch.int32, device=device)
-        return found
+        memory[_REPAIRS] = torch.empty(programs, dtype=torch.int32, device=device)
+        return memory
 
 
 class SegmentedForward(GuessedForward):
@@ -96,15 +97,15 @@ class SegmentedForward(GuessedForward):
         sizes = self.scan.sizes
         return min(self._speculation.count(sizes["NCL"], sizes["T"]), sizes["T"] // self.scan.config.chunk)
 
-    def _kernels(self) -> list[SegmentKernel]:
+    def _list_kernels(self) -> list[SegmentKernel]:
         key = segments, warm_up = self._segments(), self._speculation.warm_up
-        found = self._by_warm_up.get(key)
-        if found is None:
-            found = self._by_warm_up[key] = self._make(segments, warm_up)
-        return found
+        kernels = self._by_warm_up.get(key)
+        if kernels is None:
+            kernels = self._by_warm_up[key] = self._make_kernels(segments, warm_up)
+        return kernels
 
-    def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        return self._memory(self._segments(), empty=empty)
+    def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
+        return self._allocate(self._segments(), empty=empty)
 
 
 class ForwardAhead(GuessedForward):
@@ -118,10 +119,10 @@ class ForwardAhead(GuessedForward):
 
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource, segments: int, warm_up: int) -> None:
         super().__init__(scan, core)
-        self._segments, self._made = segments, self._make(segments, warm_up)
+        self._segments, self._segment_kernels = segments, self._make_kernels(segments, warm_up)
 
-    def _kernels(self) -> list[SegmentKernel]:
-        return self._made
+    def _list_kernels(self) -> list[SegmentKernel]:
+        return self._segment_kernels
 
-    def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        return self._memory(self._segments, empty=empty)
+    def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
+        return self._allocate(self._segments, empty=empty)

@@ -55,14 +55,14 @@ class SerialScan(Generic[_Spec]):
     device: torch.device
     launched: int = 1
 
-    def kernel(self, what: str, key: tuple[Hashable, ...], write: Callable[[], KernelSource]) -> CompiledKernel:
+    def kernel(self, task: str, key: tuple[Hashable, ...], write: Callable[[], KernelSource]) -> CompiledKernel:
         """Returns a kernel of the scan in segments. Each kernel is generated once.
 
         Args:
-            what: the task of the kernel.
+            task: the task of the kernel.
             key: names of the steps in the source that `write` returns.
         """
-        return self.step.segment_kernel((what, self.spec, *key), write)
+        return self.step.segment_kernel((task, self.spec, *key), write)
 
 
 class SegmentKernel:
@@ -71,14 +71,16 @@ class SegmentKernel:
     Args:
         scan: scan whose tensors the calls of the kernel receive.
         sizes: additional sizes, which include ``"SEGMENTS"``.
-        beside: number of segments that run in parallel.
+        num_parallel: number of segments that run in parallel.
     """
 
-    def __init__(self, kernel: CompiledKernel, scan: SerialScan[_Spec], sizes: Mapping[str, int], beside: int) -> None:
-        numbers = {**scan.sizes, **sizes, "BESIDE": beside}
-        self._launch: Launch = launch(kernel, numbers, scan.config, scan.device)
+    def __init__(
+        self, kernel: CompiledKernel, scan: SerialScan[_Spec], sizes: Mapping[str, int], num_parallel: int
+    ) -> None:
+        integers = {**scan.sizes, **sizes, "BESIDE": num_parallel}
+        self._launch: Launch = launch(kernel, integers, scan.config, scan.device)
         places = {port: i for i, port in enumerate(scan.params)}
-        self._takes = [(port, places.get(port)) for port in kernel.params]
+        self._places = [(port, places.get(port)) for port in kernel.params]
 
     def __call__(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         """Launches the kernel on the scan's tensors and on `scratch`, which may replace some of these tensors."""
@@ -93,17 +95,19 @@ class SegmentKernel:
         return self._launch.is_compiled
 
     def _arguments(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> list[Tensor]:
-        found = []
-        for port, place in self._takes:
-            one = scratch.get(port)
-            if one is None:
+        arguments = []
+        for port, place in self._places:
+            tensor = scratch.get(port)
+            if tensor is None:
                 assert place is not None, port
-                one = tensors[place]
-            found.append(one)
-        return found
+                tensor = tensors[place]
+            arguments.append(tensor)
+        return arguments
 
 
-def rows(role: Role, dtypes: Sequence[torch.dtype], shape: tuple[int, int], device: torch.device) -> dict[Port, Tensor]:
+def allocate_rows(
+    role: Role, dtypes: Sequence[torch.dtype], shape: tuple[int, int], device: torch.device
+) -> dict[Port, Tensor]:
     """Allocates scratch memory `[segments, elements]` for each port of a role."""
     return {Port(role, i): torch.empty(shape, dtype=dtype, device=device) for i, dtype in enumerate(dtypes)}
 
@@ -117,12 +121,12 @@ class InSegments(Generic[_Spec]):
 
     def __init__(self, scan: SerialScan[_Spec]) -> None:
         self.scan = scan
-        self._first = _FIRST if scan.sizes["T"] < scan.launched else 0
-        self._is_long = self._first == 0
+        self._num_first = _FIRST if scan.sizes["T"] < scan.launched else 0
+        self._is_long = self._num_first == 0
 
     @property
     def is_compiled(self) -> bool:
-        return all(kernel.is_compiled for kernel in self._kernels())
+        return all(kernel.is_compiled for kernel in self._list_kernels())
 
     def allocator(
         self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -131,45 +135,45 @@ class InSegments(Generic[_Spec]):
 
     def entry(self) -> Entry | None:
         """Returns the entry of the serial kernel if calls run it; otherwise `None`."""
-        return None if self._is_long or self._first else self.scan.launch.entry()
+        return None if self._is_long or self._num_first else self.scan.launch.entry()
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        scratch = self._scratch(tensors, empty=True)
-        for kernel in self._kernels():
+        scratch = self._allocate_scratch(tensors, empty=True)
+        for kernel in self._list_kernels():
             kernel.compile(tensors, scratch)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        if not self._pays():
+        if not self._pays_off():
             self.scan.launch(tensors)
             return
-        scratch = self._scratch(tensors)
-        for kernel in self._kernels():
+        scratch = self._allocate_scratch(tensors)
+        for kernel in self._list_kernels():
             kernel(tensors, scratch)
         self._finish(tensors, scratch)
 
-    def _pays(self) -> bool:
+    def _pays_off(self) -> bool:
         """True if several launches pay off in this call: the sequence is long, or a CUDA graph records the launches.
 
         Also True for the first calls, which compile the kernels that a CUDA graph needs, and learn the warm-up.
         """
         if self._is_long:
             return True
-        if self._first:
-            self._first -= 1
+        if self._num_first:
+            self._num_first -= 1
             return True
         return torch.cuda.is_current_stream_capturing()
 
-    def _kernels(self) -> Sequence[SegmentKernel]:
+    def _list_kernels(self) -> Sequence[SegmentKernel]:
         """Returns the kernels, in their order."""
         raise NotImplementedError
 
-    def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
+    def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
         """Allocates the memory through which kernels pass values. With `empty`, this memory has no elements."""
         raise NotImplementedError
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         """Completes the results after the last kernel."""
 
-    def _shape(self, segments: int, *, empty: bool) -> tuple[int, int]:
+    def _scratch_shape(self, segments: int, *, empty: bool) -> tuple[int, int]:
         """Returns the shape of scratch memory, `[segments, elements]`."""
         return (0, 0) if empty else (segments, self.scan.sizes["NCL"])
