@@ -43,9 +43,9 @@ class Window(NamedTuple):
 
     def out_size(self, height: int, width: int) -> tuple[int, int]:
         """Returns the height and width of the result."""
-        across = zip((height, width), *self[:4], strict=True)
-        down, aside = (_windows(*numbers, self.ceil) for numbers in across)
-        return down, aside
+        dimensions = zip((height, width), *self[:4], strict=True)
+        down, across = (_count_windows(*numbers, self.ceil) for numbers in dimensions)
+        return down, across
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -53,9 +53,9 @@ class Window(NamedTuple):
         return tuple(number for pair in self[:4] for number in pair)
 
 
-def _windows(length: int, size: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
-    left = length + 2 * padding - dilation * (size - 1) - 1
-    count = (left + (stride - 1 if ceil else 0)) // stride + 1
+def _count_windows(length: int, size: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
+    room = length + 2 * padding - dilation * (size - 1) - 1
+    count = (room + (stride - 1 if ceil else 0)) // stride + 1
     # The last window has to begin in the image or in the padding before it.
     return count - 1 if ceil and (count - 1) * stride >= length + padding else count
 
@@ -64,9 +64,9 @@ def why_no_kernel(x: Tensor, window: Window) -> str | None:
     """Returns the reason why PyTorch has to pool `x [N, C, H, W]`; `None` if a kernel can."""
     if x.dtype not in _DTYPES:
         return f"its input is {x.dtype}"
-    why = why_unavailable(x.device)
-    if why is not None:
-        return f"on the CPU there is no kernel for it: {why}" if x.device.type == "cpu" else why
+    reason = why_unavailable(x.device)
+    if reason is not None:
+        return f"on the CPU there is no kernel for it: {reason}" if x.device.type == "cpu" else reason
     if x.dim() != 4:
         return f"its input has {x.dim()} dimensions"
     if window.positions > _MOST_POSITIONS:
@@ -97,8 +97,8 @@ def memory_format(last: bool) -> torch.memory_format:
 def codes_shape(shape: tuple[int, int, int, int], last: bool, bits: int) -> tuple[int, int]:
     """Returns the shape of the uint8 codes for a result of this shape."""
     rows, columns = matrix(shape, last)
-    per = 8 // bits
-    return (rows + per - 1) // per, columns
+    codes_per_byte = 8 // bits
+    return (rows + codes_per_byte - 1) // codes_per_byte, columns
 
 
 def matrix(shape: tuple[int, int, int, int], last: bool) -> tuple[int, int]:

@@ -174,8 +174,8 @@ def tiles_of(rows: int, columns: int, tile: Tile) -> int:
 
 def padding() -> int:
     """Returns the number of elements of a unit. The rows of parts are padded to whole units."""
-    found: int = _kernels().PADDING
-    return found
+    elements: int = _kernels().PADDING
+    return elements
 
 
 def padded_units(columns: int) -> int:
@@ -184,8 +184,8 @@ def padded_units(columns: int) -> int:
 
 def bits(scale: float) -> int:
     """Returns the 32 bits of a float32 as an integer."""
-    found: int = struct.unpack("i", struct.pack("f", scale))[0]
-    return found
+    integer: int = struct.unpack("i", struct.pack("f", scale))[0]
+    return integer
 
 
 def is_aligned(x: Tensor) -> bool:

@@ -107,18 +107,22 @@ def linked_linear(
     results = _SpikeLinear.apply(s, written, weight, bias, parts, with_links, record, scale)
     if not with_links:
         return Linked(results, record[0], None)
-    y, *made = results
+    y, *link_tensors = results
     if not y.requires_grad:
         return Linked(y, record[0], None)
-    of_parts = parts[1]
+    num_parts = parts[1]
     y.grad_fn.y = weakref.ref(y)
-    return Linked(y, record[0], Links(tuple(made[:of_parts]), made[of_parts] if len(made) > of_parts else None))
+    return Linked(
+        y,
+        record[0],
+        Links(tuple(link_tensors[:num_parts]), link_tensors[num_parts] if len(link_tensors) > num_parts else None),
+    )
 
 
 def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], needs_grad: bool) -> int:
     """Returns the number of links for the parts of the result's gradient; 0 without links."""
-    makes = needs_grad and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
-    return parts[1] if makes else 0
+    has_links = needs_grad and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
+    return parts[1] if has_links else 0
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
@@ -144,17 +148,17 @@ def _check(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, gr
 # -- launches ----------------------------------------------------------------------------------------------------------
 
 
-def _runs(s: Tensor, weight: Tensor) -> bool:
+def _can_run(s: Tensor, weight: Tensor) -> bool:
     """True if kernels can run and their results are not empty."""
     return why_unavailable(s.device) is None and s.numel() > 0 and weight.shape[0] > 0
 
 
 def forward(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int) -> tuple[Tensor, Tensor]:
-    if not _runs(s, weight):
+    if not _can_run(s, weight):
         size = seen_size(s.shape[:-1].numel())
         return F.linear(s, weight, bias).contiguous(), torch.zeros(size, dtype=torch.int32, device=s.device)
-    given = _dense(s), None, _dense(weight), None if bias is None else _dense(bias)
-    y, seen, *_ = plan_of(given, weight_parts).plan.run(given)
+    operands = _make_dense(s), None, _make_dense(weight), None if bias is None else _make_dense(bias)
+    y, seen, *_ = plan_of(operands, weight_parts).plan.run(operands)
     assert y is not None
     assert seen is not None
     return y, seen
@@ -165,7 +169,7 @@ Operands = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 
 
 def plan_of(
-    given: Operands,
+    operands: Operands,
     parts: int,
     *,
     links: int = 0,
@@ -173,22 +177,22 @@ def plan_of(
     scale: float = 1.0,
 ) -> Forward:
     """Returns the plan of a forward over dense `[s, written, weight, bias]`; see `ForwardKind`."""
-    s, written, weight, bias = given
+    s, written, weight, bias = operands
     aligned = is_aligned(s), is_aligned(weight), None if bias is None else is_aligned(bias)
     shape, outputs = tuple(s.shape), weight.shape[0]
     return forward_plan(ForwardKind(shape, outputs, parts, links, sums, scale, written is not None, aligned, s.device))
 
 
-def _dense(x: Tensor) -> Tensor:
+def _make_dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
-def _dense_and_aligned(x: Tensor) -> Tensor:
-    x = _dense(x)
+def _make_dense_and_aligned(x: Tensor) -> Tensor:
+    x = _make_dense(x)
     return x if is_aligned(x) else x.clone()
 
 
-def _gradients(
+def _compute_gradients(
     grad: Tensor,
     s: Tensor,
     weight: Tensor,
@@ -196,11 +200,11 @@ def _gradients(
     parts: tuple[int, int],
     needs_grad: Sequence[bool],
 ) -> list[Tensor | None]:
-    if not _runs(s, weight):
-        return _plain_gradients(grad, s, weight, needs_grad)
+    if not _can_run(s, weight):
+        return _compute_plain_gradients(grad, s, weight, needs_grad)
     saved = s, None, weight, None, seen
-    found = gradients(saved, (grad,), parts, 1.0, (needs_grad[0], needs_grad[1], needs_grad[2]))
-    return [found[0], found[2], found[3]]
+    of_operands = gradients(saved, (grad,), parts, 1.0, (needs_grad[0], needs_grad[1], needs_grad[2]))
+    return [of_operands[0], of_operands[2], of_operands[3]]
 
 
 Saved = tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
@@ -221,14 +225,14 @@ def gradients(
         needs_grad: True for each of the spikes, the weight and the bias if its gradient is needed.
     """
     s, spikes, weight, pieces, seen = saved
-    given = _dense(s), spikes, _dense(weight), pieces, seen
-    grads = [None if grad is None else _dense_and_aligned(grad) for grad in grads]
-    return backward_plan(backward_kind(given, grads, parts, scale, needs_grad)).run((*given, *grads))[:OPERANDS]
+    operands = _make_dense(s), spikes, _make_dense(weight), pieces, seen
+    grads = [None if grad is None else _make_dense_and_aligned(grad) for grad in grads]
+    return backward_plan(backward_kind(operands, grads, parts, scale, needs_grad)).run((*operands, *grads))[:OPERANDS]
 
 
-def come_alone(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
+def come_alone(grad: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
     """True if the gradient arrives only as a whole, or only as all of its parts."""
-    return len({part is None for part in parts}) == 1 and (whole is None or parts[0] is None)
+    return len({part is None for part in parts}) == 1 and (grad is None or parts[0] is None)
 
 
 def backward_kind(
@@ -240,11 +244,11 @@ def backward_kind(
 ) -> BackwardKind:
     """Returns the kind of a backward over dense tensors. The arguments are those of `gradients`."""
     s, spikes, weight, pieces, seen = saved
-    whole = grads[0]
+    grad = grads[0]
     assert s is not None
     assert weight is not None
     sums = len(grads) > 1 + parts[1]
-    if sums and whole is None and grads[-1] is None:
+    if sums and grad is None and grads[-1] is None:
         needs_grad = *needs_grad[:2], False
     return BackwardKind(
         tuple(s.shape),
@@ -256,7 +260,7 @@ def backward_kind(
         seen is not None,
         parts[1] if len(grads) > 1 else 0,
         sums,
-        whole is None,
+        grad is None,
         needs_grad,
         (is_aligned(s), is_aligned(weight)),
         s.device,
@@ -270,20 +274,20 @@ def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
         s: values that bfloat16 can represent. With any other value, the whole product is computed again in float32,
             which is slow.
     """
-    plan, given = _over_rows(grads, s)
-    total = plan.run(given)[2]
+    plan, arguments = _plan_over_rows(grads, s)
+    total = plan.run(arguments)[2]
     assert total is not None
     return total
 
 
 def compilations_with_spikes(grads: Tensor, s: Tensor) -> list[Callable[[], object]]:
     """Returns functions that compile `product_with_spikes` for tensors like these."""
-    plan, given = _over_rows(grads, s)
-    return plan.compilations(given)
+    plan, arguments = _plan_over_rows(grads, s)
+    return plan.compilations(arguments)
 
 
-def _over_rows(grads: Tensor, s: Tensor) -> tuple[Plan, tuple[Tensor | None, ...]]:
-    s, grads = _dense(s), _dense_and_aligned(grads)
+def _plan_over_rows(grads: Tensor, s: Tensor) -> tuple[Plan, tuple[Tensor | None, ...]]:
+    s, grads = _make_dense(s), _make_dense_and_aligned(grads)
     outputs, aligned = grads.shape[1], (is_aligned(s), True)
     parts, needs_grad = (MOST_PARTS, MOST_PARTS), (False, True, False)
     kind = BackwardKind(
@@ -292,8 +296,10 @@ def _over_rows(grads: Tensor, s: Tensor) -> tuple[Plan, tuple[Tensor | None, ...
     return backward_plan(kind), (s, None, None, None, None, grads)
 
 
-def _plain_gradients(grad: Tensor, s: Tensor, weight: Tensor, needs_grad: Sequence[bool]) -> list[Tensor | None]:
-    rows, grads = _rows(s), _rows(grad)
+def _compute_plain_gradients(
+    grad: Tensor, s: Tensor, weight: Tensor, needs_grad: Sequence[bool]
+) -> list[Tensor | None]:
+    rows, grads = _flatten_rows(s), _flatten_rows(grad)
     return [
         grad @ weight if needs_grad[0] else None,
         grads.t() @ rows if needs_grad[1] else None,
@@ -301,7 +307,7 @@ def _plain_gradients(grad: Tensor, s: Tensor, weight: Tensor, needs_grad: Sequen
     ]
 
 
-def _rows(x: Tensor) -> Tensor:
+def _flatten_rows(x: Tensor) -> Tensor:
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
@@ -331,17 +337,17 @@ class _SpikeLinear(SingleLevelFunction):
             ctx.save_for_backward(s, None, weight, None, None)
             return F.linear(s, weight, bias)
         needs_s, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        given = _dense(s), written, _dense(weight), None if bias is None else _dense(bias)
-        forward = plan_of(given, parts[0], links=parts[1] if links else 0, sums=links and needs_bias, scale=scale)
-        found = forward.plan.run(given)
-        memory = (*given, *found)
+        operands = _make_dense(s), written, _make_dense(weight), None if bias is None else _make_dense(bias)
+        forward = plan_of(operands, parts[0], links=parts[1] if links else 0, sums=links and needs_bias, scale=scale)
+        results = forward.plan.run(operands)
+        memory = (*operands, *results)
         seen = None if forward.seen is None else memory[forward.seen]
         record.append(seen)
         # Hooks may store `s` in fewer bits than its copy in bfloat16 takes.
-        keeps = needs_weight and (seen is None or not has_saved_tensors_hooks())
-        spikes, pieces = memory[forward.spikes] if keeps else None, memory[forward.pieces] if needs_s else None
+        keeps_spikes = needs_weight and (seen is None or not has_saved_tensors_hooks())
+        spikes, pieces = memory[forward.spikes] if keeps_spikes else None, memory[forward.pieces] if needs_s else None
         ctx.save_for_backward(s, spikes, weight, pieces, seen)
-        return found[0] if forward.results == 1 else tuple(found[: forward.results])
+        return results[0] if forward.results == 1 else tuple(results[: forward.results])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -368,15 +374,15 @@ def flowing(
     Args:
         plain: True to use torch's products.
     """
-    whole, arrived = grads[0], grads[1 : 1 + parts[1]]
-    first = whole if whole is not None or not arrived else arrived[0]
+    grad, grad_parts = grads[0], grads[1 : 1 + parts[1]]
+    first = grad if grad is not None or not grad_parts else grad_parts[0]
     if first is None:
         return (None,) * OPERANDS
     if plain or torch.is_grad_enabled() or transform_at_work() is not None or is_batched(first):
-        found = _plain_gradients(_sum(whole, arrived), saved[0], saved[2], needs_grad)
-        return found[0], None, found[1], found[2]
-    if arrived and not come_alone(whole, arrived):
-        grads = _sum(whole, arrived), *(None,) * (len(grads) - 1)
+        of_operands = _compute_plain_gradients(_add_parts(grad, grad_parts), saved[0], saved[2], needs_grad)
+        return of_operands[0], None, of_operands[1], of_operands[2]
+    if grad_parts and not come_alone(grad, grad_parts):
+        grads = _add_parts(grad, grad_parts), *(None,) * (len(grads) - 1)
     return gradients(saved, grads, parts, scale, needs_grad)
 
 
@@ -387,7 +393,7 @@ LATE = (
 )
 
 
-def _sum(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:
+def _add_parts(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:
     """Adds a gradient and the parts of another gradient, in float32."""
     total = grad
     for part in reversed(parts):
@@ -430,8 +436,8 @@ def spike_linear_backward_op(
     needs_grad: Sequence[bool],
 ) -> list[Tensor]:
     """Computes the gradients of `s`, `weight` and `bias`, one for each true entry of `needs_grad`."""
-    found = _gradients(grad, s, weight, seen, (weight_parts, grad_parts), needs_grad)
-    return [gradient for gradient in found if gradient is not None]
+    gradients_of_operands = _compute_gradients(grad, s, weight, seen, (weight_parts, grad_parts), needs_grad)
+    return [gradient for gradient in gradients_of_operands if gradient is not None]
 
 
 @spike_linear_backward_op.register_fake
@@ -453,9 +459,9 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
     if grad is None or not any(needs_grad):
         return None, None, None, None, None
     if torch.is_grad_enabled():  # `create_graph`
-        return *_plain_gradients(grad, s, weight, needs_grad), None, None
-    found = iter(spike_linear_backward_op(grad, s, weight, seen, *ctx.parts, needs_grad))
-    return *(next(found) if is_needed else None for is_needed in needs_grad), None, None
+        return *_compute_plain_gradients(grad, s, weight, needs_grad), None, None
+    gradients_needed = iter(spike_linear_backward_op(grad, s, weight, seen, *ctx.parts, needs_grad))
+    return *(next(gradients_needed) if is_needed else None for is_needed in needs_grad), None, None
 
 
 spike_linear_op.register_autograd(_backward, setup_context=_setup)

@@ -34,23 +34,23 @@ def _why_slow(device: torch.device) -> str | None:
         return f"no compiled kernels on {device.type}"
     if torch.cuda.get_device_capability(device) in _FAST:
         return None
-    ours, theirs = _measured(device)
-    if ours < theirs:
+    parts_ms, float32_ms = _measure(device)
+    if parts_ms < float32_ms:
         return None
     name = torch.cuda.get_device_name(device)
-    return f"on {name}, three bfloat16 products take {ours:.2f} ms and one of float32 {theirs:.2f} ms"
+    return f"on {name}, three bfloat16 products take {parts_ms:.2f} ms and one of float32 {float32_ms:.2f} ms"
 
 
-def _measured(device: torch.device) -> tuple[float, float]:
+def _measure(device: torch.device) -> tuple[float, float]:
     """Measures the milliseconds of a product in three parts, and of torch's product."""
     from flexsn_runtime.products._linear import forward
 
     s = torch.ones(_ROWS, _FEATURES, device=device)
     weight = torch.ones(_FEATURES, _FEATURES, device=device)
     settings = torch.backends.cuda.matmul
-    before, settings.fp32_precision = settings.fp32_precision, "ieee"
+    precision, settings.fp32_precision = settings.fp32_precision, "ieee"
     try:
-        found = []
+        medians = []
         for run in (lambda: forward(s, weight, None, 3), lambda: s @ weight.t()):
             times = []
             for _ in range(6):
@@ -60,7 +60,7 @@ def _measured(device: torch.device) -> tuple[float, float]:
                 end.record()
                 end.synchronize()
                 times.append(begin.elapsed_time(end))
-            found.append(statistics.median(times[1:]))
+            medians.append(statistics.median(times[1:]))
     finally:
-        settings.fp32_precision = before
-    return found[0], found[1]
+        settings.fp32_precision = precision
+    return medians[0], medians[1]
