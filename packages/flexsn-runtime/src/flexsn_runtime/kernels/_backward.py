@@ -54,10 +54,10 @@ def split_cotangents(grads: Sequence[Tensor | None], num_outputs: int, *, state_
 class BackwardScan:
     """A backward scan, prepared for arguments and cotangents of one layout.
 
-    Each gradient has the format of its argument.
+    Each gradient has the memory format of its argument.
 
     Args:
-        arguments: same as in the forward.
+        arguments: the arguments of the forward.
         saved: checkpoints or residuals, as the forward returned them, or copies in another format.
         needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         residuals: the residuals that the forward saved; `None` for checkpoints.
@@ -243,7 +243,7 @@ class BackwardScan:
         kernel_places = [places.index(param) for param in kernel.params]
         steps = launching(operands, launched, kernel_places, len(places), copies)
         first = first_grad + len(cotangent_params)
-        # Sums the gradients that the kernel writes in another shape than the shape of their tensors.
+        # Sums the gradients that the kernel writes in shapes other than the shapes of their tensors.
         steps += (
             Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
             for i, x in enumerate(arguments.inputs)

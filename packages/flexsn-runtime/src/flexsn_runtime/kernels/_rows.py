@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     outer: int
 
     def layout(self, step: LiftedLayout) -> LiftedLayout:
-        """Returns the layout in which a row reads a tensor. `step` is the layout in which the step reads it."""
+        """Returns the layout in which a row reads a tensor, from the layout `step` in which the step reads it."""
         return LiftedLayout((0, *step.strides[self.outer :]), step.offset)
 
     @property

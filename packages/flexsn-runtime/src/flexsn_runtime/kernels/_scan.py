@@ -65,7 +65,7 @@ def run_backward(
     """Scans backward.
 
     Args:
-        arguments: same as in the forward.
+        arguments: the arguments of the forward.
         checkpoints: checkpoints from the forward.
         needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
 

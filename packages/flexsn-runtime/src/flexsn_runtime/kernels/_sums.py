@@ -79,7 +79,7 @@ def summed_together(num_arguments: int, sums: Sequence[tuple[Allocation, Summed]
 
     Args:
         num_arguments: number of tensors that a call takes.
-        sums: the sums, each with the memory to which the kernel writes the gradient before this sum.
+        sums: the sums, each with the allocation of the gradient that is summed.
     """
     groups: dict[tuple[Allocation, PlainSum | None], list[Summed]] = {}
     for written, step in sums:
@@ -126,8 +126,8 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
 
 
 # In torch, one warp adds up each plane of fewer than 8192 elements. On an H100, two such sums over [6, 128, 784] took a
-# fifth of the time of a norm and a neuron. The planes are therefore split into rows that are short enough for a warp,
-# and the few sums of the rows are summed again.
+# fifth of the total time of a norm and a neuron. The planes are therefore split into rows that are short enough for a
+# warp, and the few sums of the rows are summed again.
 _FEW, _MANY = 1024, 8192
 _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 

@@ -22,7 +22,7 @@ from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 
-# Maximum number of layouts for which a scan stores backwards. The compiled launcher has the same limit (`most_told`).
+# Maximum number of layouts for which a scan stores backwards. The compiled launcher has the same limit.
 _MOST_BACKWARDS = 16
 # Number of backwards between two checks for the compiled launcher. Each check reads environment variables.
 _CHECK_INTERVAL = 64
@@ -245,7 +245,7 @@ class TrainedScan(Trained):
         """Like `NativeScan.again`, for calls in which some tensors are computed from others.
 
         Args:
-            compute: function that takes tensors like these, and returns the computed ones, by position.
+            compute: function that takes tensors like these, and returns the computed tensors, by position.
             tensors: `[*inputs, *states, *lifted]` followed by further tensors. Each tensor that is computed is
                 represented by another object. This method does not change the tensors.
 

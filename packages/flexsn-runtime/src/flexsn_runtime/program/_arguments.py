@@ -50,14 +50,14 @@ def prepare(
     autocast: bool = True,
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[CoreSpecialization, Arguments]:
-    """Checks `[*input_seqs, *init_states, *lifted]`, and specializes the step on them.
+    """Checks the tensors `[*input_seqs, *init_states, *lifted]`, and specializes the step on them.
 
     All initial states are passed, or none of them. If none is passed, the initial states are zeros. All lifted tensors
     are passed, or none of them. If none is passed, the tensors that the core captures now are used. An input or a state
     is detached if the program's `requires_grad` excludes its gradient.
 
     Args:
-        autocast: True to apply an active `torch.autocast` inside of the core, as a loop does.
+        autocast: True to apply an active `torch.autocast` inside of the core, as in a loop.
         instead: replacements of captured tensors, by the `id` of the captured tensor. This call reads the replacement
             instead of the captured tensor. Both tensors have the same shape, strides and dtype.
 

@@ -87,7 +87,7 @@ def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
     """Returns the duration of one launch of a plan; infinity if the GPU has too little shared memory for the launch.
 
     Args:
-        name: the launch to measure, as the name of the plan's attribute with its configuration.
+        name: name of the launch to measure. The attribute of the plan with this name is the launch's configuration.
     """
     from triton import OutOfResources
 

@@ -19,7 +19,7 @@ class Formula(Protocol):
     """A function that is elementwise in its first two arguments. They are steps `[*step]` or sequences `[T, *step]`."""
 
     def __call__(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """Computes the whole gradient of `x`. `gradient` is the part of it that flows through the scan."""
+        """Computes the whole gradient of `x`, of which `gradient` is the part that flows through the scan."""
 
 
 class GradientFormula:

@@ -205,7 +205,7 @@ class ScanProgram:
         Args:
             inputs: sequences `[T, *step]`.
             states: initial states `[*step]`; `None` for zeros of the step's shape and the first input's dtype.
-            autocast: True to apply an active `torch.autocast` inside of the core, as a loop does.
+            autocast: True to apply an active `torch.autocast` inside of the core, as in a loop.
         """
         step_inputs = tuple(StepValue(tuple(x.shape[1:]), x.dtype) for x in inputs)
         step_shape = broadcast_shape([value.shape for value in step_inputs])
@@ -283,7 +283,7 @@ class ScanProgram:
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
-        """Specializations that exist so far. If a step runs on pieces, the steps on these pieces replace it."""
+        """Specializations that exist so far. If a step runs on pieces, the steps on these pieces replace this step."""
         with self._lock:
             specializations: list[CoreSpecialization] = []
             for steps in self._specializations.values():

@@ -81,7 +81,7 @@ class RepeatedCall:
         at_zero: tuple[None, ...],
         run: Run,
     ) -> RepeatedCall:
-        """Returns a call on tensors like these, which `repeated_call` can repeat."""
+        """Returns a call on tensors of this layout, which `repeated_call` can repeat."""
         captures = bool(lifted) or step.trace.reads.fetch() != ()
         call = cls(step, layout, layout_key(lifted), captures, at_zero, run, never, never, False)
         call.expect((*given, *lifted))
@@ -100,7 +100,7 @@ class RepeatedCall:
         return places if len(places) == len(instead) else None
 
     def again(self, key: Hashable, tensors: Sequence[Tensor | None], compute: Compute | None = None) -> Again | None:
-        """Returns a function that runs such calls without Python; `None` if the launcher cannot execute them.
+        """Returns a function that runs calls like this one without Python; `None` if the launcher cannot run them.
 
         Requires `run.is_native`. The function checks everything on which a call depends, except the values that the
         core reads (`Reads.holds`) and launch hooks (`run.watched`). The caller must check these values and hooks.
@@ -143,7 +143,8 @@ def repeated_call(
     transforms.
 
     Args:
-        inputs: `[T, *step]` each, or sequences whose steps broadcast to `[*step]`. Without T if `single` is True.
+        inputs: `[T, *step]` each, or sequences whose steps broadcast to `[*step]`. Without the dimension T if `single`
+            is True.
         states: initial states `[*step]`; empty for zeros.
         instead: same as for `prepare`.
         formula: formula that completes the gradient of the first input.
@@ -245,7 +246,7 @@ def scan_again(
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Repeats a call. If no earlier call matches, prepares and scans, and stores the call for later calls.
+    """Repeats an earlier call if one matches. Otherwise, prepares and runs the scan, and stores it for later calls.
 
     Returns `(*output_seqs, *final_states)`.
 
@@ -317,7 +318,7 @@ def note(
     single: bool = False,
     state_seqs: bool = False,
 ) -> None:
-    """Like `remember`, stores a call, together with the function that runs such calls.
+    """Stores a call for later calls, like `remember`, together with the function `run` that repeats it.
 
     Args:
         run: function of `[*inputs, *states, *lifted]`.

@@ -1,4 +1,4 @@
-"""Single steps as scans of length 1, prepared once for steps of one layout."""
+"""Runs single steps as scans of length 1, which are prepared once for each layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def single_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence
     Raises the same errors.
 
     Args:
-        inputs: `[*step]` each, or tensors that broadcast to it.
+        inputs: `[*step]` each, or tensors that broadcast to `[*step]`.
         states: `[*step]` each; empty for zeros.
     """
     results = repeated_step(program, inputs, states)

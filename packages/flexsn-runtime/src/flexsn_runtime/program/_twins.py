@@ -40,7 +40,7 @@ class TwinsOf:
         self._key = _find_code(core), values, kind
 
     def step(self) -> CoreSpecialization | None:
-        """Returns a step of this core that shares trace and kernels with an earlier step; `None` if none matches."""
+        """Returns a step of this core that shares the trace of an earlier step; `None` if no earlier step matches."""
         with _lock:
             earlier = [reference() for reference in _steps.get(self._key, ())]
         for step in earlier:

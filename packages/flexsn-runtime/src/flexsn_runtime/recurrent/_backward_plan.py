@@ -91,9 +91,9 @@ def _group_steps(
     """Groups the steps by the gradients that they receive, with the last steps first.
 
     If no loss depends on a final state, the last step receives no gradient of this state. Earlier steps receive no
-    gradient of it either, unless a gradient flows to it from another result. Zeros instead of such absent gradients
-    would be wrong, because an infinite derivative would turn zeros into NaN. If gradients are absent in the last step
-    only, a flag may mark this step, so that all steps share a VJP.
+    gradient of this state either, unless a gradient flows to the state from another result. Zeros instead of such
+    absent gradients would be wrong, because an infinite derivative would turn zeros into NaN. If gradients are absent
+    in the last step only, a flag may mark this step, so that all steps share a VJP.
 
     Args:
         arrives: for each result of the scan, True if its gradient arrives.

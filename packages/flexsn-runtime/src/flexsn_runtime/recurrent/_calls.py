@@ -30,7 +30,7 @@ Run = Callable[[Tensors], tuple[Tensor, ...]]
 # Number of calls between two checks for the compiled launcher. Each check reads environment variables.
 _CHECK_INTERVAL = 64
 _RECORDED = 2  # number of the call that is recorded
-# Environment variables that select the way in which the loop over time runs.
+# Environment variables that select how the loop over time runs.
 _VARIABLES = ("FLEXSN_ONE_LAUNCH", "FLEXSN_CLUSTERS")
 
 
@@ -54,7 +54,7 @@ def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_se
 
 
 class InferredStaged:
-    """A scan without gradients of a step with products."""
+    """A scan of a step with products, without gradients."""
 
     def __init__(self, step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> None:
         self._step, self._state_seqs, self._device = step, state_seqs, arguments.device
@@ -87,7 +87,7 @@ class InferredStaged:
 
 
 class TrainedStaged(Trained):
-    """A scan with gradients of a step with products; see `Trained`."""
+    """A scan of a step with products, with gradients; see `Trained`."""
 
     step: RecurrentSpecialization
 

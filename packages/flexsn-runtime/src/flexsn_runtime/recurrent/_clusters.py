@@ -25,7 +25,7 @@ _RESERVED = 2048  # bytes of shared memory that a block takes in addition to its
 # By number of blocks in a cluster, the number of multiprocessors that no cluster uses. All blocks of a cluster run in
 # one group of multiprocessors, and the groups of a GPU differ in size.
 _SPARE = {4: 8, 8: 18, 16: 18}
-# Maximum registers with matrices in a thread of eight rows. With more of them, no registers are left for loads in
+# Maximum registers with matrices in a thread of eight rows. With more such registers, none are left for loads in
 # flight, and spilled values are read in every step.
 _MOST_OF_MATRICES = 192
 # Bytes of matrices that a block reads again in every step. Above the first limit, clusters are slower than separate

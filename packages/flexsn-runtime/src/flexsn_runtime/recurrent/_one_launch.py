@@ -291,7 +291,7 @@ def one_launch_is_enabled() -> bool:
 
 
 def parts_of_float32() -> int:
-    """Returns into how many 16-bit parts products split a float32 number, according to PyTorch's precision setting."""
+    """Returns the number of 16-bit parts into which products split a float32 value, by PyTorch's precision setting."""
     return _PARTS[float32_precision()]
 
 

@@ -57,7 +57,7 @@ class OverTime:
         from_zero: bool = False,
         arriving: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> OverTime:
-        """Returns an object for these values. Computes the matrices from the lifted tensors."""
+        """Computes the matrices from the lifted tensors. Returns them together with the other arguments."""
         fixed = tuple(tensor.detach() for tensor in lifted)
         matrices = tuple(staged.matrices.forward(*fixed)) if staged.num_matrices else ()
         return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero, tuple(arriving))

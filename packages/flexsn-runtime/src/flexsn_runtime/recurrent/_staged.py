@@ -103,7 +103,7 @@ class RecurrentSpecialization(CoreSpecialization):
 
     @cached_property
     def ending(self) -> Port | None:
-        """The input that counts down; `None` unless steps in which it is 0 or less keep all states and output zeros."""
+        """The input that counts down; `None` unless steps with counts up to 0 keep all states, and output zeros."""
         if len(self._counts) != 1 or not staged_ends_early(self.trace.forward, self._counts):
             return None
         return Port(Role.INPUT, self._counts[0])

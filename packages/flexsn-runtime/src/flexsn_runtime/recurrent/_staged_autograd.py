@@ -124,10 +124,10 @@ def forward_staged(
 def _allocate_states(
     step: RecurrentSpecialization, arguments: Arguments, lasting: frozenset[Port], order: Sequence[int] | None
 ) -> list[Tensor]:
-    """Allocates one row of memory for each state and step, or two rows that alternate. Sets the first row.
+    """Allocates memory for states: one row for each step, or two rows that alternate. Sets the first row.
 
     If a state repeats the values of another state a few steps later, both states share memory. The rows of the state
-    that repeats the values begin this number of rows earlier.
+    that repeats the values begin that many rows earlier.
     """
     num_steps = arguments.num_steps
     shifts = step.trace.forward.shifts
@@ -199,7 +199,7 @@ def _compiling_backward(
     if needs_grad is None or step.backward_plans or not _needs_compilation(step):
         return nullcontext()
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return nullcontext()  # other threads may not allocate memory
+        return nullcontext()  # other threads must not allocate memory now
 
     def prepare() -> list[Callable[[], object]]:
         trace = step.trace

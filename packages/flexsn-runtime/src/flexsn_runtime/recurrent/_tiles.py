@@ -167,7 +167,7 @@ def _choose_tiles(
     processors: int,
     shared: int,
 ) -> Tiles | None:
-    """Returns the tiles with the fewest rounds. Among several such tiles, returns the smallest, which are faster.
+    """Returns the tiles with the fewest rounds. Among these tiles, prefers small ones, because they are faster.
 
     Args:
         gathered: for values that programs exchange for reductions, the number of columns, and the bytes of a column.

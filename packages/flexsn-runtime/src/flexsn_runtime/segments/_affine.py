@@ -1,4 +1,4 @@
-"""The forward of an affine step in segments. Its three kernels compute maps, states before segments, and segments."""
+"""The forward of an affine step in segments. Three kernels compute maps, states at segment starts, and segments."""
 
 from __future__ import annotations
 

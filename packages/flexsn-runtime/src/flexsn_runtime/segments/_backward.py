@@ -1,4 +1,4 @@
-"""The backward of a scan in segments. Its three kernels compute maps, cotangents at segment ends, and gradients."""
+"""The backward of a scan in segments. Three kernels compute maps, the cotangents at segment ends, and gradients."""
 
 from __future__ import annotations
 

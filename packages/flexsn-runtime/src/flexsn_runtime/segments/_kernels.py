@@ -27,7 +27,7 @@ _KEPT = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def kept_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of a dtype pass from kernel to kernel without rounding."""
+    """Returns the dtype in which values of a dtype pass from kernel to kernel without rounding."""
     return _KEPT.get(dtype, dtype)
 
 

@@ -74,7 +74,7 @@ class Speculation:
         return self._rule.count(ncl, num_steps, self._warm_up) if self.converges else 1
 
     def observe(self, repairs: Tensor, segments: int, ncl: int, block: int) -> None:
-        """Stores the repairs of a call, which a later call may read.
+        """Processes the repairs of a call: at once on a CPU, in a later call on a GPU.
 
         Args:
             repairs: for each program of the kernel, the number of elements that were computed again, added up over all

@@ -112,7 +112,7 @@ class Specialization(CoreSpecialization):
         super()._begin(trace)
         self.plans, self.has_backward = Recent(), False
         self._plans = {}  # the plans on disk may have changed
-        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # may change with numbers
+        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # these depend on numbers
         self._linear = False
         self._kernel_names = {}  # filled again when scans are prepared
 

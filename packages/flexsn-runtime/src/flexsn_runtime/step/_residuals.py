@@ -23,7 +23,7 @@ def check_policy(policy: str) -> Policy:
 def choose_residuals(
     trace: StepTrace, vjp: StepGraph, policy: Policy, *, rounded: bool, chunk: int
 ) -> Residuals | None:
-    """Chooses the residuals to save; `None` if the backward recomputes the states from checkpoints and inputs.
+    """Returns the residuals to save; `None` if the backward recomputes the states from checkpoints and inputs.
 
     Args:
         vjp: the VJP of the step, with all cotangents.
@@ -45,7 +45,7 @@ _NARROWEST = 4
 
 
 def _count_saved_bytes(residuals: Residuals) -> float:
-    """Returns the bytes per element and step that kernels move for residuals. Counts narrow residuals as wider ones."""
+    """Returns the bytes per element and step that kernels move for residuals. One byte counts as `_NARROWEST`."""
     narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
     return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
 

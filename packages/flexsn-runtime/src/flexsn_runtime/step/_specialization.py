@@ -36,7 +36,7 @@ class CoreSpecialization:
     ) -> None:
         self.device = device
         self.numerics = numerics
-        # Fast math has another name, because it also changes the options of the compiler, which are not part of the
+        # With fast math, kernels have another name, because the compiler's options differ, and are not part of the
         # source.
         self.name = f"{name}_fast" if numerics.fast_math else name
         self.trace = trace
@@ -86,7 +86,7 @@ class CoreSpecialization:
         """Drops the sources of kernels, so that they are generated again."""
 
     def _begin(self, trace: CoreTrace) -> None:
-        """Prepares a copy of a step for another core. Replaces the trace, and resets what twins do not share."""
+        """Prepares a copy for another core. Replaces the trace, and resets everything that twins do not share."""
         self.trace = trace
         self._is_like_captured = never
         self._kernel_names = dict(self._kernel_names)
@@ -186,7 +186,7 @@ class CoreSpecialization:
     def _retrace_if_changed(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:
         """Returns `last`, or a new trace of the core if the core now captures other tensors.
 
-        To derive a VJP, a trace runs the core again. It must then find the tensors that it has captured.
+        To derive a VJP, a trace runs the core again. The core must then read the tensors that this trace has captured.
 
         Args:
             last: a trace of this step.
