@@ -34,7 +34,7 @@ def between(x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | No
     tensors = (x, x if past is None else past, whole, x if fraction is None else fraction, y)
     constants = (most, past is not None, fraction is not None, _HALF.get(x.dtype, 0), _STEPS, block)
     run_kernel(
-        _kernels().between_kernel,
+        _import_kernels().between_kernel,
         (grid, -(-len(x) // _STEPS)),
         tensors,
         _list_sizes(x, inner, whole),
@@ -69,7 +69,12 @@ def between_gradient(
     constants = (most, past is not None, fraction is not None, x is not None, _STEPS, block)
     numbers = _list_sizes(grad, inner, whole)
     run_kernel(
-        _kernels().between_gradient_kernel, (grid,), _replace_none(tensors, grad), numbers, constants, _choose_warps()
+        _import_kernels().between_gradient_kernel,
+        (grid,),
+        _replace_none(tensors, grad),
+        numbers,
+        constants,
+        _choose_warps(),
     )
     return grad_x, grad_past, total
 
@@ -86,7 +91,9 @@ def filtered(x: Tensor, past: Tensor | None, taps: Tensor, inner: int) -> Tensor
     tensors = (x, x if past is None else past, taps, y)
     constants = (len(taps) - 1, past is not None, block)
     size = (grid, -(-len(x) // _OF_FILTER))
-    run_kernel(_kernels().filter_kernel, size, tensors, _list_sizes(x, inner, taps[0]), constants, _choose_warps())
+    run_kernel(
+        _import_kernels().filter_kernel, size, tensors, _list_sizes(x, inner, taps[0]), constants, _choose_warps()
+    )
     return y
 
 
@@ -107,7 +114,12 @@ def filter_gradient(
     constants = (len(taps) - 1, past is not None, x is not None, block)
     numbers = _list_sizes(grad, inner, taps[0])
     run_kernel(
-        _kernels().filter_gradient_kernel, (grid,), _replace_none(tensors, grad), numbers, constants, _choose_warps()
+        _import_kernels().filter_gradient_kernel,
+        (grid,),
+        _replace_none(tensors, grad),
+        numbers,
+        constants,
+        _choose_warps(),
     )
     return grad_x, grad_past, total
 
@@ -135,7 +147,7 @@ def _choose_warps() -> int:
 
 
 @functools.cache
-def _kernels() -> Any:
+def _import_kernels() -> Any:
     """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _delays
 

@@ -100,7 +100,7 @@ class Trained:
     @property
     def native(self) -> NativeScan | None:
         """The compiled launcher's scan, which runs without Python; `None` if none is ready."""
-        return self._natives.get(self._environment()) if self._natives else None
+        return self._natives.get(self._read_environment()) if self._natives else None
 
     def run(self, tensors: Tensors) -> Sequence[Any]:
         """Scans `[*inputs, *states, *lifted]` forward. Returns the results, then the tensors kept for the backward."""
@@ -123,7 +123,7 @@ class Trained:
         if not self.step.trace.reads.holds_for_backward():
             self.step.check_backward()
         try:
-            backward = self._backward(tensors, tuple(needs_grad))
+            backward = self._find_backward(tensors, tuple(needs_grad))
         except RuntimeError:
             if not any(map(is_batched, tensors)):
                 raise
@@ -137,7 +137,7 @@ class Trained:
         self._count += 1
         return self._compute(backward, tensors)
 
-    def _backward(self, tensors: Tensors, needs_grad: tuple[bool, ...]) -> PreparedBackward:
+    def _find_backward(self, tensors: Tensors, needs_grad: tuple[bool, ...]) -> PreparedBackward:
         """Returns the backward for these tensors. Prepares it if no earlier call had this layout."""
         for backward in self._backwards:
             if backward.needs_grad == needs_grad and backward.has_layout(tensors) and transform_at_work() is None:
@@ -158,7 +158,7 @@ class Trained:
         self, module: ModuleType, forward: Recording | str | None, backward: PreparedBackward, tensors: Tensors
     ) -> None:
         """Passes calls like this one to the compiled launcher, if the launcher can execute them."""
-        environment = self._environment()
+        environment = self._read_environment()
         backward.registered.add(environment)
         with untraced():  # hides this work from all dispatch modes
             native = self._natives.get(environment)
@@ -176,7 +176,7 @@ class Trained:
             if native is not None and native.follow(tensors, backward.needs_grad, recording, reads=reads):
                 self._natives[environment] = native
 
-    def _environment(self) -> Hashable:
+    def _read_environment(self) -> Hashable:
         """Returns settings that affect a call but are not part of any layout."""
         return None
 
@@ -349,7 +349,7 @@ def differentiable_results(
         if num_steps is not None and len(history) == num_steps:
             break
         history.append(states)
-        after = _after_step(trace, needs_grad, states)
+        after = _flag_after_step(trace, needs_grad, states)
         flows = tuple(a or b for a, b in zip(flows, after, strict=True))
         states = after[trace.num_outputs :]
     if state_seqs or num_steps is None:
@@ -360,7 +360,7 @@ def differentiable_results(
     return (*flows[: trace.num_outputs], *states)
 
 
-def _after_step(trace: Any, needs_grad: Sequence[bool], states: Sequence[bool]) -> tuple[bool, ...]:
+def _flag_after_step(trace: Any, needs_grad: Sequence[bool], states: Sequence[bool]) -> tuple[bool, ...]:
     """Returns, for each result of one step, True if it requires grad.
 
     Args:

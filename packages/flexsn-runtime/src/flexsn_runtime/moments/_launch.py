@@ -72,7 +72,7 @@ def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
     tracked = updated.tracked
     width = min(_FINISHED, _find_next_power(channels))
     run_kernel(
-        _kernels().finish_kernel,
+        _import_kernels().finish_kernel,
         (-(-channels // width),),
         (parts, x, mean, var, updated.mean, updated.var, mean if tracked is None else tracked),
         (len(parts), channels, first, count, float(updated.momentum)),
@@ -93,7 +93,7 @@ def _reduce_rows(x: Tensor, rows: int, kind: torch.dtype) -> Tensor:
     constants = (height, width, accumulator(kind))
     numbers = (rows, columns, each)
     warps = _choose_warps(height * width, tiles)
-    run_kernel(_kernels().rows_kernel, (programs, across), (x, parts), numbers, constants, warps)
+    run_kernel(_import_kernels().rows_kernel, (programs, across), (x, parts), numbers, constants, warps)
     return parts
 
 
@@ -108,7 +108,7 @@ def _reduce_planes(x: Tensor, kind: torch.dtype) -> Tensor:
     constants = (height, width, accumulator(kind))
     numbers = (samples, channels, size, each)
     warps = _choose_warps(height * width, tiles)
-    run_kernel(_kernels().planes_kernel, (channels, programs), (x, parts), numbers, constants, warps)
+    run_kernel(_import_kernels().planes_kernel, (channels, programs), (x, parts), numbers, constants, warps)
     return parts
 
 
@@ -118,7 +118,7 @@ def _share_tiles(tiles: int, num_others: int, device: torch.device, by: MomentTi
     Args:
         num_others: number of programs that process other tiles.
     """
-    ahead = _kernels().AHEAD
+    ahead = _import_kernels().AHEAD
     groups = -(-tiles // ahead)
     num_parts = min(_MOST_PARTS, max(1, by.programs * _count_multiprocessors(device) // num_others))
     each = -(-groups // min(num_parts, groups))
@@ -144,7 +144,7 @@ def _count_multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
-def _kernels() -> Any:
+def _import_kernels() -> Any:
     """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _moments
 

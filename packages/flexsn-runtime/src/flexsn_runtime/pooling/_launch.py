@@ -43,7 +43,7 @@ def maximum(x: Tensor, window: Window, *, codes: bool) -> tuple[Tensor, Tensor |
     tile, grid = _choose_tiles(rows, columns, last)
     constants = (*window.numbers, last, *units, codes, bits, *tile, accumulator(x.dtype))
     tensors = (x, y, x if position_codes is None else position_codes)
-    run_kernel(_kernels().maximum_kernel, grid, tensors, numbers, constants, _NUM_WARPS)
+    run_kernel(_import_kernels().maximum_kernel, grid, tensors, numbers, constants, _NUM_WARPS)
     return y, position_codes
 
 
@@ -60,7 +60,7 @@ def average(x: Tensor, window: Window, divisor: int, *, pads: bool) -> Tensor:
     tile, grid = _choose_tiles(*_count_rows_and_columns(_unpack_shape(y), last), last)
     divisor = _find_divisor(window, divisor, pads=pads)
     constants = (*window.numbers[:6], last, *units, divisor, pads, *tile, accumulator(x.dtype))
-    run_kernel(_kernels().average_kernel, grid, (x, y), numbers, constants, _NUM_WARPS)
+    run_kernel(_import_kernels().average_kernel, grid, (x, y), numbers, constants, _NUM_WARPS)
     return y
 
 
@@ -88,7 +88,7 @@ def gradient(
     bits, divisor = (0, _find_divisor(window, divisor, pads=pads)) if codes is None else (window.bits, 0)
     constants = (*window.numbers, last, *units, bits, divisor, pads, *tile, accumulator(grad.dtype))
     tensors = (grad, grad if codes is None else codes, out)
-    run_kernel(_kernels().gradient_kernel, grid, tensors, numbers, constants, _NUM_WARPS)
+    run_kernel(_import_kernels().gradient_kernel, grid, tensors, numbers, constants, _NUM_WARPS)
     return out
 
 
@@ -145,7 +145,7 @@ def _choose_tiles(rows: int, columns: int, last: bool) -> tuple[tuple[int, int],
 
 
 @functools.cache
-def _kernels() -> Any:
+def _import_kernels() -> Any:
     """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _pooling
 

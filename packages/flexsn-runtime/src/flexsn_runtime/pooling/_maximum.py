@@ -57,7 +57,9 @@ def _find_places(codes: Tensor, shape: Sequence[int], out: Sequence[int], window
     return (rows * width + columns).flatten(2)
 
 
-def _differentiable_gradient(grad: Tensor, codes: Tensor, shape: Sequence[int], window: Window, last: bool) -> Tensor:
+def _compute_differentiable_gradient(
+    grad: Tensor, codes: Tensor, shape: Sequence[int], window: Window, last: bool
+) -> Tensor:
     """Computes the gradient of the input with PyTorch's operations, which are differentiable."""
     places = _find_places(codes, shape, grad.shape[2:], window, last)
     zeros = grad.new_zeros(*shape[:2], shape[2] * shape[3])
@@ -83,7 +85,7 @@ class MaxPool(SingleLevelFunction):
             return None, None
         (codes,) = ctx.saved_tensors
         if torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad):
-            return _differentiable_gradient(grad, codes, ctx.shape, ctx.window, ctx.last), None
+            return _compute_differentiable_gradient(grad, codes, ctx.shape, ctx.window, ctx.last), None
         return _launch.gradient(grad, codes, ctx.shape, ctx.window, last=ctx.last), None
 
 
@@ -174,7 +176,9 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
         return (None,) * 6
     (codes,) = ctx.saved_tensors
     if torch.is_grad_enabled():  # `create_graph`
-        of_input = _differentiable_gradient(grad, codes, ctx.shape, _make_window(*ctx.window_arguments), ctx.last)
+        of_input = _compute_differentiable_gradient(
+            grad, codes, ctx.shape, _make_window(*ctx.window_arguments), ctx.last
+        )
     else:
         of_input = max_pool_backward_op(grad, codes, ctx.shape, *ctx.window_arguments, ctx.last)
     return of_input, None, None, None, None, None

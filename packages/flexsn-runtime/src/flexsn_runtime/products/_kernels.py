@@ -39,7 +39,7 @@ def splitting(rows: int, columns: int, row: int, parts: int, aligned: Aligned, d
     block = (16, 64) if triton_interpreted() else (16, 128)
     grid = (-(-rows // block[0]), -(-padded * padding() // block[1]))
     numbers = (rows, columns // unit, row // unit, padded, parts, unit, *block)
-    return PreparedKernel(_kernels().split_kernel, grid, numbers, device)
+    return PreparedKernel(_import_kernels().split_kernel, grid, numbers, device)
 
 
 @_sizes
@@ -48,7 +48,7 @@ def narrowing(M: int, K: int, row: int, scale: float, aligned: Aligned, device: 
     unit = unit_of(K, row, aligned[0])
     numbers = (M, K // unit, row // unit, padded_units(K), bits(scale))
     constants = (scale != 1.0, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
-    return PreparedKernel(_kernels().narrow_kernel, (-(-M // CHECKED_ROWS),), (*numbers, *constants), device)
+    return PreparedKernel(_import_kernels().narrow_kernel, (-(-M // CHECKED_ROWS),), (*numbers, *constants), device)
 
 
 @_sizes
@@ -72,7 +72,9 @@ def multiplying(
     numbers = (M, N, row // unit, padded, bits(scale))
     constants = (scale != 1.0, unit, parts, bias, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
     grid = (-(-M // tile.rows) * -(-N // tile.columns),)
-    return PreparedKernel(_kernels().outputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
+    return PreparedKernel(
+        _import_kernels().outputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages
+    )
 
 
 @_sizes
@@ -85,7 +87,7 @@ def repairing_outputs(
     """
     programs = min(_REPAIRERS, -(-M // CHECKED_ROWS) * -(-N // _REPAIR_TILE))
     numbers = (M, N, K, row, bias, CHECKED_ROWS, _REPAIR_TILE, 16, _SEEN)
-    return PreparedKernel(_kernels().repair_outputs_kernel, (programs,), numbers, device, stages=2)
+    return PreparedKernel(_import_kernels().repair_outputs_kernel, (programs,), numbers, device, stages=2)
 
 
 @_sizes
@@ -109,7 +111,9 @@ def summing_rows(
     numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
     constants = (g_unit, s_unit, parts, tile.rows, tile.columns, tile.chunk, tile.held)
     grid = (tiles_of(N, K, tile), shares)
-    return PreparedKernel(_kernels().weights_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
+    return PreparedKernel(
+        _import_kernels().weights_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages
+    )
 
 
 @_sizes
@@ -117,7 +121,7 @@ def adding_shares(count: int, shares: int, scale: float, device: torch.device) -
     """Prepares the kernel that adds up shares. It takes `[shares, count]` and `[count]`, which may share an address."""
     size = 1024
     numbers = (count, shares, bits(scale), scale != 1.0, size)
-    return PreparedKernel(_kernels().shares_kernel, (-(-count // size),), numbers, device)
+    return PreparedKernel(_import_kernels().shares_kernel, (-(-count // size),), numbers, device)
 
 
 @_sizes
@@ -141,7 +145,9 @@ def repairing_weights(
     programs = min(_REPAIRERS, -(-N // _REPAIR_TILE) * -(-K // _REPAIR_TILE))
     numbers = (M, N, K, g_row, s_row, count)
     constants = (parts, _REPAIR_TILE, _REPAIR_TILE, 16, _SEEN)
-    return PreparedKernel(_kernels().repair_weights_kernel, (programs,), (*numbers, *constants), device, stages=2)
+    return PreparedKernel(
+        _import_kernels().repair_weights_kernel, (programs,), (*numbers, *constants), device, stages=2
+    )
 
 
 @_sizes
@@ -165,7 +171,9 @@ def leading_back(
     numbers = (M, N, K, row // unit, padded)
     constants = (unit, g_parts, w_parts, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
     grid = (-(-M // tile.rows) * -(-K // tile.columns),)
-    return PreparedKernel(_kernels().inputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
+    return PreparedKernel(
+        _import_kernels().inputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages
+    )
 
 
 def tiles_of(rows: int, columns: int, tile: Tile) -> int:
@@ -174,7 +182,7 @@ def tiles_of(rows: int, columns: int, tile: Tile) -> int:
 
 def padding() -> int:
     """Returns the number of elements of a unit. The rows of parts are padded to whole units."""
-    elements: int = _kernels().PADDING
+    elements: int = _import_kernels().PADDING
     return elements
 
 
@@ -209,7 +217,7 @@ def takes_as_written(rows: Tensor) -> bool:
 
 
 @functools.cache
-def _kernels() -> Any:
+def _import_kernels() -> Any:
     """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _products
 

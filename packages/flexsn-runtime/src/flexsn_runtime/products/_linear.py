@@ -48,7 +48,7 @@ def spike_linear(
         ShapeError: the shapes do not match.
         ValueError: the number of parts is not 1 to 3.
     """
-    _check(s, weight, bias, weight_parts, grad_parts)
+    _check_operands(s, weight, bias, weight_parts, grad_parts)
     if torch.compiler.is_compiling():
         compiled: tuple[Tensor, Tensor] = spike_linear_op(s, weight, bias, weight_parts, grad_parts)
         return compiled
@@ -130,7 +130,7 @@ def _are_plain(*tensors: Tensor | None) -> bool:
     return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
 
 
-def _check(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, grad_parts: int) -> None:
+def _check_operands(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, grad_parts: int) -> None:
     for name, tensor in (("s", s), ("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != torch.float32:
             raise DtypeError(f"{name} is {tensor.dtype}; products with spikes take float32 tensors.")

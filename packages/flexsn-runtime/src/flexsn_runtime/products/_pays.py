@@ -25,11 +25,11 @@ def fewest_multiplications() -> int:
 
 def why_slow_product(device: torch.device) -> str | None:
     """Returns the reason why products in parts do not pay off on a GPU, measured once; `None` if they pay off."""
-    return None if triton_interpreted() else _why_slow(device)
+    return None if triton_interpreted() else _find_why_slow(device)
 
 
 @functools.cache
-def _why_slow(device: torch.device) -> str | None:
+def _find_why_slow(device: torch.device) -> str | None:
     if device.type != "cuda" or why_unavailable(device) is not None:
         return f"no compiled kernels on {device.type}"
     if torch.cuda.get_device_capability(device) in _FAST:

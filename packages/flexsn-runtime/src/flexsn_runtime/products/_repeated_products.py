@@ -151,10 +151,10 @@ class _Owner:
     def gradients(self, tensors: Sequence[Tensor | None], needs_grad: Sequence[bool]) -> Sequence[Tensor | None]:
         saved, grads = tensors[:SAVED], tensors[SAVED:]
         of_operands = needs_grad[0], needs_grad[2], needs_grad[3]
-        found = flowing(saved, grads, self._parts, self._scale, of_operands)
+        gradients_of_operands = flowing(saved, grads, self._parts, self._scale, of_operands)
         if not torch.is_grad_enabled() and transform_at_work() is None:
             self._register(tensors, needs_grad, of_operands)
-        return found
+        return gradients_of_operands
 
     def refuse_hooks(self) -> None:
         raise RuntimeError(LATE)

@@ -71,7 +71,9 @@ class InferredStaged:
             return tuple(native.run(tensors))
         self._count += 1
         with torch.no_grad():
-            results = run_or_repeat(self._call, tensors, self._recordings, settings, self._device, once=self._is_empty)
+            results = run_or_repeat(
+                self._run_call, tensors, self._recordings, settings, self._device, once=self._is_empty
+            )
         recording = self._recordings.get(settings)
         if recording is not None and self._count % _CHECK_INTERVAL == _RECORDED:
             module = compiled_launcher(self._device, self._count)
@@ -81,7 +83,7 @@ class InferredStaged:
                 self._natives[settings] = native_call
         return tuple(results)
 
-    def _call(self, tensors: Tensors) -> tuple[Tensor, ...]:
+    def _run_call(self, tensors: Tensors) -> tuple[Tensor, ...]:
         arguments = _make_arguments(self._step, tensors)
         return forward_staged(self._step, arguments, state_seqs=self._state_seqs, kept=frozenset())[0]
 
@@ -106,9 +108,9 @@ class TrainedStaged(Trained):
 
     def run(self, tensors: Tensors) -> Sequence[Tensor]:
         settings = environment()
-        return run_or_repeat(self._forward, tensors, self._recordings, settings, self._device, once=self._is_empty)
+        return run_or_repeat(self._run_forward, tensors, self._recordings, settings, self._device, once=self._is_empty)
 
-    def _forward(self, tensors: Tensors) -> Sequence[Tensor]:
+    def _run_forward(self, tensors: Tensors) -> Sequence[Tensor]:
         arguments = _make_arguments(self.step, tensors)
         returned, memory = forward_staged(
             self.step, arguments, state_seqs=self._state_seqs, kept=self._kept, needs_grad=self._needs_grad
@@ -117,9 +119,9 @@ class TrainedStaged(Trained):
         return (*returned, *memory.values())
 
     def _prepare(self, tensors: Tensors, needs_grad: tuple[bool, ...]) -> Call:
-        return partial(self._backward_of, needs_grad)
+        return partial(self._run_backward, needs_grad)
 
-    def _backward_of(self, needs_grad: tuple[bool, ...], tensors: Tensors) -> Sequence[Tensor | None]:
+    def _run_backward(self, needs_grad: tuple[bool, ...], tensors: Tensors) -> Sequence[Tensor | None]:
         count, end = len(needs_grad), len(needs_grad) + len(self._ports)
         kept = zip(self._ports, tensors[count:end], strict=True)
         memory = {port: tensor for port, tensor in kept if tensor is not None}
@@ -141,7 +143,7 @@ class TrainedStaged(Trained):
                 self._hand_over(module, self._recordings.get(settings), backward, tensors)
         return gradients
 
-    def _environment(self) -> Hashable:
+    def _read_environment(self) -> Hashable:
         return environment()
 
 

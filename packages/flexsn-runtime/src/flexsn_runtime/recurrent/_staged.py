@@ -269,7 +269,7 @@ class RecurrentSpecialization(CoreSpecialization):
 
     def loop_kernel(self, source: KernelSource) -> CompiledKernel:
         """Returns the kernel of a loop in one launch."""
-        return self._kernel(source.name, lambda: source)
+        return self._find_kernel(source.name, lambda: source)
 
     def stage_kernel(self, stage: Stage, spec: ForwardSpec) -> CompiledKernel:
         core = self.core_of(stage)
@@ -277,7 +277,7 @@ class RecurrentSpecialization(CoreSpecialization):
         def write() -> KernelSource:
             return forward_source(f"{self.name}_stage", core, spec)
 
-        return self._kernel((spec, core.name), write)
+        return self._find_kernel((spec, core.name), write)
 
 
 class _Prepared(NamedTuple):
@@ -609,12 +609,12 @@ def _sum_over_time(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) 
     return torch.einsum("tkb,tb->k", left, right)  # product of matrix and vector
 
 
-def _sum_of_rows(value: Tensor, dims: list[int], *, out: Tensor) -> Tensor:
+def _sum_rows(value: Tensor, dims: list[int], *, out: Tensor) -> Tensor:
     total: Tensor = _aten.sum.IntList_out(value, dims, dtype=out.dtype, out=out)
     return total
 
 
-def _var_of_rows(value: Tensor, dims: list[int], correction: float = 1.0, *, out: Tensor) -> Tensor:
+def _compute_variance_of_rows(value: Tensor, dims: list[int], correction: float = 1.0, *, out: Tensor) -> Tensor:
     variance: Tensor = _aten.var.correction_out(value, dims, correction=correction, out=out)
     return variance
 
@@ -624,10 +624,10 @@ def _convolve(value: Tensor, weight: Tensor, *rest: Any, out: Tensor) -> Tensor:
 
 
 _OUT: dict[Any, Callable[..., Tensor]] = {
-    _prims.sum.default: _sum_of_rows,
+    _prims.sum.default: _sum_rows,
     _prims.amax.default: _aten.amax.out,
     _prims.amin.default: _aten.amin.out,
-    _prims.var.default: _var_of_rows,
+    _prims.var.default: _compute_variance_of_rows,
     _aten.mm.default: _aten.mm.out,
     _aten.addmm.default: _aten.addmm.out,
     _aten.bmm.default: _aten.bmm.out,

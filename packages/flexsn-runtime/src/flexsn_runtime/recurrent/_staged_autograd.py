@@ -271,10 +271,10 @@ class _Backward:
         self._grad_inputs = ports(Role.GRAD_INPUT, trace.num_inputs)
         for i, (port, x) in enumerate(zip(self._grad_inputs, arguments.inputs, strict=True)):
             if port in plan.of_inputs:
-                like, dtype = plan.of_inputs[port]
-                full = (num_steps, *like)
-                usual = x.shape != full or x.is_contiguous()
-                strides = contiguous_strides(full) if usual else strides_like(x)
+                step_shape, dtype = plan.of_inputs[port]
+                full = (num_steps, *step_shape)
+                has_usual_order = x.shape != full or x.is_contiguous()
+                strides = contiguous_strides(full) if has_usual_order else strides_like(x)
                 self._gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
 
     def scans(self) -> Iterator[StagedScan]:

@@ -48,6 +48,6 @@ class SegmentedAffine(InSegments[ForwardSpec]):
         return self._segment_kernels
 
     def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        shape, device = self._scratch_shape(self._segments, empty=empty), self.scan.device
+        shape, device = self._choose_scratch_shape(self._segments, empty=empty), self.scan.device
         memory = allocate_rows(Role.SEGMENT_MAP, self._maps, shape, device)
         return memory | allocate_rows(Role.SEGMENT_START, self._starts, shape, device)

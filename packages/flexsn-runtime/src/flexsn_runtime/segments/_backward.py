@@ -59,7 +59,7 @@ class SegmentedBackward(InSegments[BackwardSpec]):
             torch.sum(scratch[port], 0, out=tensors[place])
 
     def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        shape, device = self._scratch_shape(self._segments, empty=empty), self.scan.device
+        shape, device = self._choose_scratch_shape(self._segments, empty=empty), self.scan.device
         memory = allocate_rows(Role.SEGMENT_MAP, self._maps, shape, device)
         memory |= allocate_rows(Role.SEGMENT_CARRIED, self._carried, shape, device)
         for port, place in self._lifted:

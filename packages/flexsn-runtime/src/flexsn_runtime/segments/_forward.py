@@ -49,7 +49,7 @@ class GuessedForward(InSegments[ForwardSpec]):
         ]
 
     def _allocate(self, segments: int, *, empty: bool) -> dict[Port, Tensor]:
-        shape, device = self._scratch_shape(segments, empty=empty), self.scan.device
+        shape, device = self._choose_scratch_shape(segments, empty=empty), self.scan.device
         memory = allocate_rows(Role.SEGMENT_START, self._dtypes, shape, device)
         memory |= allocate_rows(Role.SEGMENT_END, self._dtypes, shape, device)
         programs = 0 if empty else -(-self.scan.sizes["NCL"] // self.scan.config.block)
@@ -73,39 +73,42 @@ class SegmentedForward(GuessedForward):
 
     @property
     def is_compiled(self) -> bool:
-        return self.scan.launch.is_compiled if self._segments() < 2 else super().is_compiled
+        return self.scan.launch.is_compiled if self._count_segments() < 2 else super().is_compiled
 
     def entry(self) -> Entry | None:
-        return self.scan.launch.entry() if self._segments() < 2 else super().entry()  # a serial scan remains serial
+        # A serial scan remains serial.
+        return self.scan.launch.entry() if self._count_segments() < 2 else super().entry()
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        if self._segments() < 2:
+        if self._count_segments() < 2:
             self.scan.launch.compile(tensors)
         else:
             super().compile(tensors)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        if self._segments() < 2:
+        if self._count_segments() < 2:
             self.scan.launch(tensors)
         else:
             super().__call__(tensors)
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
-        self._speculation.observe(scratch[_REPAIRS], self._segments(), self.scan.sizes["NCL"], self.scan.config.block)
+        self._speculation.observe(
+            scratch[_REPAIRS], self._count_segments(), self.scan.sizes["NCL"], self.scan.config.block
+        )
 
-    def _segments(self) -> int:
+    def _count_segments(self) -> int:
         sizes = self.scan.sizes
         return min(self._speculation.count(sizes["NCL"], sizes["T"]), sizes["T"] // self.scan.config.chunk)
 
     def _list_kernels(self) -> list[SegmentKernel]:
-        key = segments, warm_up = self._segments(), self._speculation.warm_up
+        key = segments, warm_up = self._count_segments(), self._speculation.warm_up
         kernels = self._by_warm_up.get(key)
         if kernels is None:
             kernels = self._by_warm_up[key] = self._make_kernels(segments, warm_up)
         return kernels
 
     def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        return self._allocate(self._segments(), empty=empty)
+        return self._allocate(self._count_segments(), empty=empty)
 
 
 class ForwardAhead(GuessedForward):

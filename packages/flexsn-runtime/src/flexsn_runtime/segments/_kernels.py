@@ -84,17 +84,17 @@ class SegmentKernel:
 
     def __call__(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         """Launches the kernel on the scan's tensors and on `scratch`, which may replace some of these tensors."""
-        self._launch(self._arguments(tensors, scratch))
+        self._launch(self._list_arguments(tensors, scratch))
 
     def compile(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         """Compiles the kernel for tensors like these, without launching it."""
-        self._launch.compile(self._arguments(tensors, scratch))
+        self._launch.compile(self._list_arguments(tensors, scratch))
 
     @property
     def is_compiled(self) -> bool:
         return self._launch.is_compiled
 
-    def _arguments(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> list[Tensor]:
+    def _list_arguments(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> list[Tensor]:
         arguments = []
         for port, place in self._places:
             tensor = scratch.get(port)
@@ -174,6 +174,6 @@ class InSegments(Generic[_Spec]):
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         """Completes the results after the last kernel."""
 
-    def _scratch_shape(self, segments: int, *, empty: bool) -> tuple[int, int]:
+    def _choose_scratch_shape(self, segments: int, *, empty: bool) -> tuple[int, int]:
         """Returns the shape of scratch memory, `[segments, elements]`."""
         return (0, 0) if empty else (segments, self.scan.sizes["NCL"])

@@ -200,7 +200,7 @@ class Specialization(CoreSpecialization):
 
     def vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
         """Returns the step's VJP and its source. The source is `None` if every gradient is zero."""
-        return self._with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
+        return self._derive_with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], needs_grad: tuple[bool, ...]) -> StepGraph:
         self._renew_trace()
@@ -247,7 +247,7 @@ class Specialization(CoreSpecialization):
             for port, is_present, flows in zip(cotangents, present, self.trace.differentiable, strict=False)
             if flows and not is_present
         }
-        return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
+        return self._derive_with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
 
     def columns(self, residuals: Residuals | None, present: tuple[bool, ...]) -> Columns:
         """Returns the VJP with respect to states only, which receives no gradients of outputs.
@@ -274,7 +274,7 @@ class Specialization(CoreSpecialization):
             def make() -> StepGraph:
                 return without_cotangents(vjp, outputs)
 
-        graph, source = self._with_source(key, make, role="columns")
+        graph, source = self._derive_with_source(key, make, role="columns")
         return Columns(source, graph.gradients[first:first_lifted])
 
     def linear(self) -> tuple[StepGraph, CoreSource | None] | None:
@@ -291,9 +291,9 @@ class Specialization(CoreSpecialization):
         Args:
             key: value that is equal for equal VJPs.
         """
-        return self._with_source((key, presence.flags), presence.with_flags)
+        return self._derive_with_source((key, presence.flags), presence.with_flags)
 
-    def _with_source(
+    def _derive_with_source(
         self, key: Hashable, make: Callable[[], StepGraph], role: str = "vjp"
     ) -> tuple[StepGraph, CoreSource | None]:
         """Returns the VJP that `make` computes once, and its source. The name of the source contains the role."""
@@ -322,11 +322,11 @@ class Specialization(CoreSpecialization):
 
     def forward_kernel(self, spec: ForwardSpec, residuals: Residuals | None = None) -> CompiledKernel:
         core = self.core(residuals)
-        return self._kernel((spec, core.name), lambda: forward_source(f"{self.name}_forward", core, spec))
+        return self._find_kernel((spec, core.name), lambda: forward_source(f"{self.name}_forward", core, spec))
 
     def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
         core = self.core()
-        return self._kernel(
+        return self._find_kernel(
             (spec, vjp.name, core.name), lambda: backward_source(f"{self.name}_backward", core, vjp, spec)
         )
 

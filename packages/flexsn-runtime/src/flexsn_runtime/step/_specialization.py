@@ -101,7 +101,7 @@ class CoreSpecialization:
 
     def segment_kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
         """Returns a kernel of a scan in segments. Equal keys mean equal results of `write`."""
-        return self._kernel(("segments", key), write)
+        return self._find_kernel(("segments", key), write)
 
     def check(self, *, training: bool) -> None:
         """Raises each error that kernel generation would raise, without compiling kernels.
@@ -252,7 +252,7 @@ class CoreSpecialization:
             self._kernels.clear()
             self._kernel_names.clear()
 
-    def _kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
+    def _find_kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
         key = (self.backend.target.name, key)  # a step's name does not distinguish targets
         with self._lock:
             kernel = self._kernels.get(key)
