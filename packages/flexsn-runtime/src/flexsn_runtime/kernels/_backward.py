@@ -62,14 +62,13 @@ class BackwardScan:
         needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         residuals: the residuals that the forward saved; `None` for checkpoints.
         plan: same as for `ForwardScan`.
-        segments: segments to compute in parallel, if the step's gradient allows it; `None` to compute all steps in
-            order.
+        segments: segments to compute in parallel, if the VJP allows this; `None` to compute all steps in order.
 
     Attributes:
         plan: allocations, steps and results of a call. It takes `[*inputs, *states, *lifted, *checkpoints or
             *residuals, *grad_outputs, *grad_states]`, and returns a gradient for each tensor of the forward that needs
             a gradient, in the tensor's shape. The gradient is zeros if no gradient flows to the tensor.
-        flowing: like `plan`, but it returns `None` for tensors to which no gradient flows, as the loop does.
+        flowing: the same plan, except that it returns `None` for tensors to which no gradient flows, as in the loop.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> R
 
     Args:
         shape: the step's shape, in the order in which the kernel counts its elements.
-        layouts: the step's layouts of captured tensors, in this order.
+        layouts: layouts in which the step reads captured tensors, with dimensions in the same order.
     """
     if not all(type(size) is int for size in (*shape, *(n for layout in layouts for n in layout.strides))):
         return None  # a kernel for symbolic sizes must work for all sizes

@@ -58,7 +58,7 @@ class PreparedBackward:
         layout: layout of the tensors.
         has_layout: fast predicate that is True for tensors of this layout. It may wrongly return False.
         call: function that computes the gradients.
-        recordings: recordings of the backward without its forward, by environment.
+        recordings: for each environment, the recording of the backward, without the forward.
         registered: environments for which the backward was offered to the compiled launcher.
     """
 
@@ -99,7 +99,7 @@ class Trained:
 
     @property
     def native(self) -> NativeScan | None:
-        """The compiled launcher's scan, which runs without Python; `None` if none is ready."""
+        """The compiled launcher's scan, which runs without Python; `None` if no such scan is ready."""
         return self._natives.get(self._read_environment()) if self._natives else None
 
     def run(self, tensors: Tensors) -> Sequence[Any]:

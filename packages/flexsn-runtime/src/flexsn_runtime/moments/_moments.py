@@ -31,7 +31,7 @@ def batch_moments(
 ) -> tuple[Tensor, Tensor] | None:
     """Computes mean and variance over all but the second dimension, without autograd.
 
-    The results are as exact as for centred data, and bitwise equal in every run.
+    The results are as exact as if the data were centred, and they are bitwise equal in every run.
 
     Args:
         x: `[N, C, ...]`, a tensor for which `has_moments` is True.
@@ -41,9 +41,9 @@ def batch_moments(
         tracked: int64 counter of batches.
 
     Returns:
-        Mean and variance `[C]`, in float32, or in float64 for float64. The variance is the mean square deviation. If no
-            kernel can run, returns `None` and changes nothing; examples are wrapped tensors, and tensors with fewer
-            than two elements per channel.
+        Mean and variance `[C]`, in float32, or in float64 for float64. The variance is the mean squared deviation from
+            the mean. If no kernel can run, returns `None` and changes nothing; examples are wrapped tensors, and
+            tensors with fewer than two elements per channel.
     """
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None

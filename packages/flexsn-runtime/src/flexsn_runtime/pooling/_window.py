@@ -16,7 +16,7 @@ _MOST_ROWS = 2**31 - 2**16
 
 
 class Window(NamedTuple):
-    """Positions of windows. All attributes except `ceil` are `(height, width)`.
+    """The windows that a pooling operation reads. All attributes except `ceil` are `(height, width)`.
 
     Attributes:
         size: size of a window.
@@ -61,7 +61,7 @@ def _count_windows(length: int, size: int, stride: int, padding: int, dilation: 
 
 
 def why_no_kernel(x: Tensor, window: Window) -> str | None:
-    """Returns the reason why PyTorch has to pool `x [N, C, H, W]`; `None` if a kernel can."""
+    """Returns the reason why PyTorch has to pool `x [N, C, H, W]`; `None` if a kernel can pool it."""
     if x.dtype not in _DTYPES:
         return f"its input is {x.dtype}"
     reason = why_unavailable(x.device)

@@ -97,7 +97,7 @@ def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile |
 
 
 def three(grads: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns three tensors for a kernel. If there are fewer than three gradients, the last one is repeated."""
+    """Returns three tensors for a kernel. If there are fewer than three parts, the last part is repeated."""
     last = grads[-1]
     return grads[0], grads[1] if len(grads) > 1 else last, grads[2] if len(grads) > 2 else last
 

@@ -157,7 +157,7 @@ class ScanProgram:
         # For each signature, the specializations, with the most recently used specialization first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
-        self._takes_numbers = False  # True after the first change of a number
+        self._takes_numbers = False  # True once a number that the core reads has changed
         # For each set of shapes and dtypes, the step of the last forward that will be differentiated.
         self._differentiated: Recent[CoreSpecialization] = Recent()
         # For each kind of call, the earlier calls, with the latest call first; see `_repeated.py`. This dictionary also

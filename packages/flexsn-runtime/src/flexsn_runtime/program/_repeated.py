@@ -46,7 +46,7 @@ _MOST = 8
 class RepeatedCall:
     """A call that later calls may repeat: everything on which it depends, and the function that runs repeated calls.
 
-    It is stored under the kind of the call; see `repeated_call`.
+    A program stores this object under the kind of the call; see `find_call`.
 
     Attributes:
         layout: layout of inputs and states, and for each of them, True if it requires grad.

@@ -14,7 +14,7 @@ from flexsn_runtime.program._repeated import remember, repeated_step, scan
 def single_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
     """Returns `(*outputs, *new_states)` of one step, equal to the results of `prepare` and `scan` for T = 1.
 
-    Raises the same errors.
+    Raises the errors of `prepare`.
 
     Args:
         inputs: `[*step]` each, or tensors that broadcast to `[*step]`.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    """Steps that share a VJP.
+    """Consecutive steps that share a VJP.
 
     Attributes:
         start: index of the first step.

@@ -103,7 +103,7 @@ class TrainedStaged(Trained):
         self.fixed = tuple([i for i, is_differentiable in enumerate(flows) if not is_differentiable])
         self.first_kept = self.first_bits = len(flows)
         self._is_empty = _is_empty(step, arguments)
-        self._ports: tuple[Port, ...] = ()  # ports of the kept values, in order
+        self._ports: tuple[Port, ...] = ()  # ports of the values that `run` keeps, in order
         self._recordings: dict[Hashable, Recording | str | None] = {}
 
     def run(self, tensors: Tensors) -> Sequence[Tensor]:

@@ -17,7 +17,7 @@ _BLOCKS, _ROW_TILES = (4, 8, 16), (1, 2, 3, 4)
 # Numbers of splits, from the fastest to the slowest. The first order is for matrices that are completely in registers,
 # and the second for matrices that are partly in registers (benchmarks/results/cluster_divisions.md).
 _SPLITS, _SPLITS_OF_PARTS = (2, 4, 1, 8), (4, 2, 8, 1)
-_REGISTERS = 65536  # of one processor
+_REGISTERS = 65536  # of one multiprocessor
 _MOST_REGISTERS = 255  # of one thread
 _MOST_THREADS = 1024
 _SHARED_BYTES = (227 << 10) - 1024  # of one block, without its barriers

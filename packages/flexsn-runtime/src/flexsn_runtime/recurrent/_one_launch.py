@@ -269,7 +269,7 @@ class InPrograms:
         return self.kernel.launch([select(over) for select in self.sources], self.numbers).room
 
     def in_words(self, at_once: int) -> str:
-        """Returns a description of a launch that runs this number of groups at a time."""
+        """Returns a description of a launch that runs `at_once` groups of rows at a time."""
         description = self._descriptions.get(at_once)
         if description is None:
             turns = -(-self.groups // at_once)

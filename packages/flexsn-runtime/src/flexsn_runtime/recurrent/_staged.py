@@ -98,7 +98,7 @@ class RecurrentSpecialization(CoreSpecialization):
         self.prepared: Recent[_Prepared] = Recent()
         self.view_layouts: Recent[ViewLayout] = Recent()
         self._formats: Recent[ScanFormat] = Recent()
-        # Functions that run calls, by layout of the arguments.
+        # Functions that run calls, by the layout of their arguments.
         self.calls: Recent[Callable[[Sequence[Tensor | None]], tuple[Tensor, ...]]] = Recent()
 
     @cached_property

@@ -33,7 +33,7 @@ def kept_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class SerialScan(Generic[_Spec]):
-    """A scan as one launch of its serial kernel. Kernels of segments replace this kernel.
+    """A scan that its serial kernel runs in one launch. The kernels of segments can replace the serial kernel.
 
     Attributes:
         launch: launch of the serial kernel.
@@ -43,7 +43,8 @@ class SerialScan(Generic[_Spec]):
         sizes: integer arguments of all kernels of the scan.
         config: blocks, chunks and warps.
         device: device of the tensors.
-        launched: minimum number of steps for segments that Python launches, same as in `SegmentRule`.
+        launched: minimum number of steps for which segments pay off if Python launches their kernels; same as in
+            `SegmentRule`.
     """
 
     launch: Launch

@@ -88,7 +88,7 @@ class Specialization(CoreSpecialization):
         self.follows = _find_followers(trace.forward, late)
         self.ends = ends_early(trace.forward, counts)
         once = {*counts, *(delays.by for delays in late.values())}
-        loaded = [value for i, value in enumerate(trace.inputs) if i not in once]  # in each step
+        loaded = [value for i, value in enumerate(trace.inputs) if i not in once]  # loaded in each step
         self.cost = StepCost.of(trace.forward.graph, loaded or trace.inputs, trace.outputs)
         if late:  # values that depend only on delays are computed before the steps
             self.cost = replace(self.cost, num_ops=self.cost.num_ops - _count_ops_on_lifted(trace.forward))
