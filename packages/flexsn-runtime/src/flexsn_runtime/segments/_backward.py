@@ -10,7 +10,7 @@ from torch import Tensor
 from flexsn_codegen import BackwardSpec, CoreSource, KernelSource
 from flexsn_codegen.scan.segments import Columns, carried_source, gradient_source, map_size, maps_source
 from flexsn_graph import Port, Role
-from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, allocate_rows, kept_dtype
+from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, allocate_rows, register_dtype
 
 
 class SegmentedBackward(InSegments[BackwardSpec]):
@@ -28,7 +28,7 @@ class SegmentedBackward(InSegments[BackwardSpec]):
         step, spec = scan.step, scan.spec
         step.combined[scan.sizes["T"]] = segments
         core, name = step.core(), f"{step.name}_backward"
-        dtypes = [kept_dtype(step.state_dtypes[i]) for i in _list_carried(spec)]
+        dtypes = [register_dtype(step.state_dtypes[i]) for i in _list_carried(spec)]
         count = map_size(spec)
         self._maps = [dtypes[i] for i in range(count) for _ in range(count)] + dtypes
         self._carried = dtypes

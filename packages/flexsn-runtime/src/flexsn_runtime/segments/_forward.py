@@ -13,7 +13,7 @@ from flexsn_codegen.scan.segments import ended_source, repair_source, speculatio
 from flexsn_codegen.targets._entry import Entry
 from flexsn_graph import Port, Role
 from flexsn_runtime.launches._kernel import CompiledKernel
-from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, allocate_rows, kept_dtype
+from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, allocate_rows, register_dtype
 from flexsn_runtime.segments._speculation import Speculation
 
 _REPAIRS = Port(Role.SEGMENT_REPAIRS, 0)
@@ -30,7 +30,7 @@ class GuessedForward(InSegments[ForwardSpec]):
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource) -> None:
         super().__init__(scan)
         spec, key, name = scan.spec, (core.name,), f"{scan.step.name}_forward"
-        self._dtypes = [kept_dtype(dtype) for dtype in scan.step.state_dtypes]
+        self._dtypes = [register_dtype(dtype) for dtype in scan.step.state_dtypes]
         # Pairs of a kernel, and True if this kernel processes segments in parallel.
         self._sources: list[tuple[CompiledKernel, bool]] = [
             (scan.kernel("guess", key, lambda: speculation_source(f"{name}_guess", core, spec)), True),

@@ -20,15 +20,15 @@ from flexsn_runtime.step._pointwise_step import Specialization
 _Spec = TypeVar("_Spec", bound=ForwardSpec | BackwardSpec)
 
 # Number of calls on short sequences that run in segments. Later calls are serial, unless a CUDA graph records them.
-_FIRST = 8
+_CALLS_IN_SEGMENTS = 8
 
 # Maps dtypes of values to the wider dtypes in which registers hold these values.
-_KEPT = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_REGISTER_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
-def kept_dtype(dtype: torch.dtype) -> torch.dtype:
+def register_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype in which values of a dtype pass from kernel to kernel without rounding."""
-    return _KEPT.get(dtype, dtype)
+    return _REGISTER_DTYPES.get(dtype, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class InSegments(Generic[_Spec]):
 
     def __init__(self, scan: SerialScan[_Spec]) -> None:
         self.scan = scan
-        self._num_first = _FIRST if scan.sizes["T"] < scan.launched else 0
+        self._num_first = _CALLS_IN_SEGMENTS if scan.sizes["T"] < scan.launched else 0
         self._is_long = self._num_first == 0
 
     @property
