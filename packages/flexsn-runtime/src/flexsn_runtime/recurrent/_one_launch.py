@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -96,13 +96,12 @@ class Loops:
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> tuple[LoopKernel, CooperativeKernel]:
         """Returns the kernel of a loop: its source, and the compiled kernel."""
-        ends = _counts(step, over) is not None
-        key = (*_kind(over, loop, memory), tiles, ends)
+        key = (*_kind(over, loop, memory), tiles, _counts(step, over))
         found = self._kernels.get(key)
         if found is None:
             cores = [step.core_of(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
             try:
-                kernel = loop_source(_name(step, over), _spec(over, loop, memory, cores, ends=ends), tiles)
+                kernel = loop_source(_name(step, over), _spec(step, over, loop, memory, cores), tiles)
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             compiled = step.loop_kernel(kernel.source)
@@ -118,14 +117,12 @@ class Loops:
         Raises:
             NotOneLaunchError: clusters cannot compute the loop.
         """
-        counts = _counts(step, over)
-        key = (*_kind(over, loop, memory), cluster, counts)
+        key = (*_kind(over, loop, memory), cluster, _counts(step, over))
         found = self._in_clusters.get(key)
         if found is None:
             try:
                 cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
-                spec = replace(_spec(over, loop, memory, cores), counts=counts)
-                kernel = cluster_source(_name(step, over), spec, cluster)
+                kernel = cluster_source(_name(step, over), _spec(step, over, loop, memory, cores), cluster)
             except UnsupportedOpError as error:
                 raise NotOneLaunchError(f"clusters do not compute it: {error}") from None
             except ValueError as error:
@@ -147,7 +144,7 @@ def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
 
 
 def _spec(
-    over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None], *, ends: bool = False
+    step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None]
 ) -> LoopSpec:
     """Returns the specification of a loop's kernel.
 
@@ -158,7 +155,8 @@ def _spec(
         raise NotOneLaunchError("a stage takes numbers")
     strides = {number: matrix.stride() for number, matrix in memory.matrices.items()}
     loads, stores, parts = memory.loads, memory.stores, parts_of_float32()
-    return LoopSpec(loop, cores, loads, stores, strides, over.backwards, over.from_zero, ends, parts)
+    counts = _counts(step, over)
+    return LoopSpec(loop, cores, loads, stores, strides, over.backwards, over.from_zero, counts, parts)
 
 
 @dataclass(frozen=True, slots=True)
