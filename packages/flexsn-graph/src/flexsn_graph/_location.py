@@ -8,6 +8,7 @@ import linecache
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
@@ -47,11 +48,32 @@ class SourceLocation:
         return f"{self.file}:{self.line}, in {self.function}: {self.code or '(no source)'}"
 
 
+class _Running(threading.local):
+    """The location of the node that `run_graph` runs in a thread."""
+
+    location: SourceLocation | None = None
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def located(location: SourceLocation | None) -> Iterator[None]:
+    """Sets the location of the ops that run inside; `None` for the location of the Python code that calls them."""
+    previous, _running.location = _running.location, location
+    try:
+        yield
+    finally:
+        _running.location = previous
+
+
 def user_location() -> SourceLocation | None:
-    """The innermost frame of user code between the running op and the tracer that called the core.
+    """The location that `located` set, or else the innermost frame of user code between the op and the tracer.
 
     `None` if there is no such frame. For example, autograd runs the formulas of built-in ops without user code.
     """
+    if _running.location is not None:
+        return _running.location
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
         file = frame.f_code.co_filename

@@ -41,11 +41,10 @@ class LoopSpec:
         matrix_strides: strides of the matrices, by number.
         backwards: True if the loop runs from the last step to the first.
         from_zero: True if carried values that products read are zero before the first step.
-        ends: True if each row has a number of steps, after which outputs are zeros, states stay the same and no
-            gradient flows. The kernel receives these numbers. A program computes steps up to the largest number among
-            its rows.
-        counts: the input with each row's number of remaining steps, which decreases by 1 in each step. `None` if there
-            is no such input. A kernel may load the input once.
+        counts: the input with each row's number of remaining steps, which decreases by 1 in each step. After a row's
+            last step, its outputs are zeros, its states stay the same and no gradient flows. The kernel receives the
+            numbers before the first step and loads them once. A program computes steps up to the largest number among
+            its rows. `None` if there is no such input.
         parts: the number of 16-bit numbers into which products split a float32 number. Three represent the whole
             number, two its first 16 bits, and one its first 8 bits.
     """
@@ -57,9 +56,8 @@ class LoopSpec:
     matrix_strides: Mapping[int, tuple[int, ...]]
     backwards: bool
     from_zero: bool
-    ends: bool = False
-    parts: int = 3
     counts: Port | None = None
+    parts: int = 3
 
 
 def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:

@@ -25,7 +25,7 @@ the results of that step for all later steps. Gradients of later steps are zeros
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -173,8 +173,7 @@ class _LoopWriter:
         self._carried = {port: f"state_{i}" for i, port in enumerate(loop.carried)}
         self._of_rows = {part.port for part in loop.parts if isinstance(part, Reduce)}
         self._later: list[str] = []  # stores that no program waits for
-        self._repeated: list[str] = []  # stores that are repeated for all later steps, at the step `place`
-        self._repeats = spec.ends and not spec.backwards
+        self._repeats = spec.counts is not None and not spec.backwards  # the last stores, for all later steps
         self._next_store = 0
 
     # -- lines -----------------------------------------------------------------------------------------------
@@ -303,11 +302,11 @@ class _LoopWriter:
             else:
                 self._line("epoch = 0")
         steps = "T"
-        if self._spec.ends:
+        if self._spec.counts is not None:
             steps = "steps"
             self._find_end()
         self._line(f"step = {f'{steps} - 1' if self._spec.backwards else '0'}")
-        exists = "(step >= 0)" if self._spec.ends else None
+        exists = None if self._spec.counts is None else "(step >= 0)"
         for i in self._loaded_ahead():
             self._load(f"load_{i}", i, "step", exists)
         for i, part in enumerate(self._loop.parts):
@@ -319,6 +318,8 @@ class _LoopWriter:
             self._line("odd = t & 1")
         self._step(arrives, waits)
         self._depth -= 1
+        if self._repeats:
+            self._store_at_later_steps("steps", _last)
         for i, (port, (width, _)) in enumerate(self._loop.carried.items()):
             if port not in self._loop.lasting:
                 pointer = self._param(Role.FINAL_STATE, i)
@@ -336,18 +337,34 @@ class _LoopWriter:
         self._line("behind = tl.minimum(tl.maximum(longest, 0), T)")
         if not self._spec.backwards:
             self._line("steps = tl.minimum(behind + 1, T)")
+            for i, view, width, first in self._all_stores():
+                self._line(f"{_last(i, first)} = {self._zeros(view, width)}")
             return
         self._line("steps = behind")
-        self._line("for place in range(behind, T):")
+        self._store_at_later_steps("behind")
+
+    def _store_at_later_steps(self, begin: str, last: Callable[[int, int], str] | None = None) -> None:
+        """Stores results at all steps from `begin` on. There, the gradients are zeros or those of carried values.
+
+        Args:
+            last: returns the name of the value of a store, for values that stay the same.
+        """
+        self._line(f"for place in range({begin}, T):")
         self._depth += 1
         self._line("pass")
         for i, view, width, first in self._all_stores():
-            kind = tl_name(register_dtype(view.dtype))
-            zeros = f"tl.zeros([BLOCK, {self._tiles.columns(width)}], {kind})"
-            value = zeros if view.source in self._loop.ring else self._carried.get(view.source, zeros)
+            if last is not None:
+                value = last(i, first)
+            elif view.source in self._loop.ring:
+                value = self._zeros(view, width)
+            else:
+                value = self._carried.get(view.source) or self._zeros(view, width)
             address = self._address(Role.OUTPUT, i, self._spec.stores[i][1], "place", width, first)
             self._line(f"dev.store({address}, {value}, mask_{width})")
         self._depth -= 1
+
+    def _zeros(self, view: View, width: int) -> str:
+        return f"tl.zeros([BLOCK, {self._tiles.columns(width)}], {tl_name(register_dtype(view.dtype))})"
 
     def _all_stores(self) -> list[tuple[int, View, int, int]]:
         """For each store: its number, its view, and the number of its columns and the first column."""
@@ -401,8 +418,6 @@ class _LoopWriter:
         self._new: dict[Port, str] = {}
         self._taken: dict[Port, str] = {}  # values read from the ring
         self._next_store = 0
-        if self._repeats:
-            self._line("until = tl.where(step == behind, T, step + 1)")
         loaded, multiplied = False, set[int]()
         backwards = self._spec.backwards
         following = ("(step - 1)", "(step > 0)") if backwards else ("(step + 1)", "(step + 1 < T)")
@@ -447,21 +462,15 @@ class _LoopWriter:
     def _loaded_ahead(self) -> list[int]:
         """The loads that are issued one step earlier. Loads of values that were written some steps ago are excluded.
 
-        Such a value has many loads, which would fill the registers.
+        Such a value has many loads, which would fill the registers. Counts of remaining steps are not loaded.
         """
-        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
+        others = {*self._loop.shifted, self._spec.counts}
+        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in others]
 
     def _flush(self) -> None:
         for line in self._later:
             self._line(line)
         self._later.clear()
-        if self._repeated:
-            self._line("for place in range(step, until):")
-            self._depth += 1
-            for line in self._repeated:
-                self._line(line)
-            self._depth -= 1
-            self._repeated.clear()
 
     def _call(self, i: int, part: StageCall, step: str = "step", exists: str | None = None) -> None:
         """Computes a stage. Values of earlier steps are read at `step`, if `exists` holds."""
@@ -483,6 +492,8 @@ class _LoopWriter:
                 self._load(f"load_{number}", number, step, exists)
             if isinstance(read, View) and read.source.role is Role.CAME_STATE:
                 arguments.append("t > 0")
+            elif isinstance(read, View) and read.source == self._spec.counts:
+                arguments.append(f"tl.broadcast_to(left - {step}, [BLOCK, {self._tiles.columns(part.width)}])")
             elif isinstance(read, View):
                 arguments.append(f"load_{loads.index(Load(read, part.stage.shape))}")
             elif read.port in self._of_rows:
@@ -760,10 +771,12 @@ class _LoopWriter:
     def _store(self, value: str, width: int, first: int) -> None:
         """Records a store for later. Each piece of a product is a separate store."""
         i = self._next_store
-        _, place = self._spec.stores[i]
-        step, later = ("place", self._repeated) if self._repeats else ("step", self._later)
-        address = self._address(Role.OUTPUT, i, place, step, width, first)
-        later.append(f"dev.store({address}, {value}, mask_{width})")
+        view, place = self._spec.stores[i]
+        if self._repeats:
+            self._line(f"{_last(i, first)} = ({value}).to({tl_name(register_dtype(view.dtype))})")
+            value = _last(i, first)
+        address = self._address(Role.OUTPUT, i, place, "step", width, first)
+        self._later.append(f"dev.store({address}, {value}, mask_{width})")
 
     # -- giving up ---------------------------------------------------------------------------------------------------
 
@@ -788,6 +801,11 @@ class _LoopWriter:
                 address = self._address(Role.OUTPUT, i, self._spec.stores[i][1], "t", width, first)
                 self._line(f"dev.store({address}, {block}, mask_{width})")
         self._depth -= 2
+
+
+def _last(store: int, first: int) -> str:
+    """The kernel's name for the value that a store wrote last."""
+    return f"last_{store}_{first}"
 
 
 def _padded(width: int) -> int:
