@@ -30,7 +30,7 @@ _TARGETS: dict[str, Target] = {"triton": TRITON, "cpp": CPP}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns the exit status: 0, 1 if no kernel can be made, or 2 for an invalid command line."""
+    """Runs a command. Returns the exit status: 0, 1 if the command fails, or 2 if the command line is invalid."""
     given = _parser().parse_args(arguments)
     try:
         if given.command == "prune":
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _place(error: Exception) -> str:
-    """The line that failed. Empty if the line is in this package, whose errors already contain the location."""
+    """The line that raised an error. Empty for a line of this package, whose messages already name the user's line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith(_OURS) else f"\n  at {last.filename}:{last.lineno}: {last.line}"
 
@@ -103,7 +103,7 @@ def _jobs(kernel: ShownKernel, targets: Sequence[str], *, fast_math: bool) -> li
 
 
 def _standalone(given: argparse.Namespace) -> str:
-    """The text of one file, in C++ if the CPU is the only target, otherwise in Triton."""
+    """The text of a standalone file, in C++ if the CPU is the only target, otherwise in Triton."""
     language = "cpp" if given.target == ["cpp"] else "triton"
     numerics = Numerics(given.precision, given.fast_math)
     loaded = load(given.function, given.arguments, numerics, _TARGETS[language], gradient=given.gradient)
@@ -144,8 +144,9 @@ def _show(given: argparse.Namespace) -> None:
 def _compile(given: argparse.Namespace) -> None:
     """Writes the source, the assembly and the binary of each kernel.
 
-    For GPUs, the files are `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's `.amdgcn` and `.hsaco`. For
-    the CPU, the files are `NAME.cpp` and `.so`.
+    For GPUs, the source is `NAME.py`. For each NVIDIA GPU, the other files are `NAME.TARGET.ptx` and
+    `NAME.TARGET.cubin`, and for each AMD GPU, `NAME.TARGET.amdgcn` and `NAME.TARGET.hsaco`. For the CPU, the files are
+    `NAME.cpp` and `NAME.so`.
     """
     if not given.target:
         raise UsageError("there is no target: pass --target sm_90, gfx942, cpp, …")
@@ -184,7 +185,7 @@ def _check_targets(targets: Sequence[str]) -> None:
 
 
 def _ops(text: str) -> list[str]:
-    """One line per op with its name, its facts, and the targets that have a rule for it."""
+    """One line for each op whose name contains `text`: its name, its facts, and the targets that have a rule for it."""
     rules = {name: set(supported_ops(target)) for name, target in _TARGETS.items()}
     lines = []
     for op in known_ops():

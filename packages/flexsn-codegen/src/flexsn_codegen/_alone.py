@@ -1,4 +1,4 @@
-"""Writes a function's kernels, in Triton or in C++, as one file that does not need the FlexSN packages."""
+"""Writes a function's kernels, in Triton or in C++, as one standalone file that does not need the FlexSN packages."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def standalone(loaded: ShownFunction, language: str, command: str, version: str)
     Args:
         loaded: result of `_shown.load` for the language's target.
         language: ``"triton"`` or ``"cpp"``.
-        command: the command that makes the file, for the file's header.
-        version: version of this package.
+        command: the command that creates the file. The file's header contains it.
+        version: version of this package, for the header.
 
     Raises:
         UsageError: the function reduces rows, and the language is Triton.
@@ -217,7 +217,7 @@ def _factors(dimensions: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def _words(name: str, trace: Trace) -> str:
-    """The source of a function that maps the numbers of a call to the integer arguments of each kernel."""
+    """The source of a function that encodes the numbers of a call as integer arguments, for each kernel."""
     conditions = [f"    if {_text(e)} != {outcome!r}:\n        {_REFUSAL}" for e, outcome in trace.conditions]
     steps = [f"[{', '.join(_encoded(step))}]" for step in trace.steps]
     body = "\n".join([*conditions, f"    return [{', '.join(steps)}]"])
@@ -243,7 +243,7 @@ def _format(number: Number) -> str:
 
 
 def _text(expression: Expression) -> str:
-    """An expression of numbers as Python source."""
+    """The Python source of an expression of numbers."""
     kind, *parts = expression
     if kind == "argument":
         return f"numbers[{parts[0]}]"
@@ -298,7 +298,10 @@ def _in_cpp(loaded: ShownFunction, made: str) -> str:
 
 
 def _wrapper(entry: str, program: str, source: KernelSource, dtypes: Sequence[torch.dtype], step: TracedStep) -> str:
-    """The source of a function that calls the kernel. It takes tensors, sizes, strides, numbers and threads."""
+    """The source of a function that calls the kernel.
+
+    Its arguments are tensors, sizes, strides, numbers, and the largest number of threads.
+    """
     count = len(step.source.arguments)
     memory = {torch.float16: "uint16_t", torch.bfloat16: "uint16_t"}
     parameters, arguments, before = [], [], []

@@ -1,4 +1,4 @@
-"""A function that is named on the command line, with its arguments and its kernels."""
+"""Loads a function that the command line names, creates its arguments, and traces it into kernels."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def kernels(
 
 @dataclass(frozen=True, slots=True)
 class ShownFunction:
-    """A function that is named on the command line, with its traces.
+    """A function that the command line names, with its traces.
 
     Attributes:
         structure: structure of the call for which the function is traced.
         tensors: tensors of this call, followed by the captured tensors.
         numbers: numbers of this call.
-        wanted: for each tensor, True if it has a gradient.
-        given: the tensors that are passed to the gradient.
+        wanted: for each tensor, True if its gradient is computed.
+        given: the tensors that the kernels of the gradient receive.
     """
 
     fn: Callable[..., Any]
@@ -135,7 +135,7 @@ def _shown(trace: Trace, inputs: Sequence[Tensor]) -> list[ShownKernel]:
 
 
 def function(path: str) -> Callable[..., Any]:
-    """The function ``"module:function"``. The module may also be in the working directory.
+    """Imports the function ``"module:function"``. The module may also be in the working directory.
 
     Raises:
         UsageError: the function does not exist.
@@ -161,10 +161,12 @@ def function(path: str) -> Callable[..., Any]:
 
 
 def examples(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor | int | float | bool]:
-    """Creates tensors without data, and numbers, from descriptions. By default, each argument is a float32 tensor.
+    """Creates tensors without data, and numbers, from descriptions such as ``float32:3x8`` and ``0.5``.
+
+    By default, each argument is a float32 tensor.
 
     Raises:
-        UsageError: the number of arguments is unknown, or a description is malformed. ``float32:3x8`` is a valid one.
+        UsageError: the number of arguments is unknown, or a description is malformed.
     """
     if given is None:
         try:

@@ -1,4 +1,4 @@
-"""Makes kernels directly from the source of a step and a `FlexSNInfo`. Operands are dense, and all are arguments."""
+"""Compiles kernels from the source of a step and a `FlexSNInfo`. All operands are dense arguments of the kernel."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def get_flexsn_inference_kernel(core_str: str, core_name: str, info: StepInfo, v
         verbose: prints the kernel's source.
 
     Returns:
-        A `triton.JITFunction`. Sequences have shape `[T, *step]` and states have shape `[*step]`. All are contiguous.
-        Launch it with `cdiv(NCL, BLOCK)` programs.
+        A `triton.JITFunction`. Launch it with `cdiv(NCL, BLOCK)` programs. Sequences have shape `[T, *step]`, states
+        have shape `[*step]`, and all of these tensors are contiguous.
     """
     return _forward("inference", core_str, core_name, info, verbose, state_seqs=True)
 
@@ -58,7 +58,7 @@ def get_flexsn_forward_kernel(core_str: str, core_name: str, info: StepInfo, ver
 
     Args:
         core_str, core_name: the source of a graph `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`.
-        info: names and counts of that graph. Every intermediate is written, including duplicates.
+        info: names and counts of that graph. The kernel writes all intermediates, including duplicates.
     """
     saved = len(info.fwd_core_returns) - info.num_outputs - info.num_states
     return _forward("forward", core_str, core_name, info, verbose, state_seqs=True, saved=saved)
@@ -72,7 +72,7 @@ def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, ve
 
     Args:
         core_str, core_name: the source of a graph `[*intermediates, *grad_outputs, *grad_new_states] ->
-            [*grad_inputs, *grad_states]` with all of these gradients.
+            [*grad_inputs, *grad_states]`. No gradient may be missing.
         info: names and counts of the forward graph.
     """
     num_results = info.num_outputs + info.num_states
