@@ -26,8 +26,9 @@ from flexsn_codegen.source._cache import keep, kept
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
 
-# Fast math is off, so that the kernels' results are bitwise equal to those of eager mode. Traps and errno are never
-# read. Without them, the compiler can vectorize conditions and functions. Integers wrap around, as in torch.
+# Fast math is off, so that the kernels' results are bitwise equal to those of eager mode. Without floating-point traps
+# and errno, which no kernel uses, the compiler can vectorize conditions and functions. Integers wrap around, as in
+# torch.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
@@ -35,9 +36,9 @@ FLAGS = (
 _HEADERS = Path(__file__).parent
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# Libraries with a function in use. Other libraries are unloaded, so that memory does not grow with each compiled step.
+# Libraries whose functions are in use. All other libraries are unloaded, so that memory does not grow with each step.
 _loaded: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
-_locks: dict[str, threading.Lock] = {}  # one per source, so that different sources compile at the same time
+_locks: dict[str, threading.Lock] = {}  # one lock per source, so that different sources compile at the same time
 
 
 # A forked child lacks the threads that hold these locks.
@@ -46,7 +47,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def why_no_compiler() -> str | None:
-    """The reason why nothing can be compiled here, with its remedy. `None` if there is a compiler."""
+    """The reason why this machine cannot compile C++, with a remedy. `None` if there is a compiler."""
     if _compiler() is not None:
         return None
     named = os.environ.get(_VARIABLE)
@@ -60,9 +61,9 @@ def why_no_compiler() -> str | None:
 
 
 def load(source: str) -> ctypes.CDLL:
-    """The library of a source, which is compiled unless the cache folder has the library.
+    """Loads the library of a source. The source is compiled unless the library is in the cache folder.
 
-    The library is loaded once per process. It is closed when the library object and the functions that were obtained by
+    The library is loaded once per process. It is closed when the library object and all functions from
     `library["name"]` are deleted.
 
     Raises:
@@ -80,14 +81,14 @@ def load(source: str) -> ctypes.CDLL:
 
 
 def library_of(source: str) -> bytes:
-    """The content of a library's file. The source is compiled at each call. Raises the errors of `load`."""
+    """Compiles a source, without the cache. Returns the content of the library's file. Raises the errors of `load`."""
     return _compiled(source)
 
 
 def _found(name: str, source: str) -> ctypes.CDLL:
     path = kept(name)
     if path is not None:
-        with contextlib.suppress(OSError):  # the file is not a valid library, or has been deleted in the meantime
+        with contextlib.suppress(OSError):  # the file is not a valid library, or another process has deleted it
             return _opened(path)
     path, _ = keep(name, _compiled(source))
     try:
@@ -187,7 +188,7 @@ def compiler() -> list[str]:
 
 def _compiler() -> list[str] | None:
     key = os.environ.get(_VARIABLE, ""), os.environ.get("PATH")
-    command = _compilers.get(key)  # cached, because a search of the path takes as long as some kernels
+    command = _compilers.get(key)  # cached, because searching the path takes as long as running some kernels
     if command is None:
         named = shlex.split(key[0])
         candidates = named[:1] or _CANDIDATES
@@ -206,9 +207,10 @@ def _openmp() -> tuple[str, ...]:
 
 
 def _link() -> tuple[str, ...]:
-    """Linker options for OpenMP. Empty if the process has loaded torch's OpenMP, so that loops run in the same threads.
+    """Linker options for OpenMP.
 
-    Code from Clang calls another OpenMP library than code from GCC, and torch may not have loaded that library.
+    There are none if the process has loaded torch's OpenMP library, so that kernels run in the threads of torch. Code
+    from Clang and code from GCC call different OpenMP libraries, and torch may not have loaded the one that is called.
     """
     if sys.platform == "darwin":
         return ("-undefined", "dynamic_lookup")
@@ -225,7 +227,7 @@ def _include(source: str) -> list[str]:
 
 
 def _environment() -> str:
-    """Dependencies of compiled code except for its source: the compiler, the machine's instructions, our headers."""
+    """All that compiled code depends on except its source: the compiler, the machine's instructions, our headers."""
     return _environment_of(tuple(compiler()))
 
 
@@ -237,7 +239,7 @@ def _environment_of(command: tuple[str, ...]) -> str:
 
 @functools.cache
 def _macros(command: tuple[str, ...]) -> str:
-    """Macros with which the compiler reports its version and the meaning of "native" on this machine."""
+    """The compiler's predefined macros. They contain its version, and the instruction sets of this machine."""
     asked = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
 

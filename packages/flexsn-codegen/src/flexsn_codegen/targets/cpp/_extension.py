@@ -24,10 +24,10 @@ _TORCH = Path(torch.__file__).parent
 
 
 class Extension:
-    """A module, which may already be compiled.
+    """A Python module in C++.
 
     Args:
-        name: name of the module, as its source defines it.
+        name: name of the module. The source defines a module of this name.
         source: source of the module in C++, which includes torch's headers.
     """
 
@@ -35,7 +35,7 @@ class Extension:
         self._name, self._source = name, source
 
     def kept(self) -> Path | None:
-        """The module's file if it was compiled before for the same Python, the same torch and a system like this one.
+        """The module's file in the cache folder, for this Python, torch and system. `None` if there is none.
 
         Raises:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
@@ -44,7 +44,7 @@ class Extension:
         return path if path is not None and _is_whole(path) else None
 
     def build(self) -> Path:
-        """The module's file. If it does not exist, one process compiles it. This takes half a minute.
+        """The module's file. If it does not exist, a single process compiles it, which takes half a minute.
 
         Raises:
             CompilerMissingError: there is no compiler.
@@ -52,12 +52,12 @@ class Extension:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
         """
         with (cache_folder() / f"{self._name}.lock").open("w") as lock:
-            with contextlib.suppress(OSError):  # on a file system without locks, more than one process may compile
+            with contextlib.suppress(OSError):  # without file locks, several processes may compile it
                 fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 return self.kept() or keep(self._file(), _sealed(self._compiled()))[0]
             finally:
-                # Closing the file is not enough, because a forked child may hold it open for longer.
+                # Closing the file does not unlock it if a forked child has the file open, too.
                 with contextlib.suppress(OSError):
                     fcntl.flock(lock, fcntl.LOCK_UN)
 
@@ -99,7 +99,7 @@ _SEAL = hashlib.sha256().digest_size
 
 
 def _sealed(content: bytes) -> bytes:
-    """The content and its hash, which detects partial files before they crash the process. Loaders ignore the hash."""
+    """The content, followed by its hash. Loaders ignore the hash, which detects incomplete files."""
     return content + hashlib.sha256(content).digest()
 
 

@@ -36,7 +36,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A typed literal, because C++ would promote an untyped one.
+    """A literal with a type, because C++ would promote a literal without a type.
 
     A float32 literal is rounded once from float64, as in torch.
     """

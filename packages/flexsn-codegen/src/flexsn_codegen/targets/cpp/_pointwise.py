@@ -1,11 +1,11 @@
-"""Pointwise kernels in C++: nested loops over dimensions, with adjacent elements in the innermost one.
+"""Pointwise kernels in C++: nested loops over dimensions, with adjacent elements in the innermost loop.
 
-Dimensions are merged if they are evenly spaced in the memory of every operand. In the innermost dimension, an operand
-has adjacent elements, one element for all, or elements with a stride. Each of these three cases is a separate form of
-loop, and compilers turn all three forms into vector code. If the innermost dimension is short, such as that of pixels
-with three colours, blocks of elements are first gathered row by row, so that the computation is still vector code. If
-an operand has its adjacent elements in another dimension, programs compute tiles of these two dimensions, and transpose
-the operand's tile.
+Two dimensions are merged if the elements of both together are evenly spaced in the memory of every operand. In the
+innermost dimension, an operand has adjacent elements, a single element, or elements with a stride. The loop is written
+for each of these three cases, and compilers turn all of them into vector code. If the innermost dimension is short,
+such as the three colours of a pixel, blocks of elements are first gathered row by row, so that the computation is still
+vector code. If the adjacent elements of an operand are in another dimension, programs compute tiles of that dimension
+and the innermost one, and transpose the operand's tile.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from flexsn_codegen.targets._base import Target
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_graph import Port
 
-# Blocks are gathered if the innermost dimension has fewer elements than this.
+# Blocks are gathered if the innermost dimension has fewer elements than this number.
 _SHORT = 16
 # The number of elements that are gathered at a time. With this number, all operands stay in the L1 cache.
 _GATHERED = 512
 
-# Rows and columns of a tile: several cache lines in either direction, and an operand's tile stays in the L1 cache.
+# Number of rows and of columns of a tile. A tile has several cache lines in both directions, and fits in the L1 cache.
 _TILE = 64
 # Tiles are only used if both of their dimensions have at least this size.
 _LEAST_TILE = 16
 
 Layout = str
-"""Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``. The first layout is
-``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"DIMENSIONS turned"``."""
+"""Layout of an operand: ``"dense"``, or in the innermost dimension, ``"following"`` for adjacent elements, ``"one"``
+for a single element, ``"apart"`` for elements with a stride, and ``"turned"`` for an operand whose tiles are
+transposed. The first entry of a list of layouts describes the kernel: ``"DIMENSIONS"``, ``"DIMENSIONS short"`` or
+``"DIMENSIONS turned"``."""
 
 
 def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:
-    """Implements `Target.walk` with its own layouts and numbers.
+    """Implements `Target.walk`.
 
-    The numbers are the sizes of all dimensions except for the outermost one, and the strides of each operand that is
+    The integers are the sizes of all dimensions except the outermost dimension, and the strides of each operand that is
     not dense.
     """
     sizes, strides = _joined(sizes, strides)
@@ -62,7 +64,7 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
 
 
 def _turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
-    """The first dimension in which an operand has its adjacent elements, if the elements of its rows are far apart."""
+    """The first dimension in which an operand's elements are adjacent while those of its rows are far apart."""
     for d, size in enumerate(sizes[:-1]):
         if type(size) is not int or type(sizes[-1]) is not int or min(size, sizes[-1]) < _LEAST_TILE:
             continue
@@ -73,7 +75,7 @@ def _turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) ->
 
 
 def _joined(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """The sizes and strides after merging dimensions. Two dimensions are merged if they form one for every operand."""
+    """The sizes and strides after dimensions have been merged, if they form one dimension for every operand."""
     if not sizes:
         return [1], [[1] for _ in strides]
     found, places = [sizes[-1]], [[own[-1]] for own in strides]
@@ -99,23 +101,29 @@ class _Operand:
 
     @property
     def strides(self) -> list[str]:
-        """The names of its strides, outermost first."""
+        """Names of the operand's strides, outermost first."""
         return [] if self.layout == "dense" else [f"{self.name}_stride{d}" for d in range(self.dimensions)]
 
     @property
     def has_rows(self) -> bool:
-        """True if the offsets of its rows are computed."""
+        """True if the kernel computes the offsets of the operand's rows."""
         return self.layout != "dense" and self.dimensions > 1
 
     @property
     def inner(self) -> str:
-        """The distance between two elements of a row, as a factor."""
+        """The source text `* stride` for the distance of a row's elements. Empty if they are adjacent."""
         return f" * {self.strides[-1]}" if self.layout in ("apart", "one") else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """The elements of one program, in words, and lines that compute the number of programs and a program's elements."""
+    """The division of a kernel's elements among programs.
+
+    Attributes:
+        name: description of the elements of one program.
+        total: lines that compute the number of programs.
+        own: lines that compute the position of a program's elements.
+    """
 
     name: str
     total: str
@@ -201,11 +209,11 @@ _RESULTS = re.compile(r"return dev::make_tuple\((.*)\);")
 
 
 def _rounded_by_stores(source: str) -> str:
-    """A function without the rounding of its results, since stores round them."""
+    """The source of a function without the rounding of its results, because stores round them."""
     found = _RESULTS.search(source)
     assert found is not None
     for name in set(found[1].split(", ")):
-        if len(re.findall(rf"\b{name}\b", _without_comments(source))) == 2:  # its definition, and the result
+        if len(re.findall(rf"\b{name}\b", _without_comments(source))) == 2:  # in its definition and in the results
             source = re.sub(rf"(const auto {name} = )dev::round_b?float16\((\w+)\);", r"\1\2;", source)
     return source
 
@@ -293,7 +301,7 @@ def _list(operand: _Operand, dimensions: int) -> str:
 
 
 def _first_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
-    """The position of a program's first element: its row, and its column in the row."""
+    """Lines that compute the position of a program's first element: its row, and its column in the row."""
     last = dimensions - 1
     lines = [f"int64_t column = begin % size{last};", f"int64_t rest = begin / size{last};"]
     for d in range(last - 1, 0, -1):
@@ -319,7 +327,7 @@ def _next_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
 
 
 def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand]) -> list[str]:
-    """The loop over the elements of a row, starting at `<operand>_at`."""
+    """Lines of the loop over the elements of a row, which starts at `<operand>_at`."""
     before = [f"const auto {o.name} = dev::load({o.name}_at[0]);" for o in inputs if o.layout == "one"]
     loop = [f"const auto {o.name} = dev::load({o.name}_at[{_lane(o)}]);" for o in inputs if o.layout != "one"]
     arguments = ", ".join([*(o.name for o in inputs), *(number.name for number in core.numbers)])
@@ -336,14 +344,14 @@ def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Oper
     ]
 
 
-# Operations whose code is the same for a float and for a vector of floats.
+# Lines whose operations are valid for a float and for a vector of floats.
 _OF_FLOATS = re.compile(
     r"\s*const auto \w+ = (?:dev::round_float16\(|float\([-+.\de]+\)|[a-z]\w*+(?![(:])|[-+*/()<>=?: ])+;(?:  //.*)?"
 )
 
 
 def _is_in_floats(core: CoreSource, operands: Sequence[_Operand]) -> bool:
-    """True if vectors of float can compute a function of float16, for operands without gaps."""
+    """True if the function is of float16, vectors of float can compute it, and no operand has gaps between elements."""
     if "dev::round_float16(" not in core.source or any(o.layout == "apart" for o in operands):
         return False
     statements = [line for line in core.source.splitlines() if line.lstrip().startswith("const ")]
@@ -353,7 +361,7 @@ def _is_in_floats(core: CoreSource, operands: Sequence[_Operand]) -> bool:
 def _in_floats(
     core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand], arguments: str
 ) -> Iterator[str]:
-    """The loop over vectors of float, up to the last whole vector."""
+    """Lines of the loop over vectors of float, up to the last complete vector."""
     yield "int64_t lane = 0;"
     types = ", ".join(f"{o.name}_t" for o in (*inputs, *results))
     yield f"if constexpr (dev::in_floats<{types}>) {{"

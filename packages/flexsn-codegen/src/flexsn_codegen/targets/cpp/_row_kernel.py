@@ -1,6 +1,6 @@
-"""C++ kernels on rows and columns. For each row, each stage is one loop over its elements.
+"""C++ kernels on rows and columns. For each row, each stage is one loop over the row's elements.
 
-If results are summed over rows, a program has `STEPS` rows and writes its own sums.
+If results are summed over rows, a program computes `STEPS` rows and writes the sums of these rows.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
 
-# The smallest number of rows of a program that sums over them, and the largest number of programs. They are chosen so
-# that there are few sums compared to the elements that are read.
+# The smallest number of rows of a program that sums over rows, and the largest number of programs. With these numbers,
+# programs write few sums in comparison to the elements that they read.
 _LEAST_ROWS, _MOST_PROGRAMS = 64, 64
 
 Layout = str
-"""Positions of an operand's elements in a row: ``"following"``, ``"one"`` or ``"apart"``. ``"sum"`` means a result
-summed over rows, and ``"sum of columns"`` a result summed over a row. The first layout is the number of dimensions."""
+"""Positions of an operand's elements in a row: ``"following"`` for adjacent elements, ``"one"`` for a single element,
+and ``"apart"`` for elements with a stride. ``"sum"`` is a result that is summed over rows, and ``"sum of columns"`` a
+result that is summed over columns. The first entry of a list of layouts is the number of dimensions."""
 
 
 def row_launch(count: int, width: int, *, sums: bool) -> RowLaunch:
     """Implements `Target.row_launch`."""
     if not sums:
-        return RowLaunch(max(1, width), count)  # an empty row also has a sum
+        return RowLaunch(max(1, width), count)  # at least one column, because an empty row has a sum, too
     steps = max(_LEAST_ROWS, -(-count // _MOST_PROGRAMS))
     return RowLaunch(max(1, width), -(-count // steps), steps=steps)
 
@@ -38,7 +39,8 @@ def walk_rows(
 ) -> tuple[tuple[Layout, ...], list[int]]:
     """Implements `Target.walk_rows`.
 
-    The numbers are the width, the sizes of all other dimensions except for the outermost one, and the strides.
+    The integers are the width, the sizes of all dimensions between the outermost and the innermost one, `STEPS` if
+    results are summed over rows, and the strides.
     """
     layouts: list[Layout] = [str(len(sizes))]
     numbers = [sizes[-1], *sizes[1:-1]]
@@ -106,7 +108,7 @@ def row_kernel(
 
 
 def _rows(lines: Sequence[str], summed: Sequence[Port], kept: Sequence[tuple[Port, Any]]) -> str:
-    """The loop over all rows, or over programs and their rows. Each thread has memory for `kept`, values of a row."""
+    """The loop over all rows, or over programs and their rows. Each thread allocates the values `kept` of a row."""
     rows = "".join(f"    dev::Row<{cpp_name(register_dtype(dtype))}> {port.name}_row(width);\n" for port, dtype in kept)
     if not summed:
         body = "\n".join("        " + line for line in lines)
@@ -142,7 +144,7 @@ def _rows(lines: Sequence[str], summed: Sequence[Port], kept: Sequence[tuple[Por
 
 
 def _places(ports: Sequence[Port], dimensions: int) -> list[str]:
-    """The start of a row of each operand."""
+    """Lines that compute where a row of each operand starts in memory."""
     lines = []
     last = dimensions - 1
     if last > 1:
@@ -163,7 +165,7 @@ def _place(port: Port, layout: Layout, dimensions: int) -> str:
 
 
 def _called(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
-    """The results of a stage at `lane`."""
+    """Lines that compute the results of a stage at `lane`."""
     inputs = [port for port in stage.core.arguments if port.role is Role.INPUT and layout_of[port] != "one"]
     lines = [f"const auto {p.name} = dev::load({_place(p, layout_of[p], dimensions)});" for p in inputs]
     saved = [port for port in stage.core.arguments if port.role is Role.SAVED]
@@ -173,7 +175,7 @@ def _called(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: 
 
 
 def _whole(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
-    """A stage whose results are written or summed at each element of a row."""
+    """Lines of a stage whose results are written or summed at each element of a row."""
     written = []
     parts: dict[Port, str] = {}
     for value, port, dtype in zip(stage.values, stage.written, stage.dtypes, strict=True):
@@ -196,7 +198,7 @@ def _whole(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: i
 
 
 def _in_parts(i: int, body: Sequence[str]) -> list[str]:
-    """A loop over a row. In its body, `part` is the number of a lane."""
+    """Lines of a loop over a row. In its body, `part` is the index of the partial result to which `lane` belongs."""
     return [
         f"const auto stage_{i} = [&](int64_t lane, int64_t part) __attribute__((always_inline)) {{",
         *(f"    {line}" for line in body),

@@ -1,11 +1,10 @@
-"""The C++ code of each op, for single elements. Each op has one row.
+"""The rules of C++: for each op, an expression for single elements.
 
-All operands of an op have one dtype, because the tracer has inserted every conversion. Half values are float in
-registers. The result of an op on half values is rounded afterwards, unless the op can only return a value of one of its
-arguments.
+All operands of an op have the same dtype, because the tracer inserts all conversions. Half values are float in
+registers. After an op on half values, the result is rounded, unless the op always returns the value of an argument.
 
-An expression has the type of the result. C++ computes with narrow integers and bools as int, so such expressions are
-converted back.
+An expression has the type of the result. C++ computes with narrow integers and bools as int, so expressions of these
+types contain a conversion back.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def _as_result(call: OpCall, index: int) -> str:
 
 
 def _functions(names: str, *arguments: str) -> None:
-    """Prims of floating-point numbers, each computed by a function of the same name."""
+    """Adds the rules of prims on floating-point numbers, which call functions of the same names."""
     for name in names.split():
         _row(name, f"dev::{name}({', '.join(arguments)})")
 
@@ -66,7 +65,7 @@ for _name, _bool in {"maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&"}.i
     _text = f"dev::{_name}({{0}}, {{1}})"
     _row(_name, _text, _text, f"bool({{0}} {_bool} {{1}})")
 
-# These ops do not change integers.
+# These ops return integers unchanged.
 for _name in ("ceil", "floor", "round", "trunc"):
     _row(_name, f"dev::{_name}({{0}})", "{0}")
 
@@ -84,7 +83,7 @@ _functions("atan2 hypot", "{0}", "{1}")
 
 
 def _special_row(op: Op, function: str) -> None:
-    """A function of a header that is only included if it is used. The result is floating-point."""
+    """Adds the rule of an op that calls a function of `special.h`. The result is floating-point."""
     count = len(op._schema.arguments)
 
     def rule(call: OpCall) -> str:
@@ -98,7 +97,7 @@ for _name in ("bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "bessel_j0",
 for _name in ("digamma", "erf_inv", "erfcx", "igamma", "igammac", "ndtri", "zeta"):
     _special_row(getattr(_prims, _name).default, _name)
 
-# ATen ops that torch does not decompose. Integer operands are not converted, and the result has another dtype.
+# ATen ops that torch does not decompose. If operands are integers, the result is floating-point.
 for _name in ("bessel_y0", "bessel_y1"):
     _special_row(getattr(_aten, f"special_{_name}").default, _name)
 for _name in ("modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1"):
@@ -184,7 +183,7 @@ def _angle(call: OpCall) -> str:
 
 @_rule(_aten.polygamma.default)
 def _polygamma(call: OpCall) -> str:
-    """Derivatives of digamma."""
+    """The derivative of digamma whose order is the first operand."""
     order = call.constants[0]
     assert isinstance(order, int)
     return f"dev::special::polygamma({order}, {_as_result(call, 1)})"

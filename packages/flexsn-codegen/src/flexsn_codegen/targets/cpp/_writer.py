@@ -1,4 +1,4 @@
-"""C++ kernels: a program walks `BLOCK` elements through time, in loops over lanes that the compiler vectorizes."""
+"""C++ kernels. A program computes all steps of `BLOCK` elements, in loops over lanes that the compiler vectorizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flexsn_codegen.targets.cpp._literals import cpp_name, literal
 from flexsn_graph import Port, Role
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_GRADIENTS = (Role.GRAD_INPUT, Role.GRAD_STATE, Role.GRAD_LIFTED)  # written by backward scans
+_GRADIENTS = (Role.GRAD_INPUT, Role.GRAD_STATE, Role.GRAD_LIFTED)  # the results of backward scans
 _KNOWN = ("true", "false")  # values of flags that are constants of the source
 
 
@@ -38,8 +38,8 @@ class _Lanes:
 
     indent: int
     statements: list[_Assignment] = field(default_factory=list)
-    before: list[str] = field(default_factory=list)  # lines that are the same for all lanes
-    after: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)  # lines before the loop, which are the same for all lanes
+    after: list[str] = field(default_factory=list)  # lines after the loop
     flags: dict[str, str] = field(default_factory=dict)  # the last value of each flag in the loop, by name
 
     def assigned(self) -> frozenset[str]:
@@ -60,11 +60,12 @@ class CppWriter(KernelWriter):
     """Writes kernels in C++.
 
     In the source, `begin` is the position of the block's first element in the step, `lanes` is the number of elements
-    in the block, and `lane` counts them. `<operand>_block` points to the operand's first step (if the operand is dense,
-    to the block's first element in that step), and `<operand>_at` points to the operand's current step.
+    in the block, and `lane` is the index of an element in the block. `<operand>_block` points to the operand's first
+    step. If the operand is dense, it points to the block's first element in that step. `<operand>_at` points to the
+    operand's current step.
 
     A value is a variable of one lane. The lines between two control statements become one loop over the lanes. A value
-    that is computed in one loop and read in another one is stored in an array for the block.
+    that is computed in one loop and read in another loop is stored in an array for the block.
     """
 
     branches = True
@@ -73,17 +74,17 @@ class CppWriter(KernelWriter):
         super().__init__(target, strided, sizes)
         self._body: list[str | _Lanes] = []
         self._lanes: _Lanes | None = None
-        self._offsets: dict[Port, str] = {}  # offsets within a step, as in `KernelWriter`
-        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # terms of the offsets
+        self._offsets: dict[Port, str] = {}  # the text of the offset of a lane within a step
+        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # as in `KernelWriter._declare`
         self._times: dict[Port, str] = {}
         self._written: set[Port] = set()
         self._first: dict[str, str] = {}  # the first text of each value, which determines its type
-        self._stored: list[Port] = []  # operands that are stored under a condition
-        self._summed: list[str] = []  # values whose sum each run writes
-        self._flagged: list[str] = []  # values whose bits are written
+        self._stored: list[Port] = []  # operands with a store that has a condition
+        self._summed: list[str] = []  # values whose sum each program writes
+        self._flagged: list[str] = []  # values that become arrays, because a function of the whole block reads them
         self._flags: dict[str, int] = {}  # number of assignments to each flag
         self._calls = 0
-        self._first_segment: int | None = None  # set if programs walk one of several segments
+        self._first_segment: int | None = None  # number of the first segment if each program computes one segment
 
     # -- lines and lanes -----------------------------------------------------------------------------------
 
@@ -106,9 +107,10 @@ class CppWriter(KernelWriter):
             self._first.setdefault(name, text)
 
     def _with_flags(self, text: str, form: str = "{}") -> str:
-        """The text with the current values of the flags.
+        """The text, with each flag replaced by its current value, formatted by `form`.
 
-        Flags change within a loop over lanes, which computes nothing that is the same for all lanes.
+        A flag may change in the lines that become one loop over lanes. Its values are computed before the loop, because
+        they are the same for all lanes.
         """
         flags = {**dict.fromkeys(self._flags), **self._current().flags}
         values = {name: value if value in _KNOWN else form.format(value or name) for name, value in flags.items()}
@@ -119,7 +121,7 @@ class CppWriter(KernelWriter):
         value = self._with_flags(text)
         if "?" not in value and "true" in value.split(" | "):
             value = "true"
-        if value not in _KNOWN:  # no code in the loop reads a known value
+        if value not in _KNOWN:  # a constant needs no variable
             lanes.before.append(f"const bool {name}_{count} = {value};")
             value = f"{name}_{count}"
         lanes.flags[name] = value
@@ -136,7 +138,7 @@ class CppWriter(KernelWriter):
 
     def add_once(self, core: CoreSource, numbers: Sequence[str]) -> list[str]:
         if any(self._terms.values()):
-            # A separate loop, because not every processor can load a vector of scattered elements quickly, and the
+            # The loads are in a separate loop. Not every processor loads a vector of scattered elements quickly, so the
             # compiler may not vectorize a loop with such loads.
             self._lanes = None
         return super().add_once(core, numbers)
@@ -155,7 +157,7 @@ class CppWriter(KernelWriter):
         return port not in self._offsets and port not in self._sums and port not in self._bits
 
     def _time(self, port: Port) -> str:
-        """The distance between two time steps, in elements."""
+        """Source text of the distance between two time steps, in elements."""
         if port in self._bits:
             return f"({_scalar(self._row)})"
         return "programs" if port in self._sums else self._times[port]
@@ -180,7 +182,8 @@ class CppWriter(KernelWriter):
         if exists is None:
             self._lane(name, _loaded(pointer, self._offsets.get(port, "lane")))
         elif self._is_dense(port):
-            # This is not a condition inside the loop over lanes, because the compiler would not vectorize such a loop.
+            # The condition is outside of the loop over lanes, because the compiler does not vectorize a loop that
+            # contains it.
             there = f"const auto {name}_from = {_scalar(exists)} ? {pointer} : dev::zeros<{port.name}_t, BLOCK>;"
             self._lane(name, f"dev::load({name}_from[lane])", there)
         else:
@@ -305,7 +308,7 @@ class CppWriter(KernelWriter):
             yield
         self.line("}")
 
-    # -- the whole -----------------------------------------------------------------------------------------
+    # -- the kernel ----------------------------------------------------------------------------------------
 
     def _text(self) -> str:
         loops = [part for part in self._body if isinstance(part, _Lanes)]
@@ -315,7 +318,7 @@ class CppWriter(KernelWriter):
         dense |= dict.fromkeys(self._bits, " + begin / 8")
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
         first: dict[tuple[tuple[str, str, str], ...], Port] = {}
-        for port, terms in self._terms.items():  # each distinct list of terms costs divisions
+        for port, terms in self._terms.items():  # operands with equal terms share their offsets, which cost divisions
             if not terms:
                 continue
             like = first.setdefault(tuple(terms), port)
@@ -325,7 +328,8 @@ class CppWriter(KernelWriter):
             lines.append(f"int64_t {port.name}_offset_of[BLOCK] = {{}};")
             for inner, size, stride in terms:
                 lines.append(f"dev::add_offsets({port.name}_offset_of, begin, lanes, {inner}, {size}, {stride});")
-        # The order is that of their first computation, because the type of a value may be that of an earlier one.
+        # Arrays are in the order in which values are first computed, because the type of a value may depend on an
+        # earlier one.
         arrays = [name for name in self._first if name in kept]
         lines += [f"decltype(dev::value({self._typed(name)})) {_array(name)}[BLOCK];" for name in arrays]
         lines += [f"bool {name} = false;" for name in self._flags]
@@ -334,7 +338,7 @@ class CppWriter(KernelWriter):
         return "\n".join([*(f"        {line}" for line in lines), *parts])
 
     def _typed(self, name: str) -> str:
-        """An expression with the type of a value, outside of the loops over lanes."""
+        """An expression that has the type of a value and is valid outside of the loops over lanes."""
         return re.sub(r"\blane\b", "0", self._first[name])
 
     def _written_out(self, loop: _Lanes, names: frozenset[str], kept: frozenset[str]) -> str:

@@ -1,14 +1,18 @@
-"""One launch for all steps of a recurrent loop, by thread-block clusters.
+"""Kernels in CUDA C++ that compute all steps of a recurrent loop in one launch, by thread-block clusters.
 
-A cluster owns some rows for all steps. A block of the cluster owns some columns of every value, and a warp owns 16 of
-these columns. A warp stores its columns of the matrices as fragments of `mma.m16n8k16` in registers. Fragments that do
-not fit into registers are in shared memory. Fragments that do not fit there either are read from the matrix in every
-step. The operand of a product is sent to the shared memory of each block of the cluster, by stores that the receiver's
-barrier counts. Zeros and ones are sent as bits, other values as one to three 16-bit numbers. If memory is short,
-float32 values are sent and stored in shared memory unsplit. They are then split when they are multiplied, so the
-products take longer. There are two slots, each with a barrier. A warp that writes to a slot again has already received
-values that the other warps sent after they had read the slot. If there is memory for one slot only, a warp that has
-read the slot arrives at a barrier of each block, and senders wait for this barrier.
+A cluster computes some rows for all steps. A block of the cluster computes some columns of every value, and a warp
+computes 16 of these columns.
+
+A warp has its columns of the matrices as fragments of `mma.m16n8k16` in registers. Fragments that do not fit into
+registers are in shared memory. Fragments that do not fit into shared memory are read from the matrix in every step.
+
+The operand of a product is sent to the shared memory of each block of the cluster, by stores that a barrier of the
+receiving block counts. Zeros and ones are sent as bits, and all other values as one to three 16-bit numbers. If memory
+is short, float32 values are sent and stored as one number, and split when they are multiplied, so products take longer.
+
+An operand has two slots, each with a barrier. A warp that writes to a slot again has already received the values that
+all warps sent after they had read the slot. If there is only memory for one slot, a warp that has read the slot arrives
+at another barrier of each block, and senders wait for this barrier.
 
 `splits` warps share the sums over an operand's terms, for all rows. In parts that are not products, each of these warps
 computes every `splits`-th tile of 8 rows.
@@ -31,15 +35,15 @@ from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
-_COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns and rows of a fragment, and threads of a warp
+_COLUMNS, _ROWS, _WARP = 16, 8, 32  # numbers of columns and rows of a fragment, and of threads of a warp
 _FRAGMENT_BYTES = 16  # bytes of a matrix's fragment in one thread
-_STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
-_AHEAD = 4  # loads in flight, of fragments that are neither in registers nor in shared memory
-# Registers of a thread for addresses and loops, and values of an element in addition to its states and loads, as ptxas
-# assigns them for an H100.
+_STORED_AT_A_TIME = 2  # number of a matrix's fragments in shared memory that are read together
+_AHEAD = 4  # number of loads in flight for fragments that are neither in registers nor in shared memory
+# Number of registers of a thread for addresses and loops, and number of values of an element in addition to its states
+# and loads. ptxas assigns these numbers for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
-_READ = "barriers + 8"  # with one slot, the barrier of warps that have read the slot
-_FEW_REGISTERS = 128  # registers of a matrix in a thread. With fewer, more sums fit into registers
+_READ = "barriers + 8"  # if there is one slot, the barrier at which warps arrive after they have read it
+_FEW_REGISTERS = 128  # if a matrix has fewer registers of a thread, more sums fit into registers
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
 
@@ -51,11 +55,11 @@ class Cluster:
     Attributes:
         blocks: number of blocks in a cluster, a power of two, at most 16.
         splits: number of warps that share the sums of a product.
-        row_tiles: tiles of 8 rows of a cluster.
-        held: number of a product's tiles of 16 terms that a warp has in registers. `None` means all.
-        stored: number of the other tiles that the warp has in shared memory. `None` means all.
+        row_tiles: number of tiles of 8 rows of a cluster.
+        held: number of a product's tiles of 16 terms that a warp has in registers. `None` for all tiles.
+        stored: number of the remaining tiles that the warp has in shared memory. `None` for all remaining tiles.
         slots: number of slots for values that blocks send to each other: two or one.
-        compact: True if float32 values that are sent or in shared memory are split only when they are multiplied.
+        compact: True if float32 values are sent, and stored in shared memory, before they are split for a product.
     """
 
     blocks: int
@@ -68,7 +72,7 @@ class Cluster:
 
     @property
     def rows(self) -> int:
-        """Rows of a cluster."""
+        """The number of rows of a cluster."""
         return _ROWS * self.row_tiles
 
     def tiles(self, width: int) -> int:
@@ -94,10 +98,10 @@ class ClusterKernel:
     """A kernel of a loop in clusters, and its launch parameters.
 
     Attributes:
-        source: the kernel's source. Its tensors have the roles of a `LoopKernel`'s tensors, without slots and counters.
+        source: the kernel's source. The roles of its tensors are those of a `LoopKernel`, without slots and counters.
         threads: number of threads in a block.
         shared: bytes of shared memory for a block.
-        registers: 32-bit numbers of the matrices in a thread.
+        registers: number of registers of a thread that the matrices occupy.
     """
 
     source: KernelSource
@@ -111,13 +115,13 @@ class ClusterNeeds:
     """The resources that a block of a cluster needs.
 
     Attributes:
-        matrices: 32-bit numbers of the matrices in registers of a thread.
-        others: an estimate of the other registers of a thread.
+        matrices: number of registers of a thread that the matrices occupy.
+        others: estimated number of all other registers of a thread.
         of_a_term: number of registers that a thread needs for one more tile of 16 terms.
-        terms: for the longest product, the number of tiles of terms in one warp.
+        terms: for the longest product, the number of tiles of 16 terms in one warp.
         shared: bytes of shared memory.
         shared_of_a_term: bytes of shared memory for one more tile of 16 terms.
-        away: bytes of matrices that the block reads in every step.
+        away: bytes of matrices that the block reads from global memory in every step.
     """
 
     matrices: int
@@ -130,7 +134,7 @@ class ClusterNeeds:
 
 
 def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNeeds:
-    """Estimates the resources that a loop's kernel would need in such clusters.
+    """Estimates the resources that a loop's kernel needs in these clusters.
 
     Raises:
         NotOneLaunchError: clusters cannot compute the loop.
@@ -152,12 +156,12 @@ class _Sent:
     """A value that blocks send to each other.
 
     Attributes:
-        number: number of the exchange.
-        pieces: pieces of the value, in the order of its columns. Each is as wide as the loop.
-        parts: number of 16-bit numbers that represent one value.
-        whole: True if these numbers are sent as one float32, which is their sum.
-        bits: True if zeros and ones are sent, as one bit each.
-        format: format of the numbers, in the source.
+        number: index of the exchange.
+        pieces: pieces of the value, in the order of their columns. In shared memory, each piece has the loop's width.
+        parts: number of 16-bit numbers that represent one element.
+        whole: True if an element is sent as one float32, which is the sum of its parts.
+        bits: True if all elements are zeros and ones, which are sent as one bit each.
+        format: name of the format of 16-bit numbers in the source.
     """
 
     number: int
@@ -208,7 +212,7 @@ class _ClusterWriter:
             raise NotOneLaunchError("several values are exchanged")
 
     def _check_order(self, exchange: Exchange) -> None:
-        """Checks that a carried value is sent after all products have read the value that the previous step sent."""
+        """Checks that a step sends a carried value after all of its products have read the previous step's value."""
         reads = [i for i, part in self._multiplies() if part.operand.port == exchange.port]
         writes = [i for i, part in enumerate(self._parts) if exchange.port in _written_by(part)]
         if reads and writes and max(reads) > min(writes):
@@ -240,7 +244,8 @@ class _ClusterWriter:
                     found = True
                     graph = part.stage.graph
                     reads = [(port, part.reads[port.index]) for port in graph.arguments if port.role is Role.INPUT]
-                    # The previous step's value: zeros at first, and later zeros and ones by this rule.
+                    # The inputs that are the value of the previous step. They are zeros before the first step, and
+                    # zeros and ones later, if this check succeeds.
                     own = [port for port, read in reads if isinstance(read, Columns) and read.port == exchange.port]
                     if not_zero_one(graph, i, own if exchange.carried else ()) is not None:
                         return False
@@ -272,13 +277,13 @@ class _ClusterWriter:
 
     @contextmanager
     def _each(self, head: str = _EACH) -> Iterator[None]:
-        """A loop over the elements of a thread: tile `n` of its warp's rows, and element `j` of the tile."""
+        """A loop over the elements of a thread: `n` is a tile of its warp's rows, and `j` is an element of the tile."""
         self._line("#pragma unroll")
         with self._block(head):
             yield
 
     def _exists(self, width: int) -> str:
-        """The name of a thread's flags, one per element: set if the element exists in a value of this width."""
+        """Name of the flags that are true for the elements of a thread that exist in a value of this width."""
         return "exists" if width == self._width else f"exists_{width}"
 
     def _column_exists(self, width: int) -> str:
@@ -313,7 +318,7 @@ class _ClusterWriter:
         others = _USUAL_REGISTERS + 4 * own * values + sums + under_way
         return ClusterNeeds(matrices, others, of_a_term, longest, self._shared_bytes(), shared_of_a_term, away)
 
-    # -- the whole ---------------------------------------------------------------------------------------------------
+    # -- the kernel --------------------------------------------------------------------------------------------------
 
     def write(self, name: str) -> ClusterKernel:
         self._begin()
@@ -356,7 +361,8 @@ class _ClusterWriter:
 
     def _finish(self, name: str, registers: int) -> ClusterKernel:
         cluster, threads = self._cluster, self._cluster.threads(self._width)
-        # A thread may load a value that it stored some steps earlier under another name.
+        # If values are shifted, a thread may load a value that it has stored through another pointer some steps
+        # earlier.
         alone = "" if self._loop.shifted else "__restrict__ "
         arguments = [
             f"{'' if w or not alone else 'const '}{port.name}_t* {alone}{port.name}_ptr"
@@ -382,7 +388,7 @@ class _ClusterWriter:
     # -- memory of a block -------------------------------------------------------------------------------------------
 
     def _slot_bytes(self, sent: _Sent) -> int:
-        """The number of bytes of one slot of an exchange. The slot's barrier waits for this number."""
+        """The number of bytes of one slot of an exchange. The slot's barrier waits for these bytes."""
         tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
         return tiles * (16 if sent.bits else 512 if sent.whole else 256 * sent.parts)
 
@@ -391,11 +397,11 @@ class _ClusterWriter:
 
     @property
     def _sum_buffers(self) -> int:
-        """Number of buffers: two, because a warp may be one step ahead. With one, warps would wait once more."""
+        """The number of buffers for sums: two, because a warp may be one step ahead. With one, warps wait once more."""
         return self._cluster.slots
 
     def _sum_floats(self, part: Multiply) -> int:
-        """The number of sums that a block's warps exchange."""
+        """The number of floats in shared memory in which a block's warps exchange the sums of a product."""
         of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
         return self._sum_buffers * (self._cluster.splits - 1) * len(part.pieces) * of_one
 
@@ -471,7 +477,7 @@ class _ClusterWriter:
         return f"dev::barrier_expect({self._barrier(sent, slot)}, {self._slot_bytes(sent)});"
 
     def _barrier(self, sent: _Sent, slot: int | str) -> str:
-        """Address of the barrier of a slot."""
+        """Source text of the address of a slot's barrier."""
         return f"barriers + 8 * ({2 * sent.number} + ({slot}))"
 
     # -- before the steps --------------------------------------------------------------------------------------------
@@ -480,11 +486,11 @@ class _ClusterWriter:
         return self._spec.parts if sent.exchange.dtype == torch.float32 else 1
 
     def _words(self, sent: _Sent) -> int:
-        """The number of 32-bit words for two numbers of a matrix in shared memory."""
+        """The number of 32-bit words that two elements of a matrix occupy in shared memory."""
         return min(2, self._matrix_parts(sent)) if self._cluster.compact else self._matrix_parts(sent)
 
     def _operand_pieces(self, part: Multiply) -> tuple[int, int]:
-        """The number of the first piece of a product's operand, and the number of pieces."""
+        """The index of the first piece of a product's operand, and the number of pieces."""
         pieces = self._sent[part.operand.port].pieces
         inside = [
             i
@@ -498,7 +504,7 @@ class _ClusterWriter:
         return inside[0], len(inside)
 
     def _terms(self, part: Multiply) -> int:
-        """The number of tiles of 16 terms of one warp."""
+        """The number of a product's tiles of 16 terms that one warp multiplies."""
         pieces = self._operand_pieces(part)[1]
         if pieces * self._tiles % self._cluster.splits:
             raise NotOneLaunchError(
@@ -508,27 +514,27 @@ class _ClusterWriter:
         return -(-count // self._cluster.splits)
 
     def _taken(self, sent: _Sent) -> int:
-        """The number of 32-bit words for two numbers of a matrix when they are read."""
+        """The number of 32-bit words that contain two elements of a matrix when they are read."""
         return min(2, self._matrix_parts(sent))
 
     def _ranges(self, terms: int) -> list[tuple[str, int, int]]:
-        """The ranges of the terms in registers, of the terms in shared memory, and of all other terms."""
+        """The ranges of tiles of terms that are in registers, in shared memory, and only in global memory."""
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         ranges = [("held", 0, held), ("stored", held, held + stored), ("away", held + stored, terms)]
         return [(where, begin, end) for where, begin, end in ranges if begin < end]
 
     def _stored_place(self, i: int, part: Multiply, number: int, word: int) -> str:
-        """The address in shared memory of the words of the fragment of term `k`."""
+        """Source text of the words in shared memory that belong to the fragment of tile `k`."""
         terms, words = self._terms(part), self._words(self._sent[part.operand.port])
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         return f"stored_{i}[32 * (({number} * {stored} + k - {held}) * {words} + {word})]"
 
     def _ahead(self, part: Multiply) -> int:
-        """The number of terms whose fragments are in flight while others are multiplied."""
+        """The number of tiles of terms whose fragments are loaded while earlier tiles are multiplied."""
         return max(1, _AHEAD // len(part.pieces))
 
     def _take(self, part: Multiply, number: int, term: str, into: str) -> None:
-        """Loads the words of a term's fragment."""
+        """Loads the words of the fragment of a tile of terms from global memory."""
         sent, (first, count) = self._sent[part.operand.port], part.pieces[number]
         pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
         of_piece = part.operand.width // self._operand_pieces(part)[1]
@@ -539,7 +545,7 @@ class _ClusterWriter:
         )
 
     def _read_ahead(self, i: int, part: Multiply) -> None:
-        """Starts to read the first terms that are not in the block's own memory."""
+        """Starts the loads of the first tiles that are neither in registers nor in shared memory."""
         terms, ahead, sent = self._terms(part), self._ahead(part), self._sent[part.operand.port]
         for where, begin, end in self._ranges(terms):
             if where == "away":
@@ -550,7 +556,7 @@ class _ClusterWriter:
                         self._take(part, number, f"split * {terms} + {begin} + j", f"read_{i}[j][{number}]")
 
     def _take_matrices(self) -> int:
-        """Loads the matrices into registers and shared memory. A thread only reads the shared parts that it has stored.
+        """Loads the matrices into registers and shared memory. A thread only reads words that it has stored itself.
 
         Returns:
             The number of a thread's registers that the matrices occupy.
@@ -652,7 +658,7 @@ class _ClusterWriter:
     def _step(self, following: str) -> None:
         self._values: dict[Columns, str] = {}
         self._new: dict[Port, str] = {}
-        self._later: list[tuple[int, str, Columns]] = []  # stores that no warp waits for
+        self._later: list[tuple[int, str, Columns]] = []  # stores that no warp waits for, which are issued later
         self._next_store = 0
         self._waited: set[Port] = set()
         self._unread = self._cluster.slots == 1
@@ -661,7 +667,7 @@ class _ClusterWriter:
             if isinstance(part, Multiply):
                 self._multiply(i, part)
                 if i + 1 < len(self._parts):
-                    continue  # other warps wait for values that a stage computes from the product
+                    continue  # first, a stage computes values from the product, because other warps wait for them
             elif part.early == -1:
                 continue
             elif part.early is not None:
@@ -676,14 +682,14 @@ class _ClusterWriter:
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
 
     def _wait_for_readers(self, *, carried: bool) -> None:
-        """Waits until all warps of the cluster have read the only slot, before it is written again."""
+        """If there is only one slot, waits until all warps of the cluster have read it, before it is written again."""
         if self._unread:
             before = "t" if carried else "(t - 1)"
             self._line(f"{'' if carried else 'if (t > 0) '}dev::barrier_wait({_READ}, int({before} & 1));")
             self._unread = False
 
     def _last_reads(self) -> dict[int, list[int]]:
-        """For each part, the loads that no later part reads."""
+        """For each part, the indices of the loads whose values no later part uses."""
         loads = [load for load, _ in self._spec.loads]
         last: dict[int, int] = {}
         for i, part in enumerate(self._parts):
@@ -698,7 +704,7 @@ class _ClusterWriter:
         return found
 
     def _memory(self, loads: Sequence[int], following: str) -> None:
-        """Issues the loads for the next step as soon as a part allows it, and then the stores."""
+        """Issues the loads for the next step whose registers are free after this part, and then the stores."""
         if not self._later and not loads:
             return
         with self._block("if (split < row_tiles)"):
@@ -732,16 +738,19 @@ class _ClusterWriter:
                 self._next_store += 1
 
     def _loaded_ahead(self) -> list[int]:
-        """The loads that are issued a step earlier: all but counts and values that were written some steps ago."""
+        """Indices of the loads that are issued one step earlier.
+
+        These are all loads except for counts and for values that the loop wrote some steps ago.
+        """
         others = {*self._loop.shifted, self._spec.counts}
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in others]
 
     def _counts(self) -> list[int]:
-        """The loads that are issued only once: the numbers of remaining steps."""
+        """Indices of the loads that are issued only once: those of the rows' numbers of remaining steps."""
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source == self._spec.counts]
 
     def _compute_early(self, part: StageCall, step: str) -> None:
-        """Computes a stage that reads values of earlier steps, at `step`."""
+        """Computes a stage that only reads values of earlier steps. It is computed for the step `step`."""
         i = next(number for number, other in enumerate(self._parts) if other is part)
         core = self._spec.cores[i]
         assert core is not None
@@ -808,12 +817,12 @@ class _ClusterWriter:
             self._next_store += 1
 
     def _read(self, i: int) -> None:
-        """Signals to each block that a warp has read its operand, after the last product."""
+        """After the last product, signals to each block that a warp has read the operand, if there is only one slot."""
         if self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies()):
             self._line(f"if (lane < blocks) dev::barrier_arrive(dev::remote({_READ}, lane));")
 
     def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
-        """Computes the sums of a warp: the products of first parts and, separately, the small products."""
+        """Computes the sums of a warp. Products of first parts and all smaller products have separate sums."""
         pieces = len(part.pieces)
         small = self._matrix_parts(sent) > 1
         large = self._large_chains(part)
@@ -823,7 +832,7 @@ class _ClusterWriter:
         pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < self._spec.parts]
         pairs.sort(key=lambda pair: -sum(pair))
         for where, begin, end in self._ranges(terms):
-            # Loading all fragments at once would occupy the registers of the fragments that remain.
+            # If all fragments were loaded at once, they would occupy registers that other fragments need.
             few = where == "stored" and max(chains.values()) == 1
             at_a_time = f" {_STORED_AT_A_TIME}" if few else ""
             if where != "away":
@@ -860,9 +869,10 @@ class _ClusterWriter:
         """Multiplies the terms of tile `k`.
 
         Args:
-            where: the kind of memory in which the matrix is.
-            chains: the number of independent sums for small products and for large ones.
-            pairs: parts of the operand and of the matrix that are multiplied.
+            where: the memory that contains the matrix: ``"held"`` for registers, ``"stored"`` for shared memory, and
+                ``"away"`` for global memory.
+            chains: the number of independent sums for ``"small"`` and for ``"large"`` products.
+            pairs: indices of the parts of the operand and of the matrix that are multiplied.
         """
         sent, terms = self._sent[part.operand.port], self._terms(part)
         num_small = sum(a + b > 0 for a, b in pairs)
@@ -873,7 +883,8 @@ class _ClusterWriter:
         self._line("#pragma unroll")
         with self._block("for (int n = 0; n < row_tiles; n++)"):
             self._operand(sent, f"term + {first_piece} * all_tiles" if first_piece else "term")
-        # Products that are added to one sum depend on each other, so products of other sums are placed between them.
+        # Products that are added to the same sum wait for each other, so products for other sums are placed between
+        # them.
         for place, (a, b) in enumerate(pairs):
             is_small = "small" in chains and a + b > 0
             chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {chains['large']}"
@@ -885,7 +896,7 @@ class _ClusterWriter:
                     self._line(f"{sent.format}::multiply({sums}, {matrix}, operand[n][{a}].x, operand[n][{a}].y);")
 
     def _fragments(self, i: int, part: Multiply, where: str) -> None:
-        """Defines the parts of a term's fragments that are not in registers, as `fragment_NUMBER`."""
+        """Defines the parts of tile `k`'s fragments that are not in registers, as `fragment_NUMBER`."""
         sent = self._sent[part.operand.port]
         for number in range(len(part.pieces)):
             taken = f"read_{i}[j][{number}]"
@@ -921,7 +932,7 @@ class _ClusterWriter:
                 self._line(f"dev::other_parts<{sent.parts}>({numbers});")
 
     def _small_chains(self, part: Multiply) -> int:
-        """The number of independent sums of small products. A product has a latency of some 30 cycles."""
+        """The number of independent sums of small products. They hide a product's latency of about 30 cycles."""
         held = self._cluster.held_of(self._terms(part))
         registers = len(part.pieces) * held * self._matrix_parts(self._sent[part.operand.port]) * 4
         return max(1, (4 if registers <= _FEW_REGISTERS else 2) // self._apart(part))
@@ -931,11 +942,11 @@ class _ClusterWriter:
         return max(1, 2 // self._apart(part))
 
     def _apart(self, part: Multiply) -> int:
-        """The number of sums that have no terms in common."""
+        """The number of sums that a warp computes for different elements, and which are therefore independent."""
         return len(part.pieces) * self._cluster.row_tiles
 
     def _share(self, i: int, pieces: int) -> None:
-        """Adds up the sums `total` of all warps. The warp that owns a tile of rows gets the result as `own`."""
+        """Adds up the sums `total` of all warps. In the warp that computes a tile of rows, the result is `own`."""
         others = self._cluster.splits - 1
         row = f"(TILE * {others} + OTHER) * {pieces} + p"
         if self._sum_buffers == 2:
@@ -1010,7 +1021,7 @@ class _ClusterWriter:
                 return
             for j in range(4):
                 self._line(f"const float x_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
-            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # in a slot or a part of it
+            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # in a slot, or in a part of one
             for name, j in (("low", 0), ("high", 2)):
                 if sent.parts == 1:
                     self._line(f"const uint32_t {name}_0 = {sent.format}::bits(x_{j}, x_{j + 1});")
@@ -1029,7 +1040,7 @@ class _ClusterWriter:
                 self._send_each(place, barrier, (f"low_{a}", f"high_{a}"))
 
     def _send_each(self, place: str, barrier: str, words: Sequence[str]) -> None:
-        """Sends words of each thread, transposed, to each block of the cluster."""
+        """Transposes the words of the warp's threads, and sends them to each block of the cluster."""
         with self._block(""):
             names = [f"word_{k}" for k in range(len(words))]
             for name, word in zip(names, words, strict=True):
@@ -1044,7 +1055,7 @@ class _ClusterWriter:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _place(self, role: Role, i: int, row: int | None) -> None:
-        """Declares the address of a thread's first element of a value in a step, and the distances from there."""
+        """Declares the offset of a thread's first element of a value, and the distances of steps, rows and columns."""
         name = Port(role, i).name
         if row is None:
             sizes = [f"{name}_{what}" for what in ("time", "row", "column")]
@@ -1062,7 +1073,7 @@ class _ClusterWriter:
         return f"{name}_ptr[({step}) * {name}_steps + {offset}]"
 
     def _loads(self, step: str, numbers: Iterable[int]) -> None:
-        """Loads numbers without converting them, because a conversion here would wait for each load in turn."""
+        """Issues loads of inputs, without conversions, because each conversion would wait for its load."""
         for i in numbers:
             with self._each():
                 shape, nothing = self._spec.loads[i][0].shape, f"{Port(Role.INPUT, i).name}_t{{}}"

@@ -1,4 +1,4 @@
-"""CUDA's driver, which loads compiled kernels and launches them."""
+"""Loads and launches compiled kernels with CUDA's driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_codegen.errors import CompilationError
 _CLUSTER_DIMENSION = 4  # a value of CUlaunchAttributeID
 # Values of CUfunction_attribute.
 _REGISTERS, _LOCAL_BYTES, _MOST_SHARED, _ANY_CLUSTER = 4, 3, 8, 14
-_USUAL_SHARED = 46 << 10  # leaves memory for a kernel's own barriers
+_USUAL_SHARED = 46 << 10  # bytes. The rest of the usual 48 KiB is for a kernel's own variables
 _USUAL_CLUSTER = 8
 
 
@@ -31,7 +31,7 @@ def _check(code: int, what: str) -> None:
 
 
 def _enter(device: torch.device) -> None:
-    """Makes PyTorch's context current in a thread that does not have a context yet, such as a new autograd thread."""
+    """Makes PyTorch's context current in a thread that has no context yet, such as a new thread of autograd."""
     driver, context = _driver(), ctypes.c_void_p()
     _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "has no context")
     if not context.value:
@@ -40,13 +40,13 @@ def _enter(device: torch.device) -> None:
 
 
 class _Attribute(ctypes.Structure):
-    """`CUlaunchAttribute` with three numbers."""
+    """The struct `CUlaunchAttribute`, with a value of up to 16 numbers."""
 
     _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
 
 
 class _Configuration(ctypes.Structure):
-    """`CUlaunchConfig`."""
+    """The struct `CUlaunchConfig`."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -59,7 +59,7 @@ class _Configuration(ctypes.Structure):
 
 
 class CudaFunction:
-    """A kernel on one GPU.
+    """A kernel that is loaded on one GPU.
 
     Args:
         cubin: a cubin that contains the kernel.
@@ -75,7 +75,7 @@ class CudaFunction:
         shared: bytes of shared memory for a block, in addition to the kernel's own variables.
         registers: number of registers that each thread uses.
         spilled: bytes of local memory that each thread uses.
-        at_once: number of clusters that the GPU runs at a time. `None` if the driver does not report it.
+        at_once: number of clusters that the GPU can run at the same time. `None` if the driver does not report it.
 
     Raises:
         CompilationError: the GPU has too few resources for a block.

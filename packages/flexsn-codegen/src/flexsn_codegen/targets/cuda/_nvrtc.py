@@ -1,4 +1,4 @@
-"""NVIDIA's runtime compiler. It compiles CUDA C++ to a cubin without a toolkit, and is part of PyTorch's wheels."""
+"""NVIDIA's runtime compiler, which compiles CUDA C++ to cubins. It needs no toolkit, and is in PyTorch's wheels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.source._cache import keep, kept
 
 _HEADERS = Path(__file__).parent
-# The last header is also used by the C++ kernels.
+# The headers of kernels. Kernels in C++ use the last one, too.
 _PLACES = (_HEADERS / "device.cuh", _HEADERS / "cluster.cuh", _HEADERS.parent / "cpp" / "device" / "numbers.h")
 _NAMES = tuple(place.name for place in _PLACES)
 _MOST_OF_A_LOG = 4000
@@ -21,7 +21,7 @@ _MOST_OF_A_LOG = 4000
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The compiler's library, from the CUDA wheels on which PyTorch depends, or from the system."""
+    """The compiler's library, from the CUDA wheels that PyTorch requires or from the system. `None` if none exists."""
     for name in (*map(str, _in_wheels()), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
         try:
             return ctypes.CDLL(name)
@@ -37,15 +37,15 @@ def _in_wheels() -> Iterator[Path]:
 
 
 def why_no_nvrtc() -> str | None:
-    """The reason why nothing can be compiled, or `None` if there is a compiler."""
+    """The reason why CUDA C++ cannot be compiled, or `None` if there is a compiler."""
     return None if _library() is not None else "there is no libnvrtc, which is part of the CUDA builds of PyTorch"
 
 
 def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) -> bytes:
-    """Compiles a source for a GPU, or reads the result from the disk if it was compiled before.
+    """Compiles a source for a GPU, or reads the cubin from the cache folder.
 
     Args:
-        source: source of kernels declared `extern "C"`. It may include the headers of this folder.
+        source: source of kernels that are declared `extern "C"`. It may include the headers of this folder.
         capability: compute capability of the GPU, for example `(9, 0)`.
         fast_math: True if a product and a sum may be fused into one instruction, which rounds once.
 

@@ -1,4 +1,4 @@
-"""CUDA C++ as a target."""
+"""The target CUDA C++."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _RANDOM = frozenset({ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER})
 
 
 class Cuda(Cpp):
-    """The target whose sources are the C++ of `Cpp` for one element, without the library of `Cpp`.
+    """The target whose functions of one element are those of `Cpp`. Its kernels are loops of recurrent steps.
 
-    Therefore, they have no special functions and no random numbers.
+    The headers of `Cpp` are not available, so there are no special functions and no random numbers.
     """
 
     name = "CUDA C++"

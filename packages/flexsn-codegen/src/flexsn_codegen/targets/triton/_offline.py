@@ -1,7 +1,7 @@
-"""Compiles kernels for a GPU that the machine may lack, and reports the resources that they use.
+"""Compiles kernels for GPUs that this machine may lack, and reports the resources that the kernels use.
 
-Triton's interpreter replaces the compiler in its process. If the interpreter is on, as in most tests, the compilation
-runs in a separate process, which runs this module. It reads jobs from its standard input and writes results.
+If Triton's interpreter is on, as in most tests, the compiler is not available in the same process. The compilation then
+runs in a separate process. That process runs this module, which reads jobs from its standard input and writes results.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
 }
-# These sizes are usually multiples of 16, so kernels are compiled for such sizes.
+# These sizes are usually multiples of 16, so kernels are compiled for multiples of 16.
 _ALIGNED = {"N", "NCL", "ROW"}
 
 
@@ -53,11 +53,11 @@ class OfflineJob:
 
     Attributes:
         kernel: result of `forward_source`, `backward_source` or `Pointwise.source`.
-        target: ``"sm_80"``, ``"sm_90"``, ``"gfx942"`` and so on.
+        target: name of a GPU's architecture, such as ``"sm_80"``, ``"sm_90"`` or ``"gfx942"``.
         dtypes: dtypes of the kernel's tensors, in the order of `kernel.params`, or one dtype for all tensors.
-        block: elements per program.
-        num_warps: warps per program.
-        fast_math: True to compile with the options of a core with fast math. See `compile_options`.
+        block: number of elements per program.
+        num_warps: number of warps per program.
+        fast_math: True to compile with the options for fast math (`compile_options`).
     """
 
     kernel: KernelSource
@@ -73,14 +73,14 @@ class ResourceUse:
     """Resources that a compiled kernel uses.
 
     Attributes:
-        target: the target for which it was compiled.
-        registers: registers per thread (on an AMD GPU, vector registers).
-        spilled_bytes: bytes per thread of values that did not fit into registers.
-        local_bytes: local memory per thread: spilled values, and the tables of slow paths, such as the path of
-            `sin` for huge arguments.
-        shared_bytes: shared memory per program.
+        target: the target for which the kernel was compiled.
+        registers: registers per thread. On an AMD GPU, vector registers per thread.
+        spilled_bytes: bytes per thread of values that do not fit into registers.
+        local_bytes: bytes of local memory per thread. Local memory contains spilled values, and tables of slow code
+            paths, such as the path of `sin` for huge arguments.
+        shared_bytes: bytes of shared memory per program.
         seconds: compilation time.
-        assembly: PTX or AMD's assembly.
+        assembly: PTX, or AMD's assembly.
         binary: the cubin or hsaco.
     """
 
@@ -124,7 +124,7 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
 
 
 def _target(name: str) -> tuple[str, int | str, int]:
-    """The backend, architecture and warp size in Triton."""
+    """Triton's backend, architecture and warp size for a target."""
     if match := re.fullmatch(r"sm_(\d+)a?", name):
         return "cuda", int(match[1]), 32
     if re.fullmatch(r"gfx9\w+", name):
@@ -190,7 +190,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     begun = time.perf_counter()
     try:
         with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
-            # Compile even if Triton's cache has the kernel, because only the assembler reports the resources.
+            # The kernel is compiled even if it is in Triton's cache, because only the assembler reports the resources.
             triton.knobs.compilation.always_compile = True
             triton.knobs.nvidia.dump_ptxas_log = True
             compiled = triton.compile(source, target=GPUTarget(backend, arch, warp_size), options=options)
@@ -211,7 +211,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nvidia_usage(log: str) -> dict[str, int]:
-    """Resources from ptxas's log. It lists the kernel and the functions that were not inlined."""
+    """Resources from the log of ptxas, which lists the kernel and the functions that were not inlined."""
     return {
         "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", log)),
         "spilled_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log)),

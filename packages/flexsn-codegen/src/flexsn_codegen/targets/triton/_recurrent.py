@@ -1,26 +1,26 @@
-"""One launch for all steps of a recurrent loop.
+"""Kernels in Triton that compute all steps of a recurrent loop in one launch.
 
-A program owns `BLOCK` rows and some columns of every value of the step, for all steps. It loads its columns of the
-matrices once, and its columns of the states stay in registers. Programs of one group of rows exchange the operands of
-products: each program publishes its columns in one of two slots, arrives at a counter, and waits for the others before
-it loads all columns. Two slots are enough, because a program that writes to a slot again has already waited for the
-programs that read the slot.
+A program computes `BLOCK` rows and some columns of every value, for all steps. It loads its columns of the matrices
+once, and its columns of the states stay in registers. Programs that share rows exchange the operands of products: each
+program publishes its columns in one of two slots, arrives at a counter, and waits for all programs before it loads all
+columns. Two slots are enough, because a program that writes to a slot again has already waited for the programs that
+read the slot.
 
-If many values pass from step to step, such as gradients of delayed values, most of them pass in memory. A program reads
-and writes its own elements there, with separate rows for even and odd steps, so that no program has to wait for
-another one.
+If many values pass from step to step, such as gradients of delayed values, most of them pass through memory. A program
+reads and writes only its own elements of this memory. Even and odd steps have separate rows, so no program waits for
+another program.
 
-While a program waits, the loads of the next step and the stores of this step are in flight, and the program computes
-the parts of stages that only depend on values of earlier steps.
+While a program waits, the loads of the next step and the stores of this step are in flight. The program also computes
+those pieces of stages that only depend on values of earlier steps.
 
-A reduction of a row needs all of its columns. Therefore, programs that share rows also exchange the operand of the
-reduction, and each program reduces the whole row, in the same order. Products of one operand are computed together,
-chunk by chunk, because all chunks of an operand in three parts do not fit into registers.
+A reduction of a row needs all columns of the row. Therefore, programs that share rows also exchange the operand of the
+reduction, and each program reduces all columns, in the same order. Products of one operand are computed together, chunk
+by chunk, because the chunks of an operand in three parts do not fit into registers at the same time.
 
 A program that has all columns of its rows exchanges nothing. It multiplies and reduces the values in its registers.
 
-If rows end, a group of rows computes the steps of its longest row. In the forward, it computes one more step and stores
-the results of that step for all later steps. Gradients of later steps are zeros.
+If rows end, a program computes the steps of its longest row. In the forward, it computes one more step, and stores the
+results of that step for all later steps. Gradients of later steps are zeros.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REDUCTIONS: dict[Any, str] = {
     _prims.amin.default: "row_min",
     _prims.var.default: "row_var",
 }
-_LEAST = 16  # the fewest columns of a product, and terms of a sum, that the GPU's matrix units accept
+_LEAST = 16  # the smallest number of columns of a product, and of terms of a sum, that the GPU's matrix units accept
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,18 @@ class Tiles:
     """The division of a step among programs.
 
     Attributes:
-        rows: rows of one program, a power of two. At least 16, or 8 if nothing is exchanged, or 1 if nothing is
-            multiplied.
-        count: number of programs that have common rows and share the columns.
-        chunk: number of terms of a sum that are multiplied at a time.
-        num_warps: warps of one program.
+        rows: number of rows of one program, a power of two. It is at least 16. It is at least 8 if programs exchange
+            nothing, and at least 1 if the loop has no products.
+        count: number of programs that have the same rows and share the columns.
+        chunk: number of terms of a sum that are multiplied together.
+        num_warps: number of warps of one program.
         ahead: number of chunks of an operand that are loaded before the first chunk is multiplied, if the operand is
             not in parts.
         exchanged: True if programs exchange the operands of products. If False, one program has all columns, `chunk`
             and `ahead` are unused, and programs need not run at the same time.
-        least: columns of the narrowest value, with padding. Triton divides all products of a loop among the warps in
-            the same way. If a product has no more columns than rows, Triton divides it only by rows. Each warp would
-            then compute all of the other products.
+        least: number of columns of the narrowest value, with padding. Triton divides all products of a loop among the
+            warps in the same way. If a product does not have more columns than rows, Triton only divides rows, and
+            each warp then computes all columns of the wider products, too.
     """
 
     rows: int
@@ -94,20 +94,20 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class LoopKernel:
-    """A kernel, and its operands.
+    """A kernel of a loop, and its operands.
 
     Attributes:
         source: the kernel's source. Its tensors have these roles:
             `INPUT` is an entry of `loads` at every step, and `OUTPUT` is an entry of `stores`.
-            `STATE` and `FINAL_STATE` are the carried values before the first step and after the last one.
+            `STATE` and `FINAL_STATE` are the carried values before the first step and after the last step.
             `MATRIX` and `LIFTED` are matrices and lifted tensors.
-            `RING` is memory for a carried value, `[2, rows, columns]`, by the number of the value.
+            `RING` is memory for a carried value, `[2, rows, columns]`. Its index is that of the value.
             `OPERAND` contains the slots of an exchange, `[2, parts, rows, columns]` with padding.
-            `COUNTER` 0 contains an int32 zero for each group of rows, `COUNTER_DISTANCE` apart.
-            `COUNTER` 1 is a number that is set if programs gave up.
+            `COUNTER` 0 contains an int32 zero for each group of rows. The zeros are `COUNTER_DISTANCE` apart.
+            `COUNTER` 1 is a number that is set to 1 if programs gave up.
             `COUNTER` 2 is the int32 number of steps of each row, if rows end.
-        loads, stores: views of values at each step.
-        slots: for each exchange, its dtype, parts and padded columns.
+        loads, stores: views of the values that are loaded and stored at each step.
+        slots: for each exchange, dtype, number of parts, and number of columns with padding.
     """
 
     source: KernelSource
@@ -116,7 +116,7 @@ class LoopKernel:
     slots: tuple[tuple[torch.dtype, int, int], ...]
 
 
-COUNTER_DISTANCE = 32  # a distance in numbers, so that each counter is in a separate cache line
+COUNTER_DISTANCE = 32  # distance of two counters in int32 numbers, so that each counter is in a separate cache line
 
 
 def loop_source(name: str, spec: LoopSpec, tiles: Tiles) -> LoopKernel:
@@ -130,14 +130,14 @@ def _power(n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block of terms of a product's sums, which are multiplied together.
+    """A block of terms of a product's sums. The terms of a block are multiplied together.
 
     Attributes:
-        range: the kernel's name for the numbers from 0 to `size - 1`.
+        range: the kernel's name for the integers from 0 to `size - 1`.
         size: number of terms, with padding.
-        offset: number of the first term. Numbers below 0 are not terms.
-        end: number after the last term.
-        value: the operand's columns that the program has in registers, or `None` if the operand is exchanged.
+        offset: index of the first term. If it is negative, the terms with negative indices do not exist.
+        end: index after the last term.
+        value: the columns of the operand that the program has in registers, or `None` if the operand is exchanged.
     """
 
     range: str
@@ -147,11 +147,11 @@ class _Block:
     value: Columns | None
 
     def terms(self, axis: str) -> str:
-        """The numbers of the terms."""
+        """Source text of the indices of the terms."""
         return f"({self.offset} + {self.range}[{axis}])"
 
     def inside(self, axis: str) -> str:
-        """The condition under which a term of this number exists, or `""` if all terms exist."""
+        """Source text of the condition under which a term exists, or `""` if all terms exist."""
         terms, found = self.terms(axis), []
         if self.offset < 0:
             found.append(f"({terms} >= 0)")
@@ -172,8 +172,8 @@ class _LoopWriter:
         self._gathered = {port: len(loop.exchanges) + i for i, port in enumerate(loop.reduced)}
         self._carried = {port: f"state_{i}" for i, port in enumerate(loop.carried)}
         self._of_rows = {part.port for part in loop.parts if isinstance(part, Reduce)}
-        self._later: list[str] = []  # stores that no program waits for
-        self._repeated: list[str] = []  # stores that are repeated for all later steps, at the step `place`
+        self._later: list[str] = []  # lines with stores that no program waits for
+        self._repeated: list[str] = []  # lines with stores at the step `place`, which are repeated for all later steps
         self._repeats = spec.ends and not spec.backwards
         self._next_store = 0
 
@@ -187,7 +187,7 @@ class _LoopWriter:
         self._params[port] = None
         return f"{port.name}_ptr"
 
-    # -- the whole ---------------------------------------------------------------------------------------------
+    # -- the kernel --------------------------------------------------------------------------------------------
 
     def write(self, name: str) -> LoopKernel:
         tiles = self._tiles
@@ -204,7 +204,7 @@ class _LoopWriter:
         self._line("rows_in_all = tl.cast(B, tl.int64)")
         if tiles.exchanged:
             self._line(f"padded = {groups}.to(tl.int64) * BLOCK")
-        # Rounded up, because a step of 0 would be an endless loop if there are fewer programs than share a row.
+        # Rounded up, because the step would be 0, and the loop endless, if fewer programs run than share a row.
         first, step = f"tl.program_id(0) // {tiles.count}", f"tl.cdiv(tl.num_programs(0), {tiles.count})"
         self._line(f"for group in range({first}, {groups}, {step}):")
         self._depth += 1
@@ -265,7 +265,7 @@ class _LoopWriter:
                     self._line(f"added_{i}_{first} = dev.load({place}, own_{count} < {count})[None, :]")
 
     def _split(self, name: str, value: str, parts: int) -> None:
-        """Splits a float32 value into bfloat16 values whose sum is equal or close to the value."""
+        """Splits a float32 value into bfloat16 parts. Their sum is equal or close to the value."""
         for k in range(parts):
             self._line(f"{name}_{k} = dev.{'first' if k + 1 < parts else 'last'}_part({value})")
             if k + 1 < parts:
@@ -329,7 +329,7 @@ class _LoopWriter:
             self._give_up()
 
     def _find_end(self) -> None:
-        """Defines the number of steps of the rows. In the backward, also stores the results of all later steps."""
+        """Computes the number of steps of a group's rows. In the backward, also stores the results of later steps."""
         pointer = self._param(Role.COUNTER, 2)
         self._line(f"left = dev.load({pointer} + rows, rows < B)")
         self._line("longest = tl.max(tl.max(tl.where(rows < B, left, 0), axis=1), axis=0)")
@@ -350,7 +350,7 @@ class _LoopWriter:
         self._depth -= 1
 
     def _all_stores(self) -> list[tuple[int, View, int, int]]:
-        """For each store: its number, its view, and the number of its columns and the first column."""
+        """For each store, its index, its view, its number of columns, and its first column."""
         stored: list[tuple[int, View, int, int]] = []
         number = 0
         for part in self._loop.parts:
@@ -378,7 +378,7 @@ class _LoopWriter:
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def _events(self) -> list[tuple[int, str]]:
-        """The parts that read exchanged values, and the parts that complete values to exchange."""
+        """The reads and writes of exchanged values, in order, each with its part. A write completes a value."""
         last: dict[Port, int] = {}
         for i, part in enumerate(self._loop.parts):
             if isinstance(part, Multiply):
@@ -396,10 +396,10 @@ class _LoopWriter:
 
     def _step(self, arrives: set[int], waits: set[int]) -> None:
         self._fetched: set[tuple[Columns, int]] = set()
-        self._rows: dict[Columns, str] = {}  # whole rows that were fetched for reductions
+        self._rows: dict[Columns, str] = {}  # complete rows that the program has fetched for reductions
         self._values: dict[Columns, str] = {}  # values that the step has computed
         self._new: dict[Port, str] = {}
-        self._taken: dict[Port, str] = {}  # values read from the ring
+        self._taken: dict[Port, str] = {}  # values that the step has read from the ring
         self._next_store = 0
         if self._repeats:
             self._line("until = tl.where(step == behind, T, step + 1)")
@@ -434,7 +434,7 @@ class _LoopWriter:
             self._line(f"{self._carried[port]} = {value}")
         for i in self._loaded_ahead():
             self._line(f"load_{i} = next_{i}")
-        if self._loop.ring or (self._loop.shifted and not arrives):  # a thread loads values that other threads store
+        if self._loop.ring or (self._loop.shifted and not arrives):  # threads load values that others store
             self._line("dev.meet()")
         self._line(f"step {'-' if self._spec.backwards else '+'}= 1")
 
@@ -445,9 +445,10 @@ class _LoopWriter:
             self._load(f"next_{i}", i, "following", exists)
 
     def _loaded_ahead(self) -> list[int]:
-        """The loads that are issued one step earlier. Loads of values that were written some steps ago are excluded.
+        """Indices of the loads that are issued one step earlier.
 
-        Such a value has many loads, which would fill the registers.
+        Loads of values that the loop wrote some steps ago are excluded, because a value may have many of these loads,
+        which would occupy the registers.
         """
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
 
@@ -464,7 +465,7 @@ class _LoopWriter:
             self._repeated.clear()
 
     def _call(self, i: int, part: StageCall, step: str = "step", exists: str | None = None) -> None:
-        """Computes a stage. Values of earlier steps are read at `step`, if `exists` holds."""
+        """Computes a stage. Values of earlier steps are loaded for `step`, if the condition `exists` is true."""
         core = self._spec.cores[i]
         assert core is not None
         loads = [load for load, _ in self._spec.loads]
@@ -508,7 +509,7 @@ class _LoopWriter:
                 self._next_store += 1
 
     def _gather(self, name: str, load: int, gather: Gather, step: str, exists: str | None) -> str:
-        """Loads the value of the step that a number selects. Returns the name of the value."""
+        """Loads a value at the step that a number selects. Returns the name of the loaded value."""
         number = gather.number.name
         self._line(f"{name}_there = ({number} >= {gather.first}) & ({number} < {gather.first + gather.count})")
         distance = f"tl.where({name}_there, {number} - {gather.first}, 0).to(tl.int64)"
@@ -517,7 +518,7 @@ class _LoopWriter:
         return name
 
     def _reduce(self, i: int, part: Reduce) -> None:
-        """Reduces rows. The program has whole rows, or fetches them."""
+        """Reduces rows, whose columns are in the program's registers, or are fetched."""
         columns = part.operand
         width, own = columns.width, f"own_{columns.width}[None, :]"
         if self._tiles.exchanged:
@@ -533,7 +534,7 @@ class _LoopWriter:
             self._next_store += 1
 
     def _fetched_rows(self, columns: Columns) -> str:
-        """All columns of a value that programs exchange for reductions."""
+        """Fetches all columns of a value that programs exchange for reductions. Returns the name of the result."""
         name = self._rows.get(columns)
         if name is None:
             number, (whole, _) = self._gathered[columns.port], self._loop.reduced[columns.port]
@@ -544,7 +545,7 @@ class _LoopWriter:
         return name
 
     def _numbers(self, part: Reduce) -> list[str]:
-        """The arguments of a reduction other than the values."""
+        """The arguments of a reduction that are numbers."""
         if part.product.op is not _prims.var.default:
             return []
         correction = part.product.args[2] if len(part.product.args) > 2 else 1.0
@@ -552,7 +553,7 @@ class _LoopWriter:
         return [repr(1.0 / width), repr(1.0 / (width - correction)) if width > correction else 'float("inf")']
 
     def _together(self, i: int, part: Multiply) -> dict[int, Multiply]:
-        """Product `i` and the following products that are computed together with it, by number."""
+        """Product `i`, and the following products that are computed together with it, by the index of the part."""
         found = {i: part}
         if self._tiles.exchanged and self._parts(self._exchange(part.operand.port)) > 1:
             for j, other in enumerate(self._loop.parts[i + 1 :], i + 1):
@@ -563,7 +564,7 @@ class _LoopWriter:
         return found
 
     def _multiply(self, products: Mapping[int, Multiply]) -> None:
-        """Computes products of one operand."""
+        """Computes several products of the same operand."""
         operand = next(iter(products.values())).operand
         exchange = self._exchange(operand.port)
         name, chunks = self._name(operand), range(len(self._blocks(operand)))
@@ -572,7 +573,7 @@ class _LoopWriter:
         terms = [(a, b) for a in range(self._parts(exchange)) for b in range(most) if a + b < most]
         if exchange.dtype != torch.float32:
             terms = [(0, 0)]
-        # Independent sums: one for each term of a float32 value, otherwise one for each chunk.
+        # There is an independent sum for each product of two parts, or for each chunk if no operand is in parts.
         sums = terms if len(terms) > 1 else chunks
         pieces = [(i, first, count) for i, part in products.items() for first, count in part.pieces]
         for i, first, count in pieces:
@@ -590,10 +591,10 @@ class _LoopWriter:
             self._sum(i, part, terms, len(sums))
 
     def _sum(self, i: int, part: Multiply, terms: Sequence[tuple[int, int]], num_sums: int) -> None:
-        """Computes the results of a product from its sums."""
+        """Computes the result of a product from its independent sums."""
         for first, count in part.pieces:
             totals = [f"total_{i}_{first}_{k}" for k in range(num_sums)]
-            if len(terms) > 1:  # small terms first
+            if len(terms) > 1:  # the smallest products are added first
                 order = sorted(range(len(terms)), key=lambda k: -sum(terms[k]))
                 text = " + ".join(totals[k] for k in order)
             else:
@@ -637,18 +638,18 @@ class _LoopWriter:
         return frozenset({*self._number, *self._gathered}) if self._tiles.exchanged else frozenset()
 
     def _slot(self, number: int, width: int, parts: int, slot: str, part: int) -> str:
-        """The start of a slot's columns in each row."""
+        """Source text of the address at which the columns of a slot start, for each row."""
         pointer, size = self._param(Role.OPERAND, number), _padded(width)
         return f"{pointer} + ((({slot}) * {parts} + {part}) * padded + rows) * {size}"
 
     def _in_ring(self, port: Port, slot: str) -> str:
-        """The address of the program's elements of a value."""
+        """Source text of the addresses of the program's elements of a value in the ring."""
         number, (width, _) = list(self._loop.carried).index(port), self._loop.carried[port]
         pointer = self._param(Role.RING, number)
         return f"{pointer} + (({slot}) * rows_in_all + rows) * {width} + own_{width}[None, :]"
 
     def _from_ring(self, port: Port) -> str:
-        """The value that the previous step has left in memory."""
+        """Loads the value that the previous step has stored in the ring. Returns its name."""
         found = self._taken.get(port)
         if found is None:
             found = self._taken[port] = f"ring_{list(self._loop.carried).index(port)}"
@@ -657,7 +658,7 @@ class _LoopWriter:
         return found
 
     def _publish(self, columns: Columns, value: str, width: int, slot: str) -> None:
-        """Publishes the columns of a value that other programs read."""
+        """Publishes columns of a value for other programs, if they read it."""
         if not self._tiles.exchanged:
             return
         own = f"({columns.first} + own_{width}[None, :])"
@@ -678,7 +679,7 @@ class _LoopWriter:
             self._line(f"dev.publish({place}, {value}, mask_{width})")
 
     def _ahead(self, exchange: Exchange) -> int:
-        """The number of chunks of an operand that are loaded before the first one is multiplied."""
+        """The number of chunks of an operand that are loaded before the first chunk is multiplied."""
         return self._tiles.ahead if self._parts(exchange) == 1 else 1
 
     def _name(self, operand: Columns) -> str:
@@ -686,7 +687,7 @@ class _LoopWriter:
         return f"operand_{self._number[operand.port]}_{operand.first}_{operand.width}"
 
     def _blocks(self, operand: Columns) -> list[_Block]:
-        """The terms of sums over an operand's columns: chunks of an exchanged operand, or values in registers."""
+        """The blocks of sums over an operand's columns: chunks of an exchanged operand, or values in registers."""
         found = []
         if self._tiles.exchanged:
             for j, size in enumerate(self._tiles.chunks(operand.width)):
@@ -700,7 +701,7 @@ class _LoopWriter:
         return found
 
     def _written_columns(self, port: Port) -> list[Columns]:
-        """The pieces of a value that a step computes, in order."""
+        """The pieces in which a step computes a value, in the order of their columns."""
         if port in self._carried:
             return [Columns(port, 0, self._loop.carried[port][0])]
         found: set[Columns] = set()
@@ -712,7 +713,7 @@ class _LoopWriter:
         return sorted(found, key=lambda columns: columns.first)
 
     def _fetch(self, operand: Columns, begin: int, count: int) -> None:
-        """Loads some blocks of an operand, for all rows of the group, into registers, unless they are already there."""
+        """Loads `count` blocks of an operand for the program's rows into registers, unless they are loaded already."""
         blocks = self._blocks(operand)
         for j in range(begin, min(begin + count, len(blocks))):
             if (operand, j) in self._fetched:
@@ -758,7 +759,7 @@ class _LoopWriter:
         self._line(f"{name} = dev.load({self._address(Role.INPUT, i, place, step, width)}, {mask})")
 
     def _store(self, value: str, width: int, first: int) -> None:
-        """Records a store for later. Each piece of a product is a separate store."""
+        """Adds a store to the stores that are written later. Each piece of a product is stored separately."""
         i = self._next_store
         _, place = self._spec.stores[i]
         step, later = ("place", self._repeated) if self._repeats else ("step", self._later)
@@ -768,7 +769,7 @@ class _LoopWriter:
     # -- giving up ---------------------------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """Overwrites all results with NaN if a program gave up waiting for other programs."""
+        """Overwrites all floating-point results with NaN if a program gave up waiting for other programs."""
         self._line("if dev.gave_up(counter):")
         self._depth += 1
         self._line(f"tl.store({self._param(Role.COUNTER, 1)}, 1)")
@@ -802,10 +803,11 @@ def _pairwise(terms: Sequence[str]) -> str:
 
 
 def _synchronisation(events: Sequence[tuple[int, str]]) -> tuple[set[int], set[int]]:
-    """The parts after which a program arrives, and the parts before which it waits.
+    """The parts after which a program arrives at the counter, and the parts before which it waits.
 
-    Events are cyclic: the first values that the next step reads are the values that a step writes last. A program
-    always waits between two arrivals, so that the counter alone shows the progress of all programs.
+    Events are cyclic, because the step after the last event begins with the first event. A program arrives after the
+    last of several writes, and waits before the first of several reads. So it always waits between two arrivals, and
+    the value of the counter is sufficient to detect the progress of all programs.
     """
     arrives, waits = set(), set()
     for place, (part, kind) in enumerate(events):

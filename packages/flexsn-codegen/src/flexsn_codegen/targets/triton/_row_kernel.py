@@ -1,7 +1,8 @@
 """Triton kernels on rows and columns. They reduce rows, sum over rows, and read operands along either dimension.
 
-A program has some rows. If a row is reduced, the program has the whole row, padded to a power of two. Otherwise, it has
-a block of columns. If results are summed over rows, the program walks `STEPS` blocks of rows and writes its own sums.
+A program computes several rows. If rows are reduced, the program has all of their columns, padded to a power of two.
+Otherwise, it has a block of columns. If results are summed over rows, the program computes `STEPS` blocks of rows, one
+after the other, and writes the sums over these rows.
 """
 
 from __future__ import annotations
@@ -20,27 +21,29 @@ from flexsn_codegen.targets.triton._writer import decoded, jit_function
 from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
-# The longest row, because the whole row is in registers.
+# Number of columns of the longest row that can be reduced, because all columns are in registers.
 LONGEST_ROW = 1 << 16
 
-# Elements of a program that reduces rows, of a program that walks rows and sums over them, and of a tile in two
-# directions.
+# Number of elements of a program that reduces rows, of a program that sums over rows, and of a tile, which is used if
+# operands are adjacent in different dimensions.
 _BLOCK, _SUMMING_BLOCK, _TILE = 1024, 2048, 2048
-# Columns of a program that sums over rows, and columns of a tile.
+# Number of columns of a program that sums over rows, and of a tile.
 _SUMMED_COLUMNS, _TILE_COLUMNS = 512, 64
-# Programs that sum over rows. There are enough for all multiprocessors, but few enough to keep the sums small. If they
-# also reduce rows, they wait for other warps. More programs hide these waits.
+# Number of programs that sum over rows, and of programs that also reduce rows. There are enough programs for all
+# multiprocessors, but few enough to write few sums. While rows are reduced, warps wait for each other, which more
+# programs hide.
 _SUMMING_PROGRAMS, _REDUCING_PROGRAMS = 512, 1024
 
-# The largest number of operands of a program that sums `_SUMMING_BLOCK` elements. With more, it has `_BLOCK` elements.
+# With more operands than this number, a program that sums over rows has `_BLOCK` instead of `_SUMMING_BLOCK` elements.
 _MOST_OPERANDS = 7
 
 Direction = int | Like
 Layout = tuple[Direction, Direction, Summed, int | None]
-"""Layout of an operand: the terms of the offsets of its rows and of its columns, the kind of sum, and the number of the
-operand whose elements are just before its own in memory. Terms are 0 for no term, `RUN` for one stride, `PAIRS` for
-every second element, the terms of an earlier operand, or otherwise the number of terms. A list of layouts starts with
-the entry `(columns of a program, True if these are all columns)`."""
+"""Layout of an operand: the terms of the offsets of its rows, the terms of the offsets of its columns, the dimension
+over which it is summed, and the index of the operand with which it is interleaved, whose elements are just before its
+own. Terms are `RUN` for a single stride, `PAIRS` for every second element, `Like` for the terms of an earlier operand,
+and otherwise the number of terms. A list of layouts begins with `(columns of a program, True if these are all
+columns)`."""
 RUN, PAIRS = -1, -2
 
 
@@ -64,7 +67,7 @@ def row_launch(core: CoreSource, count: int, width: int, *, reduces: bool, sums:
 
 
 def _needs_registers(core: CoreSource) -> bool:
-    """True if a program should have few elements, so that its values stay in registers."""
+    """True if a program should have fewer elements, so that its values fit into registers."""
     operands = len(core.arguments) + len(core.results)
     return operands > _MOST_OPERANDS or any(f"dev.{name}(" in core.source for name in ("sin", "cos", "tan"))
 
@@ -164,7 +167,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     else:
         lines += body
     numbers = [argument for number in core.numbers for argument in number.arguments]
-    # If operands have two directions, the compiler needs the divisibility of `N` to vectorise loads.
+    # If operands are adjacent in different dimensions, the compiler needs the divisibility of `N` to vectorize loads.
     counts = ["N", "STEPS"] if summed else ["N"] if all_columns else []
     unspecialised = [*counts, *numbers]
     text_of_body = "\n".join("    " + line for line in lines)
@@ -184,9 +187,10 @@ def _places(
     layout_of: dict[Port, Layout],
     sizes: list[str],
 ) -> tuple[dict[Port, tuple[str, str]], list[str], list[str]]:
-    """The address and the mask of each operand, the lines for its offsets by rows, and the lines for those by columns.
+    """The address and mask of each operand, the lines that compute row offsets, and those for column offsets.
 
-    Results are stored from all rows of a program, so their addresses have all rows, even if there is only one row.
+    Results are stored from all rows of a program, so the addresses of results have all rows, even if no offset depends
+    on the row.
     """
     places: dict[Port, tuple[str, str]] = {}
     of_rows: list[str] = []
@@ -265,6 +269,6 @@ def _stages(
 
 
 def _dtype_of(core: CoreSource, port: Port) -> Any:
-    """The dtype of a result."""
+    """Dtype of a result."""
     found = [stage.dtypes[stage.written.index(port)] for stage in core.stages if port in stage.written]
     return found[0]

@@ -1,8 +1,7 @@
-"""The Triton code of each op. Each op has one row.
+"""The rules of Triton: for each op, an expression for blocks of values.
 
-All operands of an op have one dtype, because the tracer has inserted every conversion. Half values are float32 in
-registers. The result of an op on half values is rounded afterwards, unless the op can only return a value of one of its
-arguments.
+All operands of an op have the same dtype, because the tracer inserts all conversions. Half values are float32 in
+registers. After an op on half values, the result is rounded, unless the op always returns the value of an argument.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _rule, _row = RULES.rule, RULES.row
 
 
 def _float_row(op: Op, function: str) -> None:
-    """An op on any dtype whose result is always floating-point."""
+    """Adds the rule of an op that accepts any dtype and always returns a floating-point result."""
     _rule(op)(lambda call: f"dev.{function}({_as_result(call, 0)})")
 
 
@@ -58,7 +57,7 @@ for _name in UNARY:
     if not _name.startswith("bessel_y"):
         _row(_name, f"dev.{_name}({{0}})")
 
-# ATen ops that torch does not decompose. Integer operands are not converted, and the result has another dtype.
+# ATen ops that torch does not decompose. If operands are integers, the result is floating-point.
 for _name, _function in {
     "special_bessel_y0": "bessel_y0",
     "special_bessel_y1": "bessel_y1",
@@ -73,7 +72,11 @@ for _name, _function in {
 
 
 def _polynomial_row(name: str, function: str, *, shifted: bool = False) -> None:
-    """A polynomial of an argument and a degree, each a tensor of any dtype or a number. `shifted`: on [0, 1]."""
+    """Adds the rule of a polynomial. Its argument and its degree are tensors of any dtype, or numbers.
+
+    Args:
+        shifted: True for a polynomial on [0, 1] instead of [-1, 1].
+    """
 
     def rule(call: OpCall) -> str:
         pairs = zip(call.operands, call.constants, strict=True)
@@ -92,7 +95,7 @@ for _name in ("hermite_h", "hermite_he", "laguerre_l", "legendre_p"):
     _family, _kind = _name.split("_")
     _polynomial_row(f"{_family}_polynomial_{_kind}", _name)
 
-# These ops do not change integers.
+# These ops return integers unchanged.
 for _name in ("ceil", "floor", "round", "trunc"):
     _row(_name, f"dev.{_name}({{0}})", "{0}")
 
@@ -207,7 +210,7 @@ def _isfinite(call: OpCall) -> str:
 
 @_rule(_prims.bitwise_not.default)
 def _bitwise_not(call: OpCall) -> str:
-    # This is not written as `~`, because the interpreter overflows on unsigned integers.
+    # The operator `~` is not used, because it overflows on unsigned integers in the interpreter.
     if call.is_float:
         raise call.refuse("bitwise operations need integers.")
     ones = True if call.is_bool else torch.iinfo(call.dtype).max if call.is_unsigned else -1
@@ -250,8 +253,8 @@ def _convert(call: OpCall) -> str:
         return f"{x}.to(tl.int64).to({tl_name(target)})"
     text = x if source == target else f"{x}.to({tl_name(target)})"
     if not call.is_float and call.dtype.itemsize >= 4 and call.result in HALF_DTYPES:
-        # Without this addition, the compiler merges this conversion with the next one to a narrower dtype, and rounds
-        # once.
+        # Without this addition, the compiler merges this conversion with the following conversion to the half dtype,
+        # and rounds only once.
         text += f" + {literal(0.0, call.result)}"
     return text
 
@@ -286,7 +289,7 @@ def _angle(call: OpCall) -> str:
 
 @_rule(torch.ops.aten.polygamma.default)
 def _polygamma(call: OpCall) -> str:
-    """The derivatives of digamma: (-1)^(n + 1) n! zeta(n + 1, x) (DLMF 25.11.12)."""
+    """The derivative of digamma of order n: (-1)^(n + 1) n! zeta(n + 1, x) (DLMF 25.11.12)."""
     order = call.constants[0]
     assert isinstance(order, int)
     result = register_dtype(call.result)

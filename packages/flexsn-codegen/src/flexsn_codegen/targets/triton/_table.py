@@ -1,4 +1,4 @@
-"""A kernel that reads the addresses of its tensors from a table, instead of taking the tensors as arguments."""
+"""Kernels that read the addresses of their tensors from a table, instead of receiving the tensors as arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.triton._literals import tl_name
 
-# In bytes and in elements. If addresses have this alignment, Triton moves vectors, as for tensors that are arguments.
+# Number of bytes for addresses, and of elements for counts. If addresses and counts are multiples of this number,
+# Triton loads and stores vectors, as for tensors that are arguments.
 ALIGNMENT = 16
 
 
@@ -21,7 +22,7 @@ def over_table(
 
     Args:
         dtypes: dtypes of the tensors.
-        words: the integers that the kernel takes in addition to the table.
+        words: names of the integers that the kernel takes after the table.
         aligned: True if all addresses and counts in the table are multiples of `ALIGNMENT`.
     """
     name = f"{source.name}_foreach{'_aligned' if aligned else ''}"

@@ -1,4 +1,4 @@
-"""Triton kernels in which a program walks `BLOCK` elements."""
+"""Triton kernels in which a program computes `BLOCK` elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_graph import Port
 
 
 def decoded(number: Number) -> str:
-    """The number as a scalar of its dtype."""
+    """An expression that decodes a number from the kernel's integer arguments, as a scalar of its dtype."""
     dtype, name = number.dtype, tl_name(number.dtype)
     words = [f"tl.cast({argument}, tl.int32)" for argument in number.arguments]
     if dtype.itemsize == 8:
@@ -30,7 +30,7 @@ def decoded(number: Number) -> str:
 
 
 def _folded(function: str, values: Sequence[str]) -> str:
-    """A function of two arguments, applied to several values."""
+    """An expression that combines several values by nested calls of a function of two arguments."""
     folded, *others = values
     for other in others:
         folded = f"{function}({folded}, {other})"
@@ -44,29 +44,29 @@ def _mask(exists: str | None) -> str:
 class TritonWriter(KernelWriter):
     """Writes kernels in Triton.
 
-    In the source, `off` is the element's number in the step. `number` is the same number, in 32 bits if they are
-    sufficient, because divisions then take half the time. `mask` guards the last block, `step` is `NCL` in int64, and
-    `<operand>_at` is a scalar pointer to the operand's current time step.
+    In the source, `off` is the index of an element in the step. `number` is the same index, in 32 bits if they are
+    sufficient, because divisions of 32 bits take half the time. `mask` is False for elements beyond the last one of the
+    step, `step` is `NCL` in int64, and `<operand>_at` is a scalar pointer to the operand's current time step.
     """
 
     def __init__(self, target: Target, strided: Strided, sizes: Sequence[str]) -> None:
         super().__init__(target, strided, sizes)
-        # An operand without offsets has one number for all elements of the step, which is loaded once.
+        # An operand that has no entry has one number for all elements of the step, which is loaded once.
         self._offsets: dict[Port, str] = {}
         self._computed: dict[tuple[tuple[str, str, str], ...], str] = {}
         self._times: dict[Port, str] = {}
         self._unspecialised = ["T"] if "T" in sizes else []
 
     def begin(self) -> None:
-        # int64 from the first product on, because T * NCL exceeds 2**31 at T=32, batch 64, 64 x 224 x 224.
+        # All products are int64, because T * NCL exceeds 2**31 for T=32, a batch of 64, and 64 x 224 x 224.
         self.line("off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)")
         self.line(f"mask = off < {self._elements}")
         if "T" in self._sizes:
             self.line(f"step = tl.cast({self._elements}, tl.int64)")
-            # Adds 0 in a form that the compiler assumes to be only as divisible as `step`. Otherwise, if the distance
-            # between time steps is not a multiple of 16 bytes, every second or fourth step is read and written in wider
-            # pieces than the other steps. Values are then moved between threads, and Triton 3.6 fails on some ("does
-            # not dominate this use").
+            # The line adds 0, but the compiler then assumes that `off` is only as divisible as `step`. Otherwise, if
+            # the distance between time steps is not a multiple of 16 bytes, every second or fourth step would be loaded
+            # and stored in wider pieces than the other steps. Values would then be moved between threads, which makes
+            # Triton 3.6 fail for some kernels ("does not dominate this use").
             self.line(f"off += tl.where(T < 0, {self._elements}, 0)")
 
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
@@ -90,7 +90,7 @@ class TritonWriter(KernelWriter):
         self.line(f"{number.name} = {decoded(number)}")
 
     def _time(self, port: Port) -> str:
-        """The distance between two time steps, in elements."""
+        """Source text of the distance between two time steps, in elements."""
         if port in self._bits:
             return f"tl.cast({self._row}, tl.int64)"
         return "tl.num_programs(0)" if port in self._sums else self._times[port]
@@ -151,7 +151,7 @@ class TritonWriter(KernelWriter):
         self.line(f"{', '.join(results)} = {core.name}({', '.join(arguments)})")
 
     def flag(self, value: bool) -> str:
-        # A constant. Without a loop in between, the compiler evaluates it, and the step has no condition.
+        # If no loop changes the flag, the compiler evaluates this constant, and removes the condition of the step.
         return f"tl.full([], {value}, tl.int1)"
 
     def integer(self, name: str, expression: str) -> None:
@@ -167,7 +167,7 @@ class TritonWriter(KernelWriter):
     def segment(self, first: int = 0) -> None:
         self._sizes += ["SEGMENTS", "BESIDE"]
         self._unspecialised += ["SEGMENTS", "BESIDE"]
-        # int64, because its products with numbers of steps exceed 2**31.
+        # int64, because products of `segment` and a number of steps exceed 2**31.
         self.line("segment = tl.program_id(1).to(tl.int64)" + (f" + {first}" if first else ""))
 
     def add_segments(self) -> None:
@@ -193,7 +193,7 @@ class TritonWriter(KernelWriter):
         lows = [f"tl.min(tl.where(mask, {one}, T), axis=0)" for one in inside]
         highs = [f"tl.max(tl.where(mask, {one}, 0), axis=0)" for one in inside]
         self.line(f"{largest} = {_folded('tl.maximum', highs)}")
-        # The minimum over no elements, as in a row that does not exist, is T. Both bounds are then 0.
+        # In a row that does not exist, the mask excludes all elements, so the minimum is T. Both bounds are then 0.
         self.line(f"{least} = {_folded('tl.minimum', [*lows, largest])}")
 
     def less(self, name: str, value: str, number: str) -> None:
@@ -222,7 +222,7 @@ class TritonWriter(KernelWriter):
         with self._block("for row in range(0, ROWS):"):
             self.line("off = first + row * tl.cast(ROW, tl.int64)")
             self.line(f"mask = within & (off < {self._elements})")
-            self._computed.clear()  # the computed offsets are for the first row
+            self._computed.clear()  # offsets that were computed before the loop are those of the first row
             yield
         self.line("off = first")
         self.line("mask = within")
@@ -241,10 +241,10 @@ class TritonWriter(KernelWriter):
 
 
 def jit_function(name: str, arguments: Sequence[str], unspecialised: Iterable[str], body: str, doc: str) -> str:
-    """A kernel's function around its lines, for blocks of `BLOCK` elements.
+    """The source of a kernel's function for blocks of `BLOCK` elements, with `body` as its lines.
 
     Args:
-        unspecialised: numbers for which Triton makes no specialised binaries, such as T. One binary is used for all.
+        unspecialised: arguments for whose values Triton compiles no specialized binaries, such as T.
     """
     signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
     names = ", ".join(f'"{name}"' for name in unspecialised)
