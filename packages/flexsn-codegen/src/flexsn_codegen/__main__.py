@@ -60,8 +60,9 @@ def _parser() -> argparse.ArgumentParser:
             "--arguments",
             nargs="+",
             metavar="DTYPE[:SHAPE]",
-            help="dtype and shape of each argument, such as float32:3x8, or float32:0 for one without dimensions; by "
-            "default, float32 for all. Shapes matter if the function cuts a dimension into pieces.",
+            help="dtype and shape of each argument, such as float32:3x8, or float32:0 for an argument without "
+            "dimensions (default: float32 for all arguments). Shapes matter if the function cuts a dimension into "
+            "pieces.",
         )
         command.add_argument("--gradient", action="store_true", help="also show or compile the kernel of the gradient")
         command.add_argument(
@@ -76,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument(
         "--standalone",
         action="store_true",
-        help="prints one file with kernels, launches and the gradient that needs no FlexSN package, in Triton or, with "
-        "--target cpp, in C++",
+        help="prints one file with the kernels, their launches and the gradient. The file needs no FlexSN package. It "
+        "is in Triton, or with --target cpp in C++",
     )
     compile_.add_argument("--output", type=Path, default=Path(), help="the folder (default: the working directory)")
     ops = commands.add_parser("ops", help="lists the ops with their properties and the targets that have a rule")

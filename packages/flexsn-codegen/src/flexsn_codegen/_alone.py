@@ -84,7 +84,7 @@ def _in_triton(loaded: ShownFunction, made: str) -> str:
     parameters = _parameters(loaded)
     options = compile_options("cuda", fast_math=loaded.kernel.numerics.fast_math)
     parts = [
-        f'"""{name}, as kernels in Triton.\n\n{made} Needs torch and triton alone.\n"""\n',
+        f'"""{name}, as kernels in Triton.\n\n{made} This file only needs torch and triton.\n"""\n',
         f"import math\nimport struct\n\nimport torch\n{HEADER}",
         *functions.values(),
         f"BLOCK = {BLOCK}\nOPTIONS = {{}} if torch.version.hip else {options!r}\n",
@@ -224,7 +224,7 @@ def _words(name: str, trace: Trace) -> str:
     return f"def {name}(*numbers):\n{body}\n"
 
 
-_REFUSAL = 'raise ValueError("for these numbers, the function does something else: make its kernels for them")'
+_REFUSAL = 'raise ValueError("for these numbers, the function computes something else: make kernels for them")'
 
 
 def _encoded(step: TracedStep) -> list[str]:
@@ -275,10 +275,10 @@ def _in_cpp(loaded: ShownFunction, made: str) -> str:
     head = [
         f"// {name}, as kernels in C++.",
         "//",
-        f"// {made} Needs a C++17 compiler alone, with these flags for the results of eager mode:",
+        f"// {made} This file only needs a C++17 compiler. These flags give the results of eager mode:",
         "//     -O3 -march=native -fopenmp -ffp-contract=off -fno-math-errno -fno-trapping-math -fwrapv",
         "//",
-        "// Strides count elements. Numbers are rounded to the types that they have here. `threads` are used at most.",
+        "// Strides are in elements. Numbers are rounded to the parameters' types. At most `threads` threads run.",
     ]
     parts = ["\n".join(head)]
     traces: list[tuple[str, Trace, Sequence[torch.Tensor]]] = [(name, loaded.trace, loaded.tensors)]

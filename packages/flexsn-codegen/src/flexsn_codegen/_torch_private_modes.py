@@ -19,7 +19,7 @@ _number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
 is_batched_by_autograd = private(
     "torch._C",
     "_functorch.is_legacy_batchedtensor",
-    "torch.autograd.grad(is_grads_batched=True) is refused in other words",
+    "torch.autograd.grad(is_grads_batched=True) is rejected with another message",
     default=lambda tensor: False,
 )
 _EXPORT, _IS_EXPORTING = "torch.export._trace", "custom_triton_ops_decomposition_disabled"

@@ -95,8 +95,8 @@ def _found(name: str, source: str) -> ctypes.CDLL:
         return _opened(path)
     except OSError as error:
         raise CacheFolderError(
-            f"a kernel was compiled, but cannot be loaded: {error}. If programs may not be run from that folder "
-            "(noexec), name another one in FLEXSN_CACHE_DIR."
+            f"a kernel was compiled, but cannot be loaded: {error}. If that folder allows no programs (noexec), "
+            "name another folder in FLEXSN_CACHE_DIR."
         ) from error
 
 
@@ -156,20 +156,20 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
-        raise CompilationError(f"the C++ compiler cannot be run: {error}. Name another one in {_VARIABLE}.") from error
+        raise CompilationError(f"the C++ compiler cannot be run: {error}. Name another in {_VARIABLE}.") from error
     if done.returncode != 0:
         full = next((text for text in map(os.strerror, _FULL) if text in done.stderr), None)
         if full is not None:
             raise _no_room(full)
-        remedy = f"Name another one in {_VARIABLE}, or report it."
+        remedy = f"Name another compiler in {_VARIABLE}, or report this."
         if "-lomp" in done.stderr:
-            remedy = f"It lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
+            remedy = f"The compiler lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
         raise CompilationError(
             f"the C++ compiler rejects {what}. {remedy}\n{shlex.join(command)}\n{done.stderr[:4000]}"
         )
     if "-o" in command and not Path(command[command.index("-o") + 1]).exists():
         raise CompilationError(
-            f"the C++ compiler reports success, but wrote no file. Name another one in {_VARIABLE}.\n"
+            f"the C++ compiler reports success, but wrote no file. Name another compiler in {_VARIABLE}.\n"
             f"{shlex.join(command)}"
         )
 

@@ -39,7 +39,7 @@ class CppKernel:
         self._source = source
         pointers = [f"const {port.name}_t* " in source.source for port in source.params]
         self.first_written = sum(pointers)
-        assert all(pointers[: self.first_written]), "what is written comes last"
+        assert all(pointers[: self.first_written]), "the tensors to which the kernel writes come last"
         # The programs stay loaded as long as this kernel exists.
         self._runs: dict[tuple[tuple[torch.dtype, ...], int, bool], Program] = {}
         self._texts: dict[tuple[tuple[torch.dtype, ...], int, bool], str] = {}

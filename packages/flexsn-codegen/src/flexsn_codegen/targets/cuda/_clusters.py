@@ -209,7 +209,7 @@ class _ClusterWriter:
             if e.carried:
                 self._check_order(e)
         if self._cluster.slots == 1 and len(loop.exchanges) > 1:
-            raise NotOneLaunchError("several values are exchanged")
+            raise NotOneLaunchError("clusters with one slot cannot exchange several values")
 
     def _check_order(self, exchange: Exchange) -> None:
         """Checks that a step sends a carried value after all of its products have read the previous step's value."""

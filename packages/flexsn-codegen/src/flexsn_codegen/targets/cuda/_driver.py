@@ -92,7 +92,7 @@ class CudaFunction:
             _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cannot load a kernel")
             _check(
                 driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()),
-                f"finds no {name}",
+                f"does not find the kernel {name}",
             )
             if cluster > _USUAL_CLUSTER:
                 self._set(_ANY_CLUSTER, 1)

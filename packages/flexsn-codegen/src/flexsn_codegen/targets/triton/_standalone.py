@@ -106,5 +106,5 @@ class _Linked(ast.NodeTransformer):
         return ast.Call(ast.Name("rounded_product"), [node.left, node.right], [])
 
     def _reference(self, function: Any) -> ast.Name:
-        assert isinstance(function, triton.JITFunction), f"{function} is no function that a kernel can call"
+        assert isinstance(function, triton.JITFunction), f"{function} is not a function that kernels can call"
         return ast.Name(self._add(function))

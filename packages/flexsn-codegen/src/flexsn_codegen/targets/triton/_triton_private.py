@@ -36,7 +36,7 @@ expect("triton.runtime.interpreter", ["TensorHandle", "TensorHandle.data", "Tens
 if triton.knobs.runtime.interpret and _fails_with_numpy():
     warnings.warn(
         f"{installed('triton')}'s interpreter does not work with numpy {importlib.metadata.version('numpy')}: "
-        f"{_NO_INTERPRETER}. Run `pip install 'numpy<2.4'`, or take a newer Triton.",
+        f"{_NO_INTERPRETER}. Run `pip install 'numpy<2.4'`, or install a newer Triton.",
         UnsupportedVersionWarning,
         stacklevel=2,
     )
