@@ -66,9 +66,9 @@ def written_before(places: Iterable[Place]) -> list[str]:
             continue
         owner = getattr(variable, "value", None)
         holders = [owner, *(getattr(owner, d, None) for d in ("__dict__", "_parameters", "_buffers", "_modules"))]
-        for one in (identity, *(id(holder) for holder in holders if holder is not None)):
-            before = written.get(one, set())
-            written[one] = None if names is None or before is None else before | set(names)
+        for key in (identity, *(id(holder) for holder in holders if holder is not None)):
+            before = written.get(key, set())
+            written[key] = None if names is None or before is None else before | set(names)
     results = []
     for place in places:
         owner, name = place.owner

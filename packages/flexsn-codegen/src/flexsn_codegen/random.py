@@ -31,7 +31,7 @@ from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
 
 __all__ = ["Numbers", "normal", "numbers", "uniform"]
 
-_MOST = 2**31
+_LIMIT = 2**31
 
 
 class Numbers(NamedTuple):
@@ -51,7 +51,7 @@ class Numbers(NamedTuple):
 
     def at(self, call: int) -> Numbers:
         """The numbers of call `call`, an integer from 0 to 2^31 - 1."""
-        if not 0 <= call < _MOST:
+        if not 0 <= call < _LIMIT:
             raise ArgumentError(f"call is {call}; it must be from 0 to 2**31 - 1.")
         return self._replace(call=torch.full_like(self.call, call))
 
@@ -70,7 +70,7 @@ def numbers(shape: Sequence[int], *, seed: int, device: torch.device | str | Non
     """
     *leading, columns = (1, *shape)
     rows = torch.Size(leading).numel()
-    if max(rows, columns) >= _MOST:
+    if max(rows, columns) >= _LIMIT:
         raise ArgumentError(f"{list(shape)} has {rows} rows of {columns} elements: both numbers must be below 2**31.")
     low, high = (((seed >> shift & 0xFFFFFFFF) ^ 2**31) - 2**31 for shift in (0, 32))
     halves = [torch.tensor(half, dtype=torch.int32, device=device) for half in (low, high)]
@@ -87,16 +87,16 @@ def uniform(numbers: Numbers, *, draw: int = 0) -> Tensor:
         numbers: seed and positions of the elements.
         draw: index of the draw. Different draws are independent of each other.
     """
-    result: Tensor = UNIFORM_NUMBER(*_words(numbers), numbers.call, stream=draw, bits=24)
+    result: Tensor = UNIFORM_NUMBER(*_element_words(numbers), numbers.call, stream=draw, bits=24)
     return result
 
 
 def normal(numbers: Numbers, *, draw: int = 0) -> Tensor:
     """Normally distributed numbers of mean 0 and variance 1, float32, between -6.6 and 6.6. See `uniform`."""
-    result: Tensor = NORMAL_NUMBER(*_words(numbers), numbers.call, stream=draw)
+    result: Tensor = NORMAL_NUMBER(*_element_words(numbers), numbers.call, stream=draw)
     return result
 
 
-def _words(numbers: Numbers) -> list[Tensor]:
+def _element_words(numbers: Numbers) -> list[Tensor]:
     low, high, row, column, _ = numbers
     return [ELEMENT_WORD(low, high, row, column, index=index) for index in range(3)]

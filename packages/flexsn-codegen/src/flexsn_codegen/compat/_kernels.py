@@ -43,14 +43,14 @@ def get_flexsn_inference_kernel(core_str: str, core_name: str, info: StepInfo, v
         A `triton.JITFunction`. Launch it with `cdiv(NCL, BLOCK)` programs. Sequences have shape `[T, *step]`, states
         have shape `[*step]`, and all of these tensors are contiguous.
     """
-    return _forward("inference", core_str, core_name, info, verbose, state_seqs=True)
+    return _compile_forward("inference", core_str, core_name, info, verbose, state_seqs=True)
 
 
 def get_flexsn_inference_final_state_kernel(
     core_str: str, core_name: str, info: StepInfo, verbose: bool = False
 ) -> Any:
     """Like `get_flexsn_inference_kernel`, with final states `[*step]` instead of state sequences."""
-    return _forward("inference_final_state", core_str, core_name, info, verbose, state_seqs=False)
+    return _compile_forward("inference_final_state", core_str, core_name, info, verbose, state_seqs=False)
 
 
 def get_flexsn_forward_kernel(core_str: str, core_name: str, info: StepInfo, verbose: bool = False) -> Any:
@@ -61,7 +61,7 @@ def get_flexsn_forward_kernel(core_str: str, core_name: str, info: StepInfo, ver
         info: names and counts of that graph. The kernel writes all intermediates, including duplicates.
     """
     saved = len(info.fwd_core_returns) - info.num_outputs - info.num_states
-    return _forward("forward", core_str, core_name, info, verbose, state_seqs=True, saved=saved)
+    return _compile_forward("forward", core_str, core_name, info, verbose, state_seqs=True, saved=saved)
 
 
 def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, verbose: bool = False) -> Any:
@@ -104,7 +104,7 @@ def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, ve
     return _compile(backward_source("backward", None, core, spec), verbose)
 
 
-def _forward(
+def _compile_forward(
     name: str,
     core_str: str,
     core_name: str,

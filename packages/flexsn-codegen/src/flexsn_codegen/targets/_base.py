@@ -383,9 +383,9 @@ class KernelWriter(ABC):
             like: an earlier operand with the same layout, sizes and strides.
         """
         port = Port(role, index)
-        known = self._strided.get(port)
-        if known is not None:
-            layout, strided_time = known.step, known.strided_time
+        strided = self._strided.get(port)
+        if strided is not None:
+            layout, strided_time = strided.step, strided.strided_time
         self._params.append(port)
         if strided_time:
             self._sizes.append(f"{port.name}_time")
@@ -396,7 +396,7 @@ class KernelWriter(ABC):
                 self._sizes.append(stride)
             terms.append(("", "", stride))
         for i in range(layout if layout != DENSE else 0):
-            inner, size, stride = (f"{(like or port).name}_{what}{i}" for what in ("inner", "size", "stride"))
+            inner, size, stride = (f"{(like or port).name}_{field}{i}" for field in ("inner", "size", "stride"))
             if like is None:
                 self._sizes += [inner, size, stride]
             terms.append((inner, size, stride))
@@ -407,9 +407,9 @@ class KernelWriter(ABC):
         """Declares operands with layouts from `Target.walk`, and returns them."""
         for port, layout in zip(ports, layouts, strict=True):
             if isinstance(layout, Like):
-                of = layouts[layout.operand]
-                assert not isinstance(of, Like)
-                self.add(port.role, port.index, of, like=ports[layout.operand])
+                shared_layout = layouts[layout.operand]
+                assert not isinstance(shared_layout, Like)
+                self.add(port.role, port.index, shared_layout, like=ports[layout.operand])
             else:
                 self.add(port.role, port.index, layout)
         return ports
@@ -445,7 +445,7 @@ class KernelWriter(ABC):
         Args:
             summed: for each tensor, True if each program writes one sum per step. Empty if no tensor is summed.
         """
-        ports = {i: self.add(role, i) for i, there in enumerate(present) if there}
+        ports = {i: self.add(role, i) for i, is_present in enumerate(present) if is_present}
         self._sums |= {port for i, port in ports.items() if summed and summed[i]}
         return ports
 
@@ -454,7 +454,7 @@ class KernelWriter(ABC):
 
         Each byte contains the bits of 8 elements, and the bytes of a step fill whole words of `WORD` bits.
         """
-        ports = {i: Port(Role.BITS, i) for i, there in enumerate(present) if there}
+        ports = {i: Port(Role.BITS, i) for i, is_present in enumerate(present) if is_present}
         self._bits |= set(ports.values())
         for port in ports.values():
             self.add(port.role, port.index)

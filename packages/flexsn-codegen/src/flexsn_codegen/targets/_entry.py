@@ -18,7 +18,7 @@ class Entry:
         numbers: the arguments after the tensors, each as the integer that contains its bits.
         programs, threads, shared: on a GPU, the first size of the grid, the number of threads of a program, and its
             bytes of shared memory.
-        kept: an object that has to exist as long as the address is called.
+        owner: an object that has to exist as long as the address is called.
         watched: returns True if a hook for launches is installed, which a launch by address would bypass.
         beside: the second size of the grid on a GPU.
         together: True if programs wait for each other, which requires `cuLaunchCooperativeKernel`.
@@ -29,7 +29,7 @@ class Entry:
     programs: int
     threads: int
     shared: int
-    kept: object
+    owner: object
     watched: Callable[[], bool]
     beside: int = 1
     together: bool = False

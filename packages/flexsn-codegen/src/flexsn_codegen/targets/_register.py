@@ -34,8 +34,8 @@ def register_op(
     """
 
     def decorate(rule: Rule) -> Rule:
-        known = facts or facts_of(overload) or OpFacts()
-        register_facts(overload, known if exact is None else replace(known, exact=exact))
+        registered = facts or facts_of(overload) or OpFacts()
+        register_facts(overload, registered if exact is None else replace(registered, exact=exact))
         target.rules[overload] = rule
         return rule
 

@@ -34,10 +34,10 @@ FLAGS = (
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
 )
 _HEADERS = Path(__file__).parent
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Libraries whose functions are in use. All other libraries are unloaded, so that memory does not grow with each step.
-_loaded: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
+_libraries: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
 _locks: dict[str, threading.Lock] = {}  # one lock per source, so that different sources compile at the same time
 
 
@@ -74,25 +74,25 @@ def load(source: str) -> ctypes.CDLL:
     compiler()
     digest = hashlib.sha256(f"{_environment()}\n{source}".encode()).hexdigest()[:32]
     with _locks.setdefault(digest, threading.Lock()):
-        library = _loaded.get(digest)
+        library = _libraries.get(digest)
         if library is None:
-            library = _loaded[digest] = _found(f"kernel_{digest}.so", source)
+            library = _libraries[digest] = _load_or_compile(f"kernel_{digest}.so", source)
     return library
 
 
 def library_of(source: str) -> bytes:
     """Compiles a source, without the cache. Returns the content of the library's file. Raises the errors of `load`."""
-    return _compiled(source)
+    return _compile(source)
 
 
-def _found(name: str, source: str) -> ctypes.CDLL:
+def _load_or_compile(name: str, source: str) -> ctypes.CDLL:
     path = kept(name)
     if path is not None:
         with contextlib.suppress(OSError):  # the file is not a valid library, or another process has deleted it
-            return _opened(path)
-    path, _ = keep(name, _compiled(source))
+            return _open(path)
+    path, _ = keep(name, _compile(source))
     try:
-        return _opened(path)
+        return _open(path)
     except OSError as error:
         raise CacheFolderError(
             f"a kernel was compiled, but cannot be loaded: {error}. If that folder allows no programs (noexec), "
@@ -100,7 +100,7 @@ def _found(name: str, source: str) -> ctypes.CDLL:
         ) from error
 
 
-def _opened(path: Path) -> ctypes.CDLL:
+def _open(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     weakref.finalize(library, _close, library._handle).atexit = False
     return library
@@ -112,13 +112,14 @@ def _close(handle: int) -> None:
     close(handle)
 
 
-def _compiled(source: str) -> bytes:
+def _compile(source: str) -> bytes:
     with in_a_folder() as folder:
         text, compiled, library = (folder / f"kernel.{kind}" for kind in ("cpp", "o", "so"))
         text.write_text(source, encoding="utf-8")
         command = compiler()
-        run_compiler([*command, *FLAGS, *_openmp(), *_include(source), "-c", str(text), "-o", str(compiled)])
-        run_compiler([*command, "-shared", *_link(), str(compiled), "-o", str(library)])
+        options = [*FLAGS, *_openmp_options(), *_include_options(source)]
+        run_compiler([*command, *options, "-c", str(text), "-o", str(compiled)])
+        run_compiler([*command, "-shared", *_linker_options(), str(compiled), "-o", str(library)])
         return library.read_bytes()
 
 
@@ -133,12 +134,12 @@ def in_a_folder() -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
             yield Path(folder)
     except OSError as error:
-        raise _no_room(str(error)) from error
+        raise _no_space_error(str(error)) from error
 
 
-def _no_room(what: str) -> CacheFolderError:
+def _no_space_error(reason: str) -> CacheFolderError:
     return CacheFolderError(
-        f"a kernel cannot be compiled in {tempfile.gettempdir()}: {what}. Make room there, or name another folder in "
+        f"a kernel cannot be compiled in {tempfile.gettempdir()}: {reason}. Make room there, or name another folder in "
         "TMPDIR."
     )
 
@@ -158,9 +159,9 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
     except OSError as error:
         raise CompilationError(f"the C++ compiler cannot be run: {error}. Name another in {_VARIABLE}.") from error
     if done.returncode != 0:
-        full = next((text for text in map(os.strerror, _FULL) if text in done.stderr), None)
+        full = next((text for text in map(os.strerror, _DISK_FULL_ERRORS) if text in done.stderr), None)
         if full is not None:
-            raise _no_room(full)
+            raise _no_space_error(full)
         remedy = f"Name another compiler in {_VARIABLE}, or report this."
         if "-lomp" in done.stderr:
             remedy = f"The compiler lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
@@ -192,21 +193,21 @@ def _compiler() -> list[str] | None:
     if command is None:
         named = shlex.split(key[0])
         candidates = named[:1] or _CANDIDATES
-        found = next(filter(None, map(shutil.which, candidates)), None)
-        if found is None:
+        path = next(filter(None, map(shutil.which, candidates)), None)
+        if path is None:
             return None
-        command = _compilers[key] = named or [found]
+        command = _compilers[key] = named or [path]
     return list(command)
 
 
 _compilers: dict[tuple[str, str | None], list[str]] = {}
 
 
-def _openmp() -> tuple[str, ...]:
+def _openmp_options() -> tuple[str, ...]:
     return ("-Xclang", "-fopenmp") if sys.platform == "darwin" else ("-fopenmp",)
 
 
-def _link() -> tuple[str, ...]:
+def _linker_options() -> tuple[str, ...]:
     """Linker options for OpenMP.
 
     There are none if the process has loaded torch's OpenMP library, so that kernels run in the threads of torch. Code
@@ -218,7 +219,7 @@ def _link() -> tuple[str, ...]:
     return () if hasattr(ctypes.CDLL(None), called) else ("-fopenmp",)
 
 
-def _include(source: str) -> list[str]:
+def _include_options(source: str) -> list[str]:
     folders = [_HEADERS]
     if '#include "special.h"' in source:  # this header includes torch's headers
         torch_headers = Path(torch.__file__).parent / "include"
@@ -234,14 +235,15 @@ def _environment() -> str:
 @functools.cache
 def _environment_of(command: tuple[str, ...]) -> str:
     headers = [path.read_text(encoding="utf-8") for path in sorted(_HEADERS.rglob("*.h"))]
-    return "\n".join([torch.__version__, *command, *FLAGS, *_openmp(), *_link(), _macros(command), *headers])
+    options = [*FLAGS, *_openmp_options(), *_linker_options()]
+    return "\n".join([torch.__version__, *command, *options, _macros(command), *headers])
 
 
 @functools.cache
 def _macros(command: tuple[str, ...]) -> str:
     """The compiler's predefined macros. They contain its version, and the instruction sets of this machine."""
-    asked = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    query = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout
 
 
 def _is_clang(command: tuple[str, ...]) -> bool:

@@ -40,8 +40,8 @@ class Extension:
         Raises:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
         """
-        path = kept(self._file())
-        return path if path is not None and _is_whole(path) else None
+        path = kept(self._file_name())
+        return path if path is not None and _is_complete(path) else None
 
     def build(self) -> Path:
         """The module's file. If it does not exist, a single process compiles it, which takes half a minute.
@@ -55,7 +55,7 @@ class Extension:
             with contextlib.suppress(OSError):  # without file locks, several processes may compile it
                 fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                return self.kept() or keep(self._file(), _sealed(self._compiled()))[0]
+                return self.kept() or keep(self._file_name(), _seal(self._compile()))[0]
             finally:
                 # Closing the file does not unlock it if a forked child has the file open, too.
                 with contextlib.suppress(OSError):
@@ -74,13 +74,13 @@ class Extension:
         loader.exec_module(module)
         return module
 
-    def _file(self) -> str:
+    def _file_name(self) -> str:
         system = (platform.machine(), *platform.libc_ver())
         made_from = (torch.__version__, sys.version, *system, *_FLAGS, self._source)
         digest = hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:32]
         return f"{self._name}_{digest}.so"
 
-    def _compiled(self) -> bytes:
+    def _compile(self) -> bytes:
         headers = _TORCH / "include"
         folders = (headers, headers / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_path("include")))
         libraries = ("torch_python", "torch_cpu", "torch", "c10")
@@ -95,14 +95,14 @@ class Extension:
             return library.read_bytes()
 
 
-_SEAL = hashlib.sha256().digest_size
+_SEAL_SIZE = hashlib.sha256().digest_size
 
 
-def _sealed(content: bytes) -> bytes:
+def _seal(content: bytes) -> bytes:
     """The content, followed by its hash. Loaders ignore the hash, which detects incomplete files."""
     return content + hashlib.sha256(content).digest()
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     content = path.read_bytes()
-    return _sealed(content[:-_SEAL]) == content
+    return _seal(content[:-_SEAL_SIZE]) == content

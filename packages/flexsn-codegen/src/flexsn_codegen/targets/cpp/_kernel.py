@@ -17,7 +17,7 @@ from flexsn_codegen.targets.cpp._literals import cpp_name
 
 # Allows the compiler to fuse a product and a sum into one instruction, and to use one reciprocal for several divisions.
 # NaN and infinity are preserved, and sums keep their order. The functions in `device/` depend on these two properties.
-_FAST = """#if defined(__clang__)
+_FAST_MATH_PRAGMAS = """#if defined(__clang__)
 #pragma clang fp contract(fast)
 #else
 #pragma GCC optimize("fp-contract=fast,reciprocal-math")
@@ -69,10 +69,10 @@ class CppKernel:
         key = (dtypes, block, fast_math)
         text = self._texts.get(key)
         if text is None:
-            text = self._texts[key] = (_FAST if fast_math else "") + self._written(dtypes, block)
+            text = self._texts[key] = (_FAST_MATH_PRAGMAS if fast_math else "") + self._write(dtypes, block)
         return text
 
-    def _written(self, dtypes: tuple[torch.dtype, ...], block: int) -> str:
+    def _write(self, dtypes: tuple[torch.dtype, ...], block: int) -> str:
         source = self._source
         names = [cpp_name(dtype) for dtype in dtypes]
         tensors = [f"reinterpret_cast<{name}*>(arguments[{i}])" for i, name in enumerate(names)]

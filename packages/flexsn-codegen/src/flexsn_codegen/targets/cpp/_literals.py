@@ -44,11 +44,11 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
     if dtype == torch.bool:
         return "true" if value else "false"
     if not dtype.is_floating_point:
-        whole = int(value)
+        integer = int(value)
         if dtype == torch.uint64:
-            return f"{name}({whole}u)"
+            return f"{name}({integer}u)"
         # The smallest int64 cannot be a literal: C++ parses it as a minus sign and a number that is too large.
-        return f"{name}({whole + 1} - 1)" if whole == -(2**63) else f"{name}({whole})"
+        return f"{name}({integer + 1} - 1)" if integer == -(2**63) else f"{name}({integer})"
     number = float(value)
     if number != number:
         return f"dev::nan<{name}>()"

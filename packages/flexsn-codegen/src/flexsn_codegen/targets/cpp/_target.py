@@ -64,11 +64,11 @@ class Cpp(Target):
         self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
     ) -> str:
         types = ", ".join(f"typename T{i}" for i in range(len(arguments)))
-        given = ", ".join(f"T{i} {argument}" for i, argument in enumerate(arguments))
+        parameters = ", ".join(f"T{i} {argument}" for i, argument in enumerate(arguments))
         lines = [f"const auto {s.name} = {s.text};" + _comment(s.citation) for s in statements]
         body = "\n".join(f"    {line}" for line in (*lines, f"return dev::make_tuple({', '.join(results)});"))
         head = f"template <{types}>\n" if arguments else ""
-        return f"{head}DEV_INLINE auto {name}({given}) {{\n{body}\n}}\n"
+        return f"{head}DEV_INLINE auto {name}({parameters}) {{\n{body}\n}}\n"
 
     def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], list[int]]:
         return walk(sizes, strides)

@@ -23,11 +23,11 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _check(code: int, what: str) -> None:
+def _check(code: int, failure: str) -> None:
     if code:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(text))
-        raise CompilationError(f"CUDA's driver {what}: {(text.value or b'unknown error').decode()}.")
+        raise CompilationError(f"CUDA's driver {failure}: {(text.value or b'unknown error').decode()}.")
 
 
 def _enter(device: torch.device) -> None:
@@ -98,15 +98,15 @@ class CudaFunction:
                 self._set(_ANY_CLUSTER, 1)
             if shared > _USUAL_SHARED:
                 self._set(_MOST_SHARED, shared)
-            self.at_once = self._at_once(cluster)
+            self.at_once = self._count_clusters_at_once(cluster)
         self.address = self._function.value or 0
         self.registers, self.spilled = self._get(_REGISTERS), self._get(_LOCAL_BYTES)
 
-    def _at_once(self, cluster: int) -> int | None:
+    def _count_clusters_at_once(self, cluster: int) -> int | None:
         attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(cluster, 1, 1))
-        one = ctypes.c_uint * 3
+        triple = ctypes.c_uint * 3
         configuration = _Configuration(
-            one(cluster, 1, 1), one(self.threads, 1, 1), self.shared, None, ctypes.pointer(attribute), 1
+            triple(cluster, 1, 1), triple(self.threads, 1, 1), self.shared, None, ctypes.pointer(attribute), 1
         )
         count = ctypes.c_int()
         code = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), self._function, ctypes.byref(configuration))

@@ -38,7 +38,7 @@ class Cuda(Cpp):
 
 def _is_special(rule: object) -> bool:
     """True for the rule of a function from the C++ target's `special.h`."""
-    return "_special_row" in getattr(rule, "__qualname__", "") or getattr(rule, "__name__", "") == "_polygamma"
+    return "_add_special" in getattr(rule, "__qualname__", "") or getattr(rule, "__name__", "") == "_polygamma"
 
 
 CUDA = Cuda()

@@ -112,18 +112,18 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
         >>> print(*compile_offline([OfflineJob(kernel, "sm_90")]))
     """
     for job in jobs:
-        _target(job.target)
+        _parse_target(job.target)
         if len(job.dtypes) not in (1, len(job.kernel.params)):
             raise OfflineCompileError(
                 f"{job.kernel.name} has {len(job.kernel.params)} tensors, but {len(job.dtypes)} dtypes were given."
             )
-    tasks = [_task(job) for job in jobs]
+    tasks = [_describe_task(job) for job in jobs]
     interpreted = os.environ.get("TRITON_INTERPRET", "0") != "0"
-    results = _in_own_process(tasks) if interpreted else [_compile(task) for task in tasks]
+    results = _compile_in_process(tasks) if interpreted else [_compile(task) for task in tasks]
     return [ResourceUse(**{**result, "binary": base64.b64decode(result["binary"])}) for result in results]
 
 
-def _target(name: str) -> tuple[str, int | str, int]:
+def _parse_target(name: str) -> tuple[str, int | str, int]:
     """Triton's backend, architecture and warp size for a target."""
     if match := re.fullmatch(r"sm_(\d+)a?", name):
         return "cuda", int(match[1]), 32
@@ -134,7 +134,7 @@ def _target(name: str) -> tuple[str, int | str, int]:
     raise OfflineCompileError(f"{name!r} is not a target; sm_80, sm_90 and gfx942 are examples.")
 
 
-def _task(job: OfflineJob) -> dict[str, Any]:
+def _describe_task(job: OfflineJob) -> dict[str, Any]:
     dtypes = list(job.dtypes) * (len(job.kernel.params) if len(job.dtypes) == 1 else 1)
     pointers = {f"{p.name}_ptr": _POINTERS[d] for p, d in zip(job.kernel.params, dtypes, strict=True)}
     signature = {**pointers, **dict.fromkeys(job.kernel.sizes, "i32"), "BLOCK": "constexpr"}
@@ -149,7 +149,7 @@ def _task(job: OfflineJob) -> dict[str, Any]:
     }
 
 
-def _in_own_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _compile_in_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(
@@ -162,10 +162,10 @@ def _in_own_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     )
     if done.returncode != 0:
         raise OfflineCompileError(f"the compiler's process failed:\n{done.stderr[-4000:]}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if "error" in answer:
-        raise OfflineCompileError(answer["error"])
-    results: list[dict[str, Any]] = answer["results"]
+    output: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if "error" in output:
+        raise OfflineCompileError(output["error"])
+    results: list[dict[str, Any]] = output["results"]
     return results
 
 
@@ -175,7 +175,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
 
     from flexsn_codegen.targets.triton._triton_private import ASTSource, GPUTarget
 
-    backend, arch, warp_size = _target(task["target"])
+    backend, arch, warp_size = _parse_target(task["target"])
     signature: dict[str, str] = task["signature"]
     names = list(signature)
     aligned = [n for n in names if n.endswith("_ptr") or n in _ALIGNED]
@@ -187,7 +187,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
         {(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
     log = io.StringIO()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
             # The kernel is compiled even if it is in Triton's cache, because only the assembler reports the resources.
@@ -196,7 +196,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
             compiled = triton.compile(source, target=GPUTarget(backend, arch, warp_size), options=options)
     except Exception as error:
         raise OfflineCompileError(f"{task['name']} for {task['target']}: {error}") from error
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     nvidia = backend == "cuda"
     assembly = compiled.asm["ptx" if nvidia else "amdgcn"]
     usage = _nvidia_usage(log.getvalue()) if nvidia else _amd_usage(assembly)
@@ -231,10 +231,10 @@ def _amd_usage(assembly: str) -> dict[str, int]:
 
 def _main() -> None:
     try:
-        answer: dict[str, Any] = {"results": [_compile(task) for task in json.load(sys.stdin)]}
+        output: dict[str, Any] = {"results": [_compile(task) for task in json.load(sys.stdin)]}
     except OfflineCompileError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer))
+        output = {"error": str(error)}
+    print(json.dumps(output))
 
 
 if __name__ == "__main__":

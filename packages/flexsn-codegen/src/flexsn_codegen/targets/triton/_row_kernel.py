@@ -17,7 +17,7 @@ from flexsn_codegen.source._source import CoreSource, KernelSource, Like, framed
 from flexsn_codegen.source._walk import terms_of
 from flexsn_codegen.targets._base import RowLaunch, Summed, Target
 from flexsn_codegen.targets.triton._literals import tl_name
-from flexsn_codegen.targets.triton._writer import decoded, jit_function
+from flexsn_codegen.targets.triton._writer import decode, jit_function
 from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
@@ -88,26 +88,28 @@ def walk_rows(
         numbers.append(launch.steps)
     paired = {i for pair in enumerate(after) if None not in pair for i in pair}
     first: dict[tuple[bool, tuple[tuple[int, int, int], ...]], int] = {}
-    for i, (own, summed) in enumerate(zip(strides, sums, strict=True)):
+    for i, (operand_strides, summed) in enumerate(zip(strides, sums, strict=True)):
         if summed is Summed.OVER_ROWS:
             layouts.append((0, 0, summed, None))
             continue
-        found: list[Direction] = []
-        for is_column, (part, steps) in enumerate(((sizes[:split], own[:split]), (sizes[split:], own[split:]))):
+        directions: list[Direction] = []
+        for is_column, (part, steps) in enumerate(
+            ((sizes[:split], operand_strides[:split]), (sizes[split:], operand_strides[split:]))
+        ):
             terms = terms_of(part, steps)
             if is_column and i in paired and terms == [(1, math.prod(part), 2)]:
-                found.append(PAIRS)
+                directions.append(PAIRS)
                 continue
-            known = first.setdefault((bool(is_column), tuple(terms)), i)
-            if known != i and terms:
-                found.append(Like(known))
+            first_like = first.setdefault((bool(is_column), tuple(terms)), i)
+            if first_like != i and terms:
+                directions.append(Like(first_like))
             elif len(terms) == 1 and terms[0][:2] == (1, math.prod(part)):
-                found.append(RUN)
+                directions.append(RUN)
                 numbers.append(terms[0][2])
             else:
-                found.append(len(terms))
+                directions.append(len(terms))
                 numbers += [number for term in terms for number in term]
-        layouts.append((*found, summed, after[i] if found[1] == PAIRS else None))
+        layouts.append((*directions, summed, after[i] if directions[1] == PAIRS else None))
     return tuple(layouts), numbers
 
 
@@ -119,7 +121,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     summed = [port for port in core.results if layout_of[port][2] is Summed.OVER_ROWS]
     sizes = ["N", "width", *(["STEPS"] if summed else [])]
     placed = [port for port in ports if port not in summed]
-    places, offsets, of_columns = _places(ports, placed, core.results, layout_of, sizes)
+    places, offsets, of_columns = _address_operands(ports, placed, core.results, layout_of, sizes)
     program = "tl.program_id(0).to(tl.int64)"
     lines = [f"ROWS: tl.constexpr = BLOCK // {columns} if BLOCK > {columns} else 1"]
     if all_columns:
@@ -136,7 +138,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         lines.append("pair_inside = pair < width * 2")
     for number in core.numbers:
         sizes += number.arguments
-        lines.append(f"{number.name} = {decoded(number)}")
+        lines.append(f"{number.name} = {decode(number)}")
     first = "program * STEPS + step" if summed else "program"
     body = [
         f"row = (({first}) * ROWS + tl.arange(0, ROWS))[:, None]",
@@ -147,18 +149,18 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     firsts = {port: ports[of[3]] for port, of in layout_of.items() if of[3] is not None}
     seconds = {first: port for port, first in firsts.items()}
     for port in core.arguments:
-        place, mask = places[port]
+        address, mask = places[port]
         if port in firsts:
             continue
-        load = f"{port.name} = dev.load({place}, {mask})"
+        load = f"{port.name} = dev.load({address}, {mask})"
         if port in seconds:
-            load = f"{port.name}, {seconds[port].name} = dev.load_pair({place}, {mask})"
+            load = f"{port.name}, {seconds[port].name} = dev.load_pair({address}, {mask})"
         # Operands that are the same for all rows are loaded once.
         (lines if mask == "inside" else body).append(load)
-    body += _stages(core, places, layout_of, firsts, columns)
+    body += _write_stages(core, places, layout_of, firsts, columns)
     if summed:
         for port in summed:
-            kind = tl_name(register_dtype(_dtype_of(core, port)))
+            kind = tl_name(register_dtype(_result_dtype(core, port)))
             lines.append(f"{port.name}_sum = tl.zeros([ROWS, {columns}], {kind})")
         lines += ["for step in range(0, STEPS):", *(f"    {line}" for line in body)]
         for port in summed:
@@ -180,7 +182,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     return framed(name, target, ports, sizes, [core], text, kernel)
 
 
-def _places(
+def _address_operands(
     all_ports: Sequence[Port],
     ports: Sequence[Port],
     results: Collection[Port],
@@ -209,7 +211,7 @@ def _places(
                 sizes.append(f"{port.name}_{direction}")
                 summands.append(f"{direction}.to(tl.int64) * {port.name}_{direction}")
             for i in range(terms):
-                inner, size, stride = (f"{port.name}_{direction}_{what}{i}" for what in ("inner", "size", "stride"))
+                inner, size, stride = (f"{port.name}_{direction}_{field}{i}" for field in ("inner", "size", "stride"))
                 sizes += [inner, size, stride]
                 summands.append(f"(({direction} // {inner}) % {size}).to(tl.int64) * {stride}")
             offsets.append(f"{port.name}_{direction}_off" if summands else "")
@@ -229,7 +231,7 @@ def _places(
     return places, of_rows, of_columns
 
 
-def _stages(
+def _write_stages(
     core: CoreSource,
     places: dict[Port, tuple[str, str]],
     layout_of: dict[Port, Layout],
@@ -240,9 +242,9 @@ def _stages(
     waiting: dict[Port, str] = {}
     reduced = 0
     for number_of_stage, stage in enumerate(core.stages):
-        given = [port.name for port in stage.core.arguments] + [number.name for number in stage.core.numbers]
+        arguments = [port.name for port in stage.core.arguments] + [number.name for number in stage.core.numbers]
         results = [f"stage_{number_of_stage}_{i}" for i in range(len(stage.core.results))]
-        lines.append(f"{', '.join(results)} = {stage.core.name}({', '.join(given)})")
+        lines.append(f"{', '.join(results)} = {stage.core.name}({', '.join(arguments)})")
         for value, (op, _) in zip(results, stage.reductions, strict=bool(stage.reductions)):
             row = Port(Role.LIFTED, reduced).name
             lines.append(f"{row} = dev.{_REDUCTIONS[op]}(tl.broadcast_to({value}, [ROWS, {columns}]), inside)")
@@ -254,21 +256,21 @@ def _stages(
             if summed is Summed.OVER_ROWS:
                 lines.append(f"{port.name}_sum += tl.where(mask, {all_of_it}, 0)")
                 continue
-            place, mask = places[port]
+            address, mask = places[port]
             if summed is Summed.OVER_COLUMNS:
                 all_of_it = f"dev.row_sum({all_of_it}, inside)"
             if port in firsts.values():
                 waiting[port] = all_of_it
                 continue
             if port in firsts:
-                place, mask = places[firsts[port]]
-                lines.append(f"dev.store_pair({place}, {waiting.pop(firsts[port])}, {all_of_it}, {mask})")
+                address, mask = places[firsts[port]]
+                lines.append(f"dev.store_pair({address}, {waiting.pop(firsts[port])}, {all_of_it}, {mask})")
                 continue
-            lines.append(f"dev.store({place}, {all_of_it}, {mask})")
+            lines.append(f"dev.store({address}, {all_of_it}, {mask})")
     return lines
 
 
-def _dtype_of(core: CoreSource, port: Port) -> Any:
+def _result_dtype(core: CoreSource, port: Port) -> Any:
     """Dtype of a result."""
-    found = [stage.dtypes[stage.written.index(port)] for stage in core.stages if port in stage.written]
-    return found[0]
+    dtypes = [stage.dtypes[stage.written.index(port)] for stage in core.stages if port in stage.written]
+    return dtypes[0]

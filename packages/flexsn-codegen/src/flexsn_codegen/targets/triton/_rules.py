@@ -25,30 +25,30 @@ RULES = RuleTable("dev.", tl_name)
 _rule, _row = RULES.rule, RULES.row
 
 
-def _float_row(op: Op, function: str) -> None:
+def _add_float(op: Op, function: str) -> None:
     """Adds the rule of an op that accepts any dtype and always returns a floating-point result."""
-    _rule(op)(lambda call: f"dev.{function}({_as_result(call, 0)})")
+    _rule(op)(lambda call: f"dev.{function}({_convert_to_result(call, 0)})")
 
 
-def _as_result(call: OpCall, index: int) -> str:
+def _convert_to_result(call: OpCall, index: int) -> str:
     """An operand, converted to the result's dtype."""
     text = call.operands[index]
     return text if call.is_float else f"{text}.to({RULES.type_of(call.result)})"
 
 
-def _infix(name: str, symbol: str, bools: str | None = None) -> None:
+def _add_infix(name: str, symbol: str, bools: str | None = None) -> None:
     text = f"{{0}} {symbol} {{1}}"
     _row(name, text, text, bools)
 
 
-_infix("add", "+", bools="{0} | {1}")
-_infix("sub", "-")
-_infix("mul", "*", bools="{0} & {1}")
+_add_infix("add", "+", bools="{0} | {1}")
+_add_infix("sub", "-")
+_add_infix("mul", "*", bools="{0} & {1}")
 
 # Bools are compared as int8, because Triton's comparisons on int1 are signed.
 _BOOL_AS_INT = "{{0}}.to(tl.int8) {0} {{1}}.to(tl.int8)"
 for _name, _symbol in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
-    _infix(_name, _symbol, bools=_BOOL_AS_INT.format(_symbol))
+    _add_infix(_name, _symbol, bools=_BOOL_AS_INT.format(_symbol))
 
 for _name, _symbol in {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}.items():
     _row(_name, None, f"{{0}} {_symbol} {{1}}", f"{{0}} {_symbol} {{1}}")
@@ -68,10 +68,10 @@ for _name, _function in {
     "special_scaled_modified_bessel_k0": "bessel_k0e",
     "special_scaled_modified_bessel_k1": "bessel_k1e",
 }.items():
-    _float_row(getattr(torch.ops.aten, _name).default, _function)
+    _add_float(getattr(torch.ops.aten, _name).default, _function)
 
 
-def _polynomial_row(name: str, function: str, *, shifted: bool = False) -> None:
+def _add_polynomial(name: str, function: str, *, shifted: bool = False) -> None:
     """Adds the rule of a polynomial. Its argument and its degree are tensors of any dtype, or numbers.
 
     Args:
@@ -89,11 +89,11 @@ def _polynomial_row(name: str, function: str, *, shifted: bool = False) -> None:
 
 
 for _name in "tuvw":
-    _polynomial_row(f"chebyshev_polynomial_{_name}", f"chebyshev_{_name}")
-    _polynomial_row(f"shifted_chebyshev_polynomial_{_name}", f"chebyshev_{_name}", shifted=True)
+    _add_polynomial(f"chebyshev_polynomial_{_name}", f"chebyshev_{_name}")
+    _add_polynomial(f"shifted_chebyshev_polynomial_{_name}", f"chebyshev_{_name}", shifted=True)
 for _name in ("hermite_h", "hermite_he", "laguerre_l", "legendre_p"):
     _family, _kind = _name.split("_")
-    _polynomial_row(f"{_family}_polynomial_{_kind}", _name)
+    _add_polynomial(f"{_family}_polynomial_{_kind}", _name)
 
 # These ops return integers unchanged.
 for _name in ("ceil", "floor", "round", "trunc"):
@@ -293,7 +293,7 @@ def _polygamma(call: OpCall) -> str:
     order = call.constants[0]
     assert isinstance(order, int)
     result = register_dtype(call.result)
-    x = _as_result(call, 1)
+    x = _convert_to_result(call, 1)
     if order < 2:
         return f"dev.{('digamma', 'trigamma')[order]}({x})"
     sign = -1.0 if order % 2 == 0 else 1.0

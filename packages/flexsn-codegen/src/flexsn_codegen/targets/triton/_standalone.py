@@ -31,7 +31,7 @@ def rounded_product(x, y):
         return x * y
 """
 # Inductor's generated modules also define these names.
-_KNOWN = frozenset({"triton", "tl", "libdevice"})
+_SHARED_NAMES = frozenset({"triton", "tl", "libdevice"})
 
 
 def standalone(kernel: Any) -> Any:
@@ -87,7 +87,7 @@ class _Linked(ast.NodeTransformer):
         self._rounds = rounds
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if isinstance(node.value, ast.Name) and node.value.id not in _KNOWN:
+        if isinstance(node.value, ast.Name) and node.value.id not in _SHARED_NAMES:
             module = self._names.get(node.value.id)
             if isinstance(module, types.ModuleType):
                 return self._reference(getattr(module, node.attr))

@@ -27,18 +27,18 @@ def over_table(
     """
     name = f"{source.name}_foreach{'_aligned' if aligned else ''}"
 
-    def known(text: str, factor: int) -> str:
+    def mark_multiple(text: str, factor: int) -> str:
         return f"tl.multiple_of({text}, {factor})" if aligned else text
 
     pointers = [f"{port.name}_ptr" for port in source.params]
     types = [f"tl.pointer_type({tl_name(torch.int8 if dtype == torch.bool else dtype)})" for dtype in dtypes]
     lines = [
         f"    row = table_ptr + tl.program_id(0).to(tl.int64) * {2 + len(pointers)}",
-        f"    N = {known('tl.load(row + 1)', ALIGNMENT)}",
+        f"    N = {mark_multiple('tl.load(row + 1)', ALIGNMENT)}",
     ]
     for i, (pointer, kind) in enumerate(zip(pointers, types, strict=True)):
-        lines.append(f"    {pointer} = {known(f'tl.load(row + {2 + i}).to({kind})', ALIGNMENT)}")
-    offsets = f"    off = {known('tl.load(row)', ALIGNMENT)} + tl.arange(0, BLOCK)"
+        lines.append(f"    {pointer} = {mark_multiple(f'tl.load(row + {2 + i}).to({kind})', ALIGNMENT)}")
+    offsets = f"    off = {mark_multiple('tl.load(row)', ALIGNMENT)} + tl.arange(0, BLOCK)"
     signature = ", ".join(["table_ptr", *words, "BLOCK: tl.constexpr"])
     start = source.source.rindex("@triton.jit")
     head, kernel = source.source[:start], source.source[start:]

@@ -47,17 +47,17 @@ ASTSource = private("triton.compiler", "ASTSource", _NO_OFFLINE, takes=["fn", "s
 expect(_DRIVER, ["driver"], _NO_LAUNCH)
 expect("triton", ["knobs"], _NO_LAUNCH)
 expect(_COMPILER, _LAUNCHER, "calls of compiled kernels take longer")
-_short = not lacking(_COMPILER, _LAUNCHER)
+_has_direct_launch = not lacking(_COMPILER, _LAUNCHER)
 _digest_of_triton: Callable[[], object] = private(
     "triton.runtime.cache", "triton_key", "the first compilations of a process take longer", default=lambda: None
 )
 # Default values of launch attributes. Kernels with other values are not launched by their addresses.
-_USUAL = {"launch_pdl": False, "num_ctas": 1}
+_DEFAULT_ATTRIBUTES = {"launch_pdl": False, "num_ctas": 1}
 # Sizes of the memory that Triton allocates for a kernel, and passes as pointers after the kernel's arguments. Kernels
 # of this package need none.
 _SCRATCH = {"global_scratch_size": 0, "profile_scratch_size": 0}
 _INTEGERS = ("i32", "u32", "i64", "u64")
-_told = _short and not lacking(_COMPILER, ["CompiledKernel.metadata", "CompiledKernel.src"])
+_reports_arguments = _has_direct_launch and not lacking(_COMPILER, ["CompiledKernel.metadata", "CompiledKernel.src"])
 
 
 def array_of(x: Any) -> Any:
@@ -106,7 +106,7 @@ def launcher(
 
     usual = compiled[grid]
     current_stream, index = driver.active.get_current_stream, device.index
-    if not _short:
+    if not _has_direct_launch:
         return lambda tensors: usual(*tensors, *numbers, stream=current_stream(index))
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     x, y, z = grid
@@ -123,16 +123,16 @@ def launcher(
 
 def load(compiled: Any) -> None:
     """Implements `targets.triton._launcher.load`."""
-    if _short and compiled is not None:
+    if _has_direct_launch and compiled is not None:
         _ = compiled.run
 
 
 def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...]) -> Entry | None:
     """Implements `targets.triton.entry`."""
-    if not _told or torch.version.hip is not None or grid[2] != 1:
+    if not _reports_arguments or torch.version.hip is not None or grid[2] != 1:
         return None
     run, metadata = compiled.run, compiled.metadata
-    if any(getattr(run, name, None) != value for name, value in (_USUAL | _SCRATCH).items()):
+    if any(getattr(run, name, None) != value for name, value in (_DEFAULT_ATTRIBUTES | _SCRATCH).items()):
         return None
     together = getattr(run, "launch_cooperative_grid", None)
     if together is None or getattr(run, "gsan_enabled", False):  # the sanitizer adds arguments to each kernel

@@ -29,10 +29,10 @@ def woven_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[
         writer.load(port.name, port)
     writer.call([port.name for port in core.results], core, [*(port.name for port in ports[:arguments]), *numbers])
     for group, first in enumerate(firsts):
-        own = core.results[group * count : (group + 1) * count]
-        text = own[-1].name
+        results = core.results[group * count : (group + 1) * count]
+        text = results[-1].name
         for i in range(count - 2, -1, -1):
-            text = f"tl.where(cell == {i}, {own[i].name}, {text})"
+            text = f"tl.where(cell == {i}, {results[i].name}, {text})"
         writer.line(f"{first.name}_woven = {text}")
         if layouts[arguments + group] == DENSE:
             writer.line(f"dev.store({first.name}_ptr + lane, {first.name}_woven, mask)")

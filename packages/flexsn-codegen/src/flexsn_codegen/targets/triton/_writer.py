@@ -15,7 +15,7 @@ from flexsn_codegen.targets.triton._literals import tl_name
 from flexsn_graph import Port
 
 
-def decoded(number: Number) -> str:
+def decode(number: Number) -> str:
     """An expression that decodes a number from the kernel's integer arguments, as a scalar of its dtype."""
     dtype, name = number.dtype, tl_name(number.dtype)
     words = [f"tl.cast({argument}, tl.int32)" for argument in number.arguments]
@@ -29,7 +29,7 @@ def decoded(number: Number) -> str:
     return f"{bits}.to({name}, bitcast=True)" if dtype.itemsize == 4 else f"{bits}.to({name})"
 
 
-def _folded(function: str, values: Sequence[str]) -> str:
+def _fold(function: str, values: Sequence[str]) -> str:
     """An expression that combines several values by nested calls of a function of two arguments."""
     folded, *others = values
     for other in others:
@@ -37,7 +37,7 @@ def _folded(function: str, values: Sequence[str]) -> str:
     return folded
 
 
-def _mask(exists: str | None) -> str:
+def _mask_text(exists: str | None) -> str:
     return f"mask & ({exists})" if exists else "mask"
 
 
@@ -87,34 +87,34 @@ class TritonWriter(KernelWriter):
 
     def number(self, number: Number) -> None:
         self._unspecialised += number.arguments
-        self.line(f"{number.name} = {decoded(number)}")
+        self.line(f"{number.name} = {decode(number)}")
 
-    def _time(self, port: Port) -> str:
+    def _step_distance(self, port: Port) -> str:
         """Source text of the distance between two time steps, in elements."""
         if port in self._bits:
             return f"tl.cast({self._row}, tl.int64)"
         return "tl.num_programs(0)" if port in self._sums else self._times[port]
 
     def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
-        rows = f" + tl.cast({chunks}, tl.int64) * {length} * {self._time(port)}" if chunks else ""
+        rows = f" + tl.cast({chunks}, tl.int64) * {length} * {self._step_distance(port)}" if chunks else ""
         self.line(f"{port.name}_at = {port.name}_ptr{rows}")
 
     def at(self, port: Port, step: int = 0) -> str:
-        return f"{port.name}_at" + (f" + {step} * {self._time(port)}" if step else "")
+        return f"{port.name}_at" + (f" + {step} * {self._step_distance(port)}" if step else "")
 
     def row(self, port: Port, number: str, shift: int = 0) -> str:
         row = f"tl.cast({number}, tl.int64)"
         row = f"({row} - {-shift})" if shift else row
-        return f"{port.name}_ptr + {row} * {self._time(port)}"
+        return f"{port.name}_ptr + {row} * {self._step_distance(port)}"
 
     def move(self, port: Port, steps: int) -> None:
         sign, count = ("-", -steps) if steps < 0 else ("+", steps)
-        self.line(f"{port.name}_at {sign}= {count} * {self._time(port)}")
+        self.line(f"{port.name}_at {sign}= {count} * {self._step_distance(port)}")
 
     def load(self, name: str, port: Port, place: str | None = None, exists: str | None = None) -> None:
         pointer = place or f"{port.name}_ptr"
         if port in self._offsets:
-            self.line(f"{name} = dev.load({pointer} + {self._offsets[port]}, {_mask(exists)})")
+            self.line(f"{name} = dev.load({pointer} + {self._offsets[port]}, {_mask_text(exists)})")
         else:
             self.line(f"{name} = tl.broadcast_to(dev.load({pointer}, {exists or True}), [BLOCK])")
 
@@ -124,7 +124,7 @@ class TritonWriter(KernelWriter):
             total = f"tl.sum(tl.where(mask, {value}, 0), axis=0)"
             self.line(f"tl.store({pointer} + tl.program_id(0), {total}, {exists or True})")
         else:
-            self.line(f"dev.store({pointer} + {self._offsets[port]}, {value}, {_mask(exists)})")
+            self.line(f"dev.store({pointer} + {self._offsets[port]}, {value}, {_mask_text(exists)})")
 
     def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
         store = f"dev.store_bits({place}, {value}, mask, {self._row})"
@@ -179,9 +179,9 @@ class TritonWriter(KernelWriter):
         self._unspecialised.append(name)
 
     def differ(self, name: str, value: str, other: str, dtype: torch.dtype) -> None:
-        kept = register_dtype(dtype)
-        if kept.is_floating_point:
-            bits = f"tl.int{8 * kept.itemsize}"
+        dtype_in_registers = register_dtype(dtype)
+        if dtype_in_registers.is_floating_point:
+            bits = f"tl.int{8 * dtype_in_registers.itemsize}"
             value, other = f"{value}.to({bits}, bitcast=True)", f"{other}.to({bits}, bitcast=True)"
         self.line(f"{name} = (({value} != {other}) & mask).to(tl.int32)")
 
@@ -192,9 +192,9 @@ class TritonWriter(KernelWriter):
         inside = [f"tl.minimum(tl.maximum({value}, 0), T)" for value in values]
         lows = [f"tl.min(tl.where(mask, {one}, T), axis=0)" for one in inside]
         highs = [f"tl.max(tl.where(mask, {one}, 0), axis=0)" for one in inside]
-        self.line(f"{largest} = {_folded('tl.maximum', highs)}")
+        self.line(f"{largest} = {_fold('tl.maximum', highs)}")
         # In a row that does not exist, the mask excludes all elements, so the minimum is T. Both bounds are then 0.
-        self.line(f"{least} = {_folded('tl.minimum', [*lows, largest])}")
+        self.line(f"{least} = {_fold('tl.minimum', [*lows, largest])}")
 
     def less(self, name: str, value: str, number: str) -> None:
         self.line(f"{name} = {value} - tl.cast({number}, tl.int32)")
@@ -204,7 +204,7 @@ class TritonWriter(KernelWriter):
 
     def shift(self, port: Port, steps: str) -> None:
         before = self._offsets.get(port, "0")
-        self.line(f"{port.name}_shifted = {before} - {steps} * {self._time(port)}")
+        self.line(f"{port.name}_shifted = {before} - {steps} * {self._step_distance(port)}")
         self._offsets[port] = f"{port.name}_shifted"
 
     def choose(self, name: str, number: str, text: str, other: str) -> None:
