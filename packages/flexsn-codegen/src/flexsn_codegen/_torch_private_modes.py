@@ -52,7 +52,7 @@ def is_exporting() -> bool:
         return False
     try:
         return bool(needed(_EXPORT, _IS_EXPORTING, _NOT_DIRECT)())
-    except UnsupportedVersionError:  # reported at import
+    except UnsupportedVersionError:  # the import of this module has reported the missing name
         return True
 
 

@@ -1,4 +1,4 @@
-"""Random numbers inside of kernels: functions of a seed and an element's position, with the same bits on all devices.
+"""Random numbers inside of kernels: functions of a seed and an element's position, with the same bits as in eager mode.
 
 Nothing is stored. The backward recomputes the same numbers. A number depends on the seed, the call
 (`Numbers.at`), the draw within the function, and the element's row and column. It does not depend on the device or on

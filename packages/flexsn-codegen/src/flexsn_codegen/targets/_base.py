@@ -136,8 +136,8 @@ class RowLaunch:
         columns: number of columns of a program, padded to a power of two on a GPU.
         programs: number of programs along the rows. Each program has its own sums over rows.
         beside: number of programs along the columns.
-        steps: number of iterations of a program that sums over rows. In an iteration, it adds a block of rows on a GPU,
-            and one row in C++.
+        steps: number of iterations of a program that sums over rows. In an iteration, the program adds a block of
+            rows on a GPU, and one row in C++.
         block, warps: on a GPU, number of elements of a block, and number of warps of a program.
     """
 
@@ -166,7 +166,7 @@ class Target(ABC):
         weaves: True if there are kernels that write interleaved results (`woven_kernel`).
         keeps_rows: True if kernels on rows keep values of a row from one stage to a later stage.
         columns_in_runs: True if kernels on rows require columns that are evenly spaced in each operand's memory.
-        most_columns: the largest number of columns for which kernels on rows are the fastest way to sum over columns.
+        most_columns: the largest number of columns over which kernels on rows sum results (`Summed.OVER_COLUMNS`).
         rules: the rule of each op, which returns the source text of a call.
     """
 
@@ -251,7 +251,7 @@ class Target(ABC):
         return w.finish(name, [core], "One program: BLOCK elements.")
 
     def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
-        """Like `pointwise`, for a function with interleaved results. `N` is the number of elements of `count` results.
+        """Like `pointwise`, for interleaved results. `N` is the number of elements of a group of results.
 
         Args:
             layouts: layouts of the inputs, and of the first result in each group of `count` results, returned by
@@ -404,7 +404,7 @@ class KernelWriter(ABC):
         return port
 
     def add_operands(self, ports: Sequence[Port], layouts: Sequence[StepLayout | Like]) -> Sequence[Port]:
-        """Declares operands with layouts from `Target.walk`, and returns them."""
+        """Declares operands with layouts from `Target.walk`. Returns their ports."""
         for port, layout in zip(ports, layouts, strict=True):
             if isinstance(layout, Like):
                 shared_layout = layouts[layout.operand]

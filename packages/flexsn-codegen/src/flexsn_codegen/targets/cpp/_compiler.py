@@ -210,7 +210,7 @@ def _openmp_options() -> tuple[str, ...]:
 def _linker_options() -> tuple[str, ...]:
     """Linker options for OpenMP.
 
-    There are none if the process has loaded torch's OpenMP library, so that kernels run in the threads of torch. Code
+    Empty if the process has loaded torch's OpenMP library, so that kernels run in the threads of torch. Code
     from Clang and code from GCC call different OpenMP libraries, and torch may not have loaded the one that is called.
     """
     if sys.platform == "darwin":

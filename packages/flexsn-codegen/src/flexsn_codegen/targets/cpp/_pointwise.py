@@ -76,7 +76,7 @@ def _find_turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]
 
 
 def _merge_dimensions(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """The sizes and strides after dimensions have been merged, if they form one dimension for every operand."""
+    """Merges dimensions that form a single dimension of every operand. Returns the new sizes and strides."""
     if not sizes:
         return [1], [[1] for _ in strides]
     joined_sizes, joined_strides = [sizes[-1]], [[before[-1]] for before in strides]

@@ -14,7 +14,7 @@ from flexsn_codegen.errors import CompilationError
 _CLUSTER_DIMENSION = 4  # a value of CUlaunchAttributeID
 # Values of CUfunction_attribute.
 _REGISTERS, _LOCAL_BYTES, _MOST_SHARED, _ANY_CLUSTER = 4, 3, 8, 14
-_USUAL_SHARED = 46 << 10  # bytes. The rest of the usual 48 KiB is for a kernel's own variables
+_USUAL_SHARED = 46 << 10  # in bytes: 48 KiB, without memory for a kernel's own variables
 _USUAL_CLUSTER = 8
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA's runtime compiler, which compiles CUDA C++ to cubins. It needs no toolkit, and is in PyTorch's wheels."""
+"""NVIDIA's runtime compiler, which compiles CUDA C++ to cubins. It needs no toolkit. PyTorch's wheels contain it."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...])
         compiled, grid, numbers: see `launcher`.
 
     Returns:
-        `None` if the kernel has arguments other than tensors and 8-byte numbers, if it is launched in a special way, or
-        if this version of Triton does not report the arguments.
+        `None` if the kernel has arguments other than tensors, constants, float32 numbers, and integers of 32 or 64
+        bits, if its launch needs special attributes, or if this version of Triton does not report the arguments.
     """
     from flexsn_codegen.targets.triton import _triton_private
 

@@ -57,8 +57,8 @@ class Tiles:
     """The division of a step among programs.
 
     Attributes:
-        rows: number of rows of one program, a power of two. It is at least 16. It is at least 8 if programs exchange
-            nothing, and at least 1 if the loop has no products.
+        rows: number of rows of one program, a power of two. The smallest number is 16, or 8 if programs exchange
+            nothing, or 1 if the loop has no products.
         count: number of programs that have the same rows and share the columns.
         chunk: number of terms of a sum that are multiplied together.
         num_warps: number of warps of one program.

@@ -58,7 +58,7 @@ class TritonWriter(KernelWriter):
         self._unspecialised = ["T"] if "T" in sizes else []
 
     def begin(self) -> None:
-        # All products are int64, because T * NCL exceeds 2**31 for T=32, a batch of 64, and 64 x 224 x 224.
+        # int64, because offsets up to T * NCL exceed 2**31, for example with T=32, a batch of 64, and 64 x 224 x 224.
         self.line("off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)")
         self.line(f"mask = off < {self._elements}")
         if "T" in self._sizes:
