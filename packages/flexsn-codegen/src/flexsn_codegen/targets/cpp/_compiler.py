@@ -144,29 +144,29 @@ def _no_space_error(reason: str) -> CacheFolderError:
     )
 
 
-def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> None:
+def run_compiler(command: Sequence[str], name: str = "a generated kernel") -> None:
     """Runs a command of the compiler.
 
     Args:
-        what: name of the object that the command compiles, for the error message.
+        name: name of the object that the command compiles, for the error message.
 
     Raises:
         CompilationError: the compiler rejects the source, writes no file, or cannot be run.
         CacheFolderError: the disk is full.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise CompilationError(f"the C++ compiler cannot be run: {error}. Name another in {_VARIABLE}.") from error
-    if done.returncode != 0:
-        full = next((text for text in map(os.strerror, _DISK_FULL_ERRORS) if text in done.stderr), None)
-        if full is not None:
-            raise _no_space_error(full)
+    if process.returncode != 0:
+        disk_error = next((text for text in map(os.strerror, _DISK_FULL_ERRORS) if text in process.stderr), None)
+        if disk_error is not None:
+            raise _no_space_error(disk_error)
         remedy = f"Name another compiler in {_VARIABLE}, or report this."
-        if "-lomp" in done.stderr:
+        if "-lomp" in process.stderr:
             remedy = f"The compiler lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
         raise CompilationError(
-            f"the C++ compiler rejects {what}. {remedy}\n{shlex.join(command)}\n{done.stderr[:4000]}"
+            f"the C++ compiler rejects {name}. {remedy}\n{shlex.join(command)}\n{process.stderr[:4000]}"
         )
     if "-o" in command and not Path(command[command.index("-o") + 1]).exists():
         raise CompilationError(

@@ -57,8 +57,8 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
         if all(stride == math.prod(sizes[d + 1 :]) for d, stride in enumerate(operand_strides)):
             layouts.append("dense")
             continue
-        place = "one" if operand_strides[-1] == 0 else "following" if operand_strides[-1] == 1 else "apart"
-        layouts.append("turned" if place == "apart" and turned is not None and operand_strides[-2] == 1 else place)
+        layout = "one" if operand_strides[-1] == 0 else "following" if operand_strides[-1] == 1 else "apart"
+        layouts.append("turned" if layout == "apart" and turned is not None and operand_strides[-2] == 1 else layout)
         numbers += operand_strides
     return tuple(layouts), numbers
 
@@ -124,13 +124,13 @@ class _Shares:
 
     Attributes:
         name: description of the elements of one program.
-        total: lines that compute the number of programs.
-        own: lines that compute the position of a program's elements.
+        programs: lines that compute the number of programs.
+        position: lines that compute the position of a program's elements.
     """
 
     name: str
-    total: str
-    own: str
+    programs: str
+    position: str
 
 
 _BLOCKS = _Shares(
@@ -195,10 +195,10 @@ def pointwise(
     restrict = "" if may_overlap else "__restrict "
     tensors = [f"{'const ' if i < count else ''}{o.name}_t* {restrict}{o.name}_ptr" for i, o in enumerate(operands)]
     signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in sizes), "int64_t threads"])
-    text = f"""{shares.total}    const int64_t team = dev::team(threads, programs, N);
+    text = f"""{shares.programs}    const int64_t team = dev::team(threads, programs, N);
 {"".join(numbers)}    #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
     for (int64_t program = 0; program < programs; ++program) {{
-{shares.own}{body}    }}
+{shares.position}{body}    }}
 """
     digest = hashlib.sha256(f"{signature}\n{text}\n{core.name}".encode()).hexdigest()[:12]
     full_name = f"{identifier(name, reserved=target.reserved)}_{digest}"

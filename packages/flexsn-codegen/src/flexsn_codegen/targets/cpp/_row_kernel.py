@@ -50,8 +50,8 @@ def walk_rows(
         if summed is Summed.OVER_ROWS:
             layouts.append("sum")
             continue
-        place = "one" if operand_strides[-1] == 0 else "following" if operand_strides[-1] == 1 else "apart"
-        layouts.append("sum of columns" if summed is Summed.OVER_COLUMNS else place)
+        layout = "one" if operand_strides[-1] == 0 else "following" if operand_strides[-1] == 1 else "apart"
+        layouts.append("sum of columns" if summed is Summed.OVER_COLUMNS else layout)
         numbers += operand_strides
     return tuple(layouts), numbers
 

@@ -103,9 +103,9 @@ def _compile(library: ctypes.CDLL, source: str, headers: Sequence[str], options:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _read_result(library: ctypes.CDLL, program: ctypes.c_void_p, item: str) -> bytes:
+def _read_result(library: ctypes.CDLL, program: ctypes.c_void_p, kind: str) -> bytes:
     size = ctypes.c_size_t()
-    library[f"nvrtcGet{item}Size"](program, ctypes.byref(size))
+    library[f"nvrtcGet{kind}Size"](program, ctypes.byref(size))
     text = ctypes.create_string_buffer(size.value)
-    library[f"nvrtcGet{item}"](program, text)
+    library[f"nvrtcGet{kind}"](program, text)
     return text.raw

@@ -152,7 +152,7 @@ def _describe_task(job: OfflineJob) -> dict[str, Any]:
 def _compile_in_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "flexsn_codegen.targets.triton._offline"],
         input=json.dumps(tasks),
         env=environment,
@@ -160,9 +160,9 @@ def _compile_in_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise OfflineCompileError(f"the compiler's process failed:\n{done.stderr[-4000:]}")
-    output: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if process.returncode != 0:
+        raise OfflineCompileError(f"the compiler's process failed:\n{process.stderr[-4000:]}")
+    output: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     if "error" in output:
         raise OfflineCompileError(output["error"])
     results: list[dict[str, Any]] = output["results"]

@@ -93,17 +93,17 @@ def walk_rows(
             layouts.append((0, 0, summed, None))
             continue
         directions: list[Direction] = []
-        for is_column, (part, steps) in enumerate(
+        for is_column, (part_sizes, part_strides) in enumerate(
             ((sizes[:split], operand_strides[:split]), (sizes[split:], operand_strides[split:]))
         ):
-            terms = terms_of(part, steps)
-            if is_column and i in paired and terms == [(1, math.prod(part), 2)]:
+            terms = terms_of(part_sizes, part_strides)
+            if is_column and i in paired and terms == [(1, math.prod(part_sizes), 2)]:
                 directions.append(PAIRS)
                 continue
             first_like = first.setdefault((bool(is_column), tuple(terms)), i)
             if first_like != i and terms:
                 directions.append(Like(first_like))
-            elif len(terms) == 1 and terms[0][:2] == (1, math.prod(part)):
+            elif len(terms) == 1 and terms[0][:2] == (1, math.prod(part_sizes)):
                 directions.append(RUN)
                 numbers.append(terms[0][2])
             else:
@@ -121,7 +121,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     summed = [port for port in core.results if layout_of[port][2] is Summed.OVER_ROWS]
     sizes = ["N", "width", *(["STEPS"] if summed else [])]
     placed = [port for port in ports if port not in summed]
-    places, offsets, of_columns = _address_operands(ports, placed, core.results, layout_of, sizes)
+    addresses, offsets, of_columns = _address_operands(ports, placed, core.results, layout_of, sizes)
     program = "tl.program_id(0).to(tl.int64)"
     lines = [f"ROWS: tl.constexpr = BLOCK // {columns} if BLOCK > {columns} else 1"]
     if all_columns:
@@ -149,7 +149,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     firsts = {port: ports[of[3]] for port, of in layout_of.items() if of[3] is not None}
     seconds = {first: port for port, first in firsts.items()}
     for port in core.arguments:
-        address, mask = places[port]
+        address, mask = addresses[port]
         if port in firsts:
             continue
         load = f"{port.name} = dev.load({address}, {mask})"
@@ -157,7 +157,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
             load = f"{port.name}, {seconds[port].name} = dev.load_pair({address}, {mask})"
         # Operands that are the same for all rows are loaded once.
         (lines if mask == "inside" else body).append(load)
-    body += _write_stages(core, places, layout_of, firsts, columns)
+    body += _write_stages(core, addresses, layout_of, firsts, columns)
     if summed:
         for port in summed:
             kind = tl_name(register_dtype(_result_dtype(core, port)))
@@ -194,7 +194,7 @@ def _address_operands(
     Results are stored from all rows of a program, so the addresses of results have all rows, even if no offset depends
     on the row.
     """
-    places: dict[Port, tuple[str, str]] = {}
+    addresses: dict[Port, tuple[str, str]] = {}
     of_rows: list[str] = []
     of_columns: list[str] = []
     for port in ports:
@@ -224,16 +224,16 @@ def _address_operands(
         summands = [by_row] * bool(by_row) + [by_column] * bool(by_column)
         if by_column == "pair":
             by_row = by_row or "row * 0"
-            places[port] = f"{port.name}_ptr + {by_row} + pair", "exists & pair_inside"
+            addresses[port] = f"{port.name}_ptr + {by_row} + pair", "exists & pair_inside"
             continue
         mask = "exists" if not by_column else "mask" if by_row else "inside"
-        places[port] = " + ".join([f"{port.name}_ptr", *summands]), mask
-    return places, of_rows, of_columns
+        addresses[port] = " + ".join([f"{port.name}_ptr", *summands]), mask
+    return addresses, of_rows, of_columns
 
 
 def _write_stages(
     core: CoreSource,
-    places: dict[Port, tuple[str, str]],
+    addresses: dict[Port, tuple[str, str]],
     layout_of: dict[Port, Layout],
     firsts: dict[Port, Port],
     columns: int,
@@ -251,22 +251,22 @@ def _write_stages(
             reduced += 1
         for number, port in zip(stage.values if stage.written else (), stage.written, strict=True):
             value = results[number]
-            all_of_it = f"tl.broadcast_to({value}, [ROWS, {columns if stage.whole else 1}])"
+            broadcast = f"tl.broadcast_to({value}, [ROWS, {columns if stage.whole else 1}])"
             summed = layout_of[port][2]
             if summed is Summed.OVER_ROWS:
-                lines.append(f"{port.name}_sum += tl.where(mask, {all_of_it}, 0)")
+                lines.append(f"{port.name}_sum += tl.where(mask, {broadcast}, 0)")
                 continue
-            address, mask = places[port]
+            address, mask = addresses[port]
             if summed is Summed.OVER_COLUMNS:
-                all_of_it = f"dev.row_sum({all_of_it}, inside)"
+                broadcast = f"dev.row_sum({broadcast}, inside)"
             if port in firsts.values():
-                waiting[port] = all_of_it
+                waiting[port] = broadcast
                 continue
             if port in firsts:
-                address, mask = places[firsts[port]]
-                lines.append(f"dev.store_pair({address}, {waiting.pop(firsts[port])}, {all_of_it}, {mask})")
+                address, mask = addresses[firsts[port]]
+                lines.append(f"dev.store_pair({address}, {waiting.pop(firsts[port])}, {broadcast}, {mask})")
                 continue
-            lines.append(f"dev.store({address}, {all_of_it}, {mask})")
+            lines.append(f"dev.store({address}, {broadcast}, {mask})")
     return lines
 
 
