@@ -73,9 +73,9 @@ DEV_INLINE void barrier_expect(uint32_t barrier, uint32_t bytes) {
                  : "memory");
 }
 
-// Waits for the end of a phase. Received values are in the block's own shared memory, so the scope of the wait is the
-// block. In the scope of the cluster, a thread would discard values of global memory that it has read, and would wait
-// for its loads.
+// Waits for the end of a phase. The scope of the wait is the block, because received values are in the block's own
+// shared memory. If the scope were the cluster, a thread would also discard values of global memory that it has
+// cached, and would wait for its loads in flight.
 //
 // The blocks of a cluster run at the same time, so each wait ends. If a wait does not end, the kernel stops with an
 // error instead of running forever.
@@ -209,8 +209,8 @@ DEV_INLINE void take_apart(uint32_t (&fragment)[parts][4], const uint32_t (&take
 }
 
 // Expands spikes of 16 columns and 8 rows from bits to a fragment `B`. Bit 4 c + r / 2 of a word is the spike of column
-// c and row r. The four words are for even rows and for odd rows, each with a word for the first eight columns and a
-// word for the last eight columns.
+// c and row r. Even rows and odd rows have two words each: one for the first eight columns, and one for the last
+// eight columns.
 template <typename Format>
 DEV_INLINE uint2 spread(uint32_t words, int lane) {
     const int g = lane >> 2, q = lane & 3, shift = 4 * q + (g >> 1);

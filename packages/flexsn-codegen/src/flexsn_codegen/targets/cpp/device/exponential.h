@@ -1,8 +1,8 @@
 // exp, and functions that are computed with it.
 //
 // Arguments are reduced by multiples of ln 2, which is represented as two parts (Cody and Waite, Software Manual for
-// the Elementary Functions, 1980). The polynomials have the smallest maximum of the relative error, by Remez's
-// algorithm.
+// the Elementary Functions, 1980). The polynomials minimize the maximum of the relative error. They were
+// computed by Remez's algorithm.
 #pragma once
 
 #include "arithmetic.h"

@@ -20,9 +20,9 @@ DEV_INLINE double in_one_turn(double x, double part) {
     return product - round(product);
 }
 
-// Reduces a number by multiples of pi / 2. 1 / (2 pi) has as many bits as the largest numbers need (Payne and Hanek,
-// Radian reduction for trigonometric functions, SIGNUM Newsletter 18, 1983). These bits are in constants of 29 bits.
-// They are not in a table by the exponent, because few processors load from many addresses at once.
+// Reduces a number by multiples of pi / 2. The factor 1 / (2 pi) has as many bits as the largest numbers need (Payne
+// and Hanek, Radian reduction for trigonometric functions, SIGNUM Newsletter 18, 1983). It is a sum of constants of 29
+// bits, instead of a table by the exponent, because few processors load from many addresses at once.
 DEV_INLINE Turned turned(float number) {
     constexpr double shift = 0x1.8p50;  // the last bit of a number of this size is worth a quarter
     double x = double(number);
