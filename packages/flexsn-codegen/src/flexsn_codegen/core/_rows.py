@@ -1,9 +1,9 @@
 """Splits the graph of a function that reduces rows into stages. Each stage is a function of one element.
 
-A stage computes the operands of the next reductions from the arguments and from earlier reductions. If two stages need
-the same value, each stage computes the value from operands that are still in registers or are read again from the
-nearest cache. If a target can keep the values of a row, only the first of these stages computes the results of slow
-ops.
+A stage computes the operands of the next reductions from the arguments and from the results of earlier reductions. If
+two stages need the same value, each of them computes the value. Its operands are still in registers, or are read again
+from the nearest cache. If the target can keep values of a row (`Target.keeps_rows`), the result of a slow op is only
+computed in the first stage that needs it, and is kept for the later stages.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from flexsn_graph import ROW_OPS, Role, StepGraph, ports
 def emit_rows(
     step: StepGraph, name: str, whole: Sequence[bool], *, numerics: Numerics, target: Target, numbers: str | None
 ) -> CoreSource:
-    """The source of a function that reduces rows.
+    """Writes a function that reduces rows.
 
     Args:
-        step: a graph from inputs to outputs, with `ROW_OPS`.
-        whole: for each output, True if it has one element for each element of a row.
+        step: a graph that contains `ROW_OPS`. All arguments are inputs, and all results are outputs.
+        name: start of the function's name.
+        whole: for each output, True if it has an element for each element of a row, False if it has one for each row.
         numbers: see `emit_core`.
 
     Raises:
@@ -92,7 +93,7 @@ def _argument(node: fx.Node) -> fx.Node:
 
 
 def _levels(graph: fx.Graph) -> dict[fx.Node, int]:
-    """For each node, the length of the longest chain of reductions on which it depends."""
+    """For each node, the largest number of reductions on a path that ends at this node."""
     levels: dict[fx.Node, int] = {}
     for node in graph.nodes:
         before = max((levels[n] for n in node.all_input_nodes), default=0)
@@ -104,8 +105,9 @@ def _kept(stages: Sequence[Sequence[fx.Node]], reduced: Sequence[fx.Node], kept:
     """The nodes that the first of several stages keeps for the other stages, because recomputing them is slow.
 
     Args:
-        stages: for each stage, the nodes that it computes for its reductions or results.
-        reduced, kept: nodes that earlier stages have computed.
+        stages: for each stage, the nodes that are operands of its reductions or results of the function.
+        reduced: the reductions that earlier stages have computed.
+        kept: the nodes that earlier stages have kept.
     """
     given = {*reduced, *kept}
     ends = {node for nodes in stages[1:] for node in nodes}
@@ -118,7 +120,7 @@ def _kept(stages: Sequence[Sequence[fx.Node]], reduced: Sequence[fx.Node], kept:
         if node not in both or node.op != "call_function":
             continue
         if of_elements.isdisjoint(node.all_input_nodes):
-            continue  # the row has only one such value
+            continue  # the value is the same for all elements of the row
         of_elements.add(node)
         if is_slow(node) or not slow.isdisjoint(node.all_input_nodes):
             slow.add(node)
@@ -130,7 +132,10 @@ def _kept(stages: Sequence[Sequence[fx.Node]], reduced: Sequence[fx.Node], kept:
 
 
 def _behind(nodes: Iterable[fx.Node], given: set[fx.Node]) -> set[fx.Node]:
-    """These nodes and all nodes on which they depend. The search stops at the nodes in `given`, which are excluded."""
+    """The nodes, and all nodes on which they depend.
+
+    The search stops at reductions and at the nodes in `given`, which are excluded.
+    """
     results: set[fx.Node] = set()
     sought = list(nodes)
     while sought:
@@ -144,7 +149,7 @@ def _behind(nodes: Iterable[fx.Node], given: set[fx.Node]) -> set[fx.Node]:
 def _cut_out(
     step: StepGraph, nodes: Sequence[fx.Node], reduced: Sequence[fx.Node], kept: Sequence[fx.Node]
 ) -> StepGraph:
-    """The part of a step that computes the nodes from its inputs, from reduced values and from kept values."""
+    """The part of a step that computes some nodes from the step's inputs, earlier reductions, and kept values."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     lifted, saved = ports(Role.LIFTED, len(reduced)), ports(Role.SAVED, len(kept))

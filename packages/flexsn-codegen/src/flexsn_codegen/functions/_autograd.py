@@ -23,7 +23,7 @@ _operators: list[Operator] = []
 
 
 def by_operator_with(operator: Operator) -> None:
-    """Registers the operator that launches a kernel while a compiler, a transform or a mode is active."""
+    """Registers the operator that is called instead of a kernel while a compiler, a transform or a mode is active."""
     _operators[:] = [operator]
 
 
@@ -76,9 +76,10 @@ class Differentiated(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class TrainedCall:
-    """A call that autograd follows, stored so that the call can be repeated.
+    """A call that autograd follows, with the data to repeat it.
 
     Attributes:
+        wanted: for each tensor, True if it required a gradient.
         differentiable: for each result, True if a gradient can flow through it.
         backwards: the gradient's trace and plan, by kind of cotangents.
     """
@@ -93,7 +94,7 @@ class TrainedCall:
 
 
 class Repeated(torch.autograd.Function):
-    """Like `Differentiated`, for a call like an earlier one, outside of transforms and forward mode."""
+    """Like `Differentiated`, for a call that repeats an earlier call outside of transforms and forward mode."""
 
     @staticmethod
     def forward(ctx: Any, trained: TrainedCall, numbers: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -182,7 +183,8 @@ def gradients(
 
     Args:
         ctx: the context that `setup` has filled.
-        tensors: the tensors that the context has saved. (Checkpointing unpacks them only once.)
+        tensors: the tensors that the context has saved. The caller unpacks them, because checkpointing only allows this
+            once.
         apply: calls the kernel of the gradient.
     """
     differentiable = ctx.differentiable
@@ -201,7 +203,7 @@ def gradients(
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient in the shape of its tensor. A gradient that already has this shape is returned, not a view of it."""
+    """Sums a gradient to the shape of its tensor. A gradient of this shape is returned itself, not as a view."""
     result = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
     return result.to(like.dtype)
 

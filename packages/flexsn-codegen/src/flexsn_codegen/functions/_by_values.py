@@ -1,4 +1,4 @@
-"""Pointwise kernels with numbers that a compiled graph computes: an operator that takes the numbers as tensors.
+"""An operator for pointwise kernels whose numbers are computed by a compiled graph. It takes floats as tensors.
 
 A compiler turns a number that changes, such as a learning rate, into a symbol. Floats that are symbols have to be
 passed in tensors, because otherwise the graph is valid for one value only. When the kernel runs, its own arguments are
@@ -26,7 +26,7 @@ def has_symbols(numbers: Sequence[Any]) -> bool:
 
 
 def like(numbers: Sequence[Any]) -> list[int | float]:
-    """The numbers, with each symbol replaced by its value in the call for which the graph is made."""
+    """The numbers, with each symbol replaced by its value in the call that is compiled."""
     return [hint_of(number) if type(number) in (torch.SymInt, torch.SymFloat) else number for number in numbers]
 
 
@@ -73,7 +73,7 @@ def pointwise_by_values_op(
 
 
 def returns_nothing(*arguments: object) -> None:
-    """The fake implementation of an operator that only writes to existing tensors."""
+    """Fake implementation of an operator that only writes to existing tensors."""
 
 
 pointwise_by_values_op.register_fake(returns_nothing)
@@ -86,7 +86,7 @@ def by_values(
     scalars: Sequence[bool] | None,
     target: Target,
 ) -> list[Tensor]:
-    """Calls the operator."""
+    """Calls `pointwise_by_values_op` with new memory for the results, and returns the results."""
     results = kernel.empty_results(tensors, like(numbers), target, scalars)
     read = [t for i, t in enumerate(tensors) if i not in kernel.written]
     changed = [*(tensors[i] for i in kernel.written), *results]
@@ -96,7 +96,7 @@ def by_values(
 
 
 def apart_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list[bool]]:
-    """Floating-point numbers as tensors, all other numbers, and for each number, True if it is a floating-point one."""
+    """Separates floats, as tensors, from the other numbers. Also returns True for each number that is a float."""
     is_float = [isinstance(number, float | torch.SymFloat) for number in numbers]
     pairs = list(zip(numbers, is_float, strict=True))
     one = torch.ones((), dtype=torch.float64, device="cpu")
@@ -106,6 +106,6 @@ def apart_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list
 
 
 def together_by_type(floats: Sequence[Tensor], ints: Sequence[int], is_float: Sequence[bool]) -> list[int | float]:
-    """The numbers that `apart_by_type` has separated."""
+    """The numbers in their original order, after `apart_by_type` has separated them."""
     of_floats, of_ints = iter(floats), iter(ints)
     return [next(of_floats).item() if yes else next(of_ints) for yes in is_float]

@@ -1,4 +1,4 @@
-"""The arguments of a call: tensors and numbers, in a structure that many calls share."""
+"""Splits the arguments of a call into tensors, numbers, and a structure that many calls share."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from torch import Tensor
 from flexsn_codegen.errors import ArgumentError, SignatureError
 
 # Structures are tuples of texts and constants, so they are hashable, and compilers can treat them as constants.
-# ("tensor",), ("float",) and ("int",) are filled in, in order. Other parts are ("constant", type, value),
-# ("tuple" | "list", *parts), ("named", parts, type) and ("dict", *(key, part)).
+# ("tensor",), ("float",) and ("int",) stand for the tensors and numbers of a call, in order. Other structures are
+# ("constant", value), ("tuple" or "list", structures), ("named", structures, type of the named tuple),
+# ("dict", pairs of key and structure), and ("call", structures of positional arguments, pairs of name and structure).
 Structure = tuple[Any, ...]
 
 
 @dataclass(slots=True)
 class Parts:
-    """The parts of a call that differ from one call to the next."""
+    """The tensors and numbers of a call, which may differ between calls of one structure."""
 
     tensors: list[Tensor]
     numbers: list[Any]
@@ -31,7 +32,7 @@ def take_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
     """Splits a call into its structure, and its tensors and numbers.
 
     Raises:
-        ArgumentError: a kernel can neither take an argument nor contain it as a constant.
+        ArgumentError: an argument is not a tensor or a number, and a kernel cannot contain it as a constant.
     """
     parts = Parts([], [])
     positional = tuple([_taken(name, f"argument {i}", value, parts) for i, value in enumerate(args)])
@@ -70,14 +71,16 @@ def _taken(name: str, where: str, value: Any, parts: Parts) -> Structure:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """The parts of a call over lists.
+    """The arguments of a call over lists, which makes one call of the function for each index of the lists.
+
+    A place is an index of the lists.
 
     Attributes:
-        structure: structure of the call for one place.
-        columns: for each tensor of such a call, the tensors of all places, or one tensor for all of them.
-        common: for each column, True if all places share one tensor.
-        numbers: numbers of a call.
-        count: number of places.
+        structure: structure of each call.
+        columns: for each tensor of a call, the tensors of all calls, or one tensor for all calls.
+        common: for each column, True if all calls share one tensor.
+        numbers: the numbers, which all calls share.
+        count: the number of calls, which is the length of the lists.
         tensors: all tensors, column after column.
     """
 
@@ -89,7 +92,7 @@ class Lists:
     tensors: list[Tensor]
 
     def positions(self, place: int) -> list[int]:
-        """Positions of the tensors of a place among all tensors."""
+        """The positions of one call's tensors in `tensors`."""
         result, start = [], 0
         for column, common in zip(self.columns, self.common, strict=True):
             result.append(start if common else start + place)
@@ -97,7 +100,7 @@ class Lists:
         return result
 
     def parts(self, place: int) -> Parts:
-        """The call for one place."""
+        """The tensors and numbers of one call."""
         pairs = zip(self.columns, self.common, strict=True)
         return Parts([column[0 if common else place] for column, common in pairs], list(self.numbers))
 
@@ -106,7 +109,7 @@ def take_lists_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     """Splits a call over lists. Wherever the function takes a tensor, the call may pass a list or tuple of tensors.
 
     Raises:
-        ArgumentError: see `take_apart`. In addition, the lists have different lengths, or there are no lists.
+        ArgumentError: the lists have different lengths, or there are no lists. See also `take_apart`.
     """
     columns: list[Sequence[Tensor]] = []
     common: list[bool] = []
@@ -167,11 +170,11 @@ def put_together(
 
 
 def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> None:
-    """Raises `SignatureError` if the function does not accept such arguments."""
+    """Raises `SignatureError` if the function does not accept arguments of this structure."""
     try:
         signature = inspect.signature(getattr(fn, "forward", fn))
     except (TypeError, ValueError):
-        return  # a built-in function without a signature: the call itself raises
+        return  # a built-in function without a signature: the call itself raises an error
     try:
         signature.bind(*structure[1], **dict(structure[2]))
     except TypeError as error:
@@ -186,8 +189,8 @@ def results_apart(returned: Any, known: Callable[[Tensor], int | None], results:
         results: receives the tensors that are not written arguments.
 
     Returns:
-        A structure like that of a call. In addition, ``("argument", i)`` is a written argument, and ``("other", name of
-        the type)`` is an object that cannot be returned.
+        A structure like that of an argument. In addition, ``("argument", i)`` is a written argument, and ``("other",
+        name of the type)`` is an object that cannot be returned.
     """
     if isinstance(returned, Tensor):
         argument = known(returned)
@@ -208,7 +211,7 @@ def results_apart(returned: Any, known: Callable[[Tensor], int | None], results:
 
 
 def new_results(structure: Structure, returned: Any) -> list[Tensor]:
-    """The returned tensors that are not written arguments. This is the inverse of `results_together`."""
+    """The tensors in a return value, except for written arguments. This is the inverse of `results_together`."""
     kind = structure[0]
     if kind == "tensor":
         return [returned]

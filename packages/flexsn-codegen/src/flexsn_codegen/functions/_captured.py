@@ -23,9 +23,9 @@ class Captured:
         name: name of the function, for messages.
 
     Attributes:
-        reads: the places that are read.
+        reads: the values that the function reads, and the attributes, globals and closures that contain them.
         tensors: the captured tensors that the next trace uses.
-        where: the file and the first line of the function, if it is written in Python.
+        where: the file and the first line of the function, or `None` if the function is not written in Python.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
@@ -36,10 +36,10 @@ class Captured:
         self.where: tuple[str, int] | None = (code.co_filename, code.co_firstlineno) if code is not None else None
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Starts to compare all values that are read.
+        """Stores the values that the function has read, so that `fetch` can compare later values with them.
 
         Args:
-            tensors: the tensors that the function's operations used.
+            tensors: the tensors that the function's operations have used.
         """
         self.tensors[:] = tensors
         self.reads.settle()
@@ -54,7 +54,7 @@ class Captured:
 
     @contextmanager
     def traced(self) -> Iterator[Reads]:
-        """Context of a trace that records its reads.
+        """Context manager for a trace, which records the values that the function reads.
 
         Raises:
             AutogradError: a value has changed since the forward to which the trace belongs.

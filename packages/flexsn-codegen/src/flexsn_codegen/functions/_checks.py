@@ -18,7 +18,7 @@ from flexsn_codegen.targets.triton import TRITON
 
 
 def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raises `ArgumentError` for tensors that kernels cannot read, `DeviceError` for tensors on several devices."""
+    """Raises `ArgumentError` for tensors that kernels cannot read, and `DeviceError` for tensors on several devices."""
     device = tensors[0].device if tensors else None
     for i, value in enumerate(tensors):
         remedy = _remedy(value)
@@ -63,7 +63,7 @@ def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
 
 
 def check_writes_in_graph(kernel: Any, tensors: Sequence[Tensor]) -> None:
-    """Performs the checks of `check_writes` on a compiler's tensors, if their sizes are known."""
+    """Raises `WriteError` if a written tensor shares memory with another tensor. The tensors are a compiler's."""
     for i in kernel.written:
         for j, other in enumerate(tensors):
             if j != i and overlap_in_graph(tensors[i], other):
@@ -107,7 +107,7 @@ def into_what_writes(name: str) -> ArgumentError:
 
 
 def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
-    """The error for a call over lists that failed because of objects other than tensors in a list. Otherwise `None`."""
+    """The error for a call over lists with objects other than tensors in a list, or `None` if there is no such list."""
     _, positional, named = structure
     for where, part in [*enumerate(positional), *named]:
         if part[0] == "list":

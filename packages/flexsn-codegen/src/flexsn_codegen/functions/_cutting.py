@@ -1,7 +1,7 @@
 """Functions that cut dimensions of their arguments. Their kernels depend on the arguments' shapes.
 
-They cut a dimension into pieces and join pieces (halves of a gate, rotary embeddings, channels, cells), or align a
-tensor with a dimension in the middle, such as a weight for each channel. The kernel of such a function works on the
+Such a function cuts a dimension into pieces and joins pieces (halves of a gate, rotary embeddings, channels, cells), or
+aligns a tensor with a dimension other than the last one, such as a weight for each channel. Its kernel works on the
 elements of one piece. Each piece of an argument or a result is an operand with its own strides. Nothing is copied, and
 nothing is read twice. See `flexsn_graph.cells`.
 """
@@ -61,7 +61,7 @@ def cut_of(
         except StatefulCoreError:
             raise
         except Exception:
-            pass  # its trace raises the error
+            pass  # the trace of the function will raise the error
         captured.keep(tensors)
     return _cut_function(fn, name, numerics, structure, captured, must_cut=must_cut)
 
@@ -79,7 +79,7 @@ def cut_for_graphs(
     """The kernel of a function that cuts arguments of unknown sizes, for calls with this structure.
 
     Args:
-        known: the kernel of eager mode, if the function was called there.
+        known: the kernel of eager mode, or `None` if the function was not called in eager mode.
         otherwise: the error to raise if the function does not cut anything.
     """
     if known is not None and known.captured.fetch() is not None:
@@ -111,7 +111,7 @@ def _cut_function(
             with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                 return _called(fn, structure, values[:count], notes)
 
-        # A function that is called without changes keeps its name and lines.
+        # If the user's function needs no adapter, error messages name this function and its lines.
         plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
         if not plain_call or has_captured:
             return function
@@ -136,7 +136,7 @@ def _captured_at_some_size(
     """The tensors that a function captures, found by runs of the function at sizes that it may be able to cut.
 
     Args:
-        reads: records the values that the function reads in these runs. The function's trace records the other values.
+        reads: records the values that the function reads in these runs. The function's trace records other values.
     """
     results: dict[int, Tensor] = {}
 
@@ -150,7 +150,7 @@ def _captured_at_some_size(
         with contextlib.suppress(Exception):
             return cells_effects(run, examples, reads, results).captured
         if len(results) > before:
-            # Sizes that may fit the captured tensors, whole or cut into a few pieces.
+            # Sizes of dimensions that may match the captured tensors, either whole or after a cut into a few pieces.
             own = sorted({n for tensor in results.values() for n in tensor.shape})
             sizes += [many * n for n in own for many in (1, 2, 3, 4) if many * n not in sizes][:64]
     return tuple(results.values())

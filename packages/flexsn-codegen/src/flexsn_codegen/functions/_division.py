@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flexsn_codegen.targets import Summed, Target
 
-# With fewer columns, most of a program has no work.
+# With fewer columns, most elements of a program's block would be unused.
 _LEAST_COLUMNS = 16
 
 
@@ -28,7 +28,7 @@ class Division:
 def divided(
     target: Target, sizes: Sequence[int], strides: Sequence[Sequence[int]], summed: Sequence[frozenset[int]]
 ) -> Division | None:
-    """The division of a step, or `None` to walk its elements one after the other.
+    """The division of a step, or `None` if its elements are to be walked one after the other.
 
     Args:
         sizes: sizes of the walked dimensions, outermost first. All are larger than one.

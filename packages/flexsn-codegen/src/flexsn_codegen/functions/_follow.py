@@ -16,7 +16,7 @@ Conditions = Sequence[tuple[Expression, Any]]
 def follow(
     trace: Callable[[Notes], tuple[T, list[CoreSource], object]], numbers: Sequence[Any], fixed: Sequence[int] = ()
 ) -> tuple[T, list[CoreSource], Conditions, list[list[Expression]]]:
-    """A trace, its sources, its conditions on numbers, and the expressions for each source's numbers.
+    """Traces a function. Returns the trace, its sources, its conditions on numbers, and expressions for their numbers.
 
     Args:
         trace: returns a trace, the sources of its kernels, and a value that has to be equal for other numbers.
@@ -61,11 +61,11 @@ def follow(
 
 
 def hold(conditions: Conditions, numbers: Sequence[Any]) -> bool:
-    """True if a call with these numbers would have an equal trace."""
+    """True if all conditions have the same outcomes for these numbers, so that their trace is equal."""
     try:
         return all(same(evaluate(expression, numbers), outcome) for expression, outcome in conditions)
     except ArithmeticError:
-        return False  # when the function itself runs, it raises this error
+        return False  # the function itself raises this error when it runs
 
 
 def integers(source: CoreSource, slots: Sequence[Expression], numbers: Sequence[Any]) -> list[int]:

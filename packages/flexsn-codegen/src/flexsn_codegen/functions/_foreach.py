@@ -2,8 +2,8 @@
 
 The launches of a call are prepared once and reused by later calls on tensors of equal kinds. Such a call compares all
 properties for which the launches were prepared (shapes, strides, dtypes, devices, addresses) in a few passes over the
-tensors, with functions that Python implements in C. If addresses have changed, the call updates them. Then the call
-launches the kernels.
+tensors, with functions that Python implements in C. If addresses have changed, the call updates the tables of
+addresses. Then the call launches the kernels.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _kind = attrgetter("shape", "dtype", "device", "requires_grad")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The call for one place of the lists.
+    """The call of the function for one index of the lists.
 
     Attributes:
-        positions: positions of the call's tensors among all tensors.
-        results: position of the call's first result. Results follow all tensors.
+        positions: the positions of the call's tensors among all tensors.
+        results: the position of the call's first result. Results follow all tensors.
     """
 
     kernel: Kernel
@@ -56,7 +56,7 @@ class Call:
 
     @property
     def cells(self) -> list[int]:
-        """For each tensor of the kernel, its position among all tensors and results."""
+        """The position of each of the kernel's tensors among all tensors and results."""
         count = len(self.positions)
         return [
             self.positions[operand.tensor] if operand.tensor < count else self.results + operand.tensor - count
@@ -69,15 +69,17 @@ class Step:
     """A prepared call over lists, for tensors of equal kinds. It refers to addresses, not to tensors.
 
     Attributes:
-        key: other values that have to be equal in a later call.
+        key: values, other than properties of tensors, that have to be equal in a later call.
         kinds: kinds of all tensors, followed by the kinds of the captured tensors.
         fetches: functions that fetch captured tensors, or return `None` if the user's function now reads other values.
         variants: traces of the calls, without duplicates.
-        returns: True if calls have results, or return arguments.
-        in_turn: kernels that one call launches one after the other, or `None` if there are no such kernels.
+        returns: True if any call returns a value other than `None`.
+        in_turn: the C++ kernels, which are launched one after the other by one call from Python. `None` if no kernel is
+            launched like this.
         singles: calls that are launched separately.
         written: positions of the tensors to which the calls write.
         ends: for each tensor, the number of bytes from its address to its end.
+        is_written: for each tensor, True if a call writes to it.
         addresses: addresses of all tensors in the last call.
     """
 
@@ -190,7 +192,7 @@ class OverLists:
         self._one_call = threading.RLock()
 
     def __call__(self, lists: Lists) -> list[Any]:
-        """The results of the function for each place."""
+        """Calls the function for each index of the lists, and returns its return values."""
         with self._one_call:
             return self._call(lists)
 
@@ -199,7 +201,7 @@ class OverLists:
         device = tensors[0].device
         stream = 0
         if device.type == "cuda":
-            # A recorded graph would read a table that no longer exists when the graph runs.
+            # A captured CUDA graph would read a table that no longer exists when the graph is replayed.
             if torch.cuda.is_current_stream_capturing():
                 self._check_gradients(tensors)
                 return self._one_by_one(lists)
@@ -209,7 +211,8 @@ class OverLists:
         try:
             kinds, addresses = _kinds(tensors), addresses_of(tensors)
         except RuntimeError:
-            check_tensors(self._kernels.name, tensors)  # the error names tensors without strides, such as sparse ones
+            # Raises a clearer error for tensors without strides, such as sparse tensors.
+            check_tensors(self._kernels.name, tensors)
             raise
         for i, step in enumerate(self._steps):
             if step.key != key or not _begins(step.kinds, kinds, len(tensors)):
@@ -274,7 +277,7 @@ class OverLists:
         step = self._step(key, tensors, fetches, calls)
         addresses = addresses_of(tensors)
         returned = step.run(tensors, numbers, addresses)
-        if returned is None:  # one place writes to memory of another place
+        if returned is None:  # one call writes to memory that another call uses
             return self._one_by_one(lists)
         self._steps.insert(0, step)
         del self._steps[_MAX_STEPS:]
@@ -345,7 +348,7 @@ def are_apart(addresses: Tensor, extents: Tensor, is_written: Tensor) -> bool:
 
 
 def _kinds(tensors: Sequence[Tensor]) -> list[Any]:
-    """All properties for which a launch is made, except for numbers and addresses, in three lists."""
+    """The properties of tensors for which launches are prepared, except for addresses, in three lists."""
     return [list(map(_kind, tensors)), list(map(Tensor.stride, tensors)), list(map(Tensor.is_neg, tensors))]
 
 
@@ -365,7 +368,7 @@ def _words(known: dict[int, list[int]], variant: Trace, numbers: Sequence[Any]) 
 
 
 def _extent(tensor: Tensor) -> int:
-    """Number of bytes from the first element to the end of the last one."""
+    """The number of bytes from the first element to the end of the last element."""
     if tensor.numel() == 0:
         return 0
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

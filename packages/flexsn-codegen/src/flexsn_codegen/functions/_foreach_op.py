@@ -1,4 +1,4 @@
-"""Calls over lists in compiled graphs: one operator for all places, which launches kernels as eager mode does."""
+"""Calls over lists in compiled graphs: one operator makes all calls, and launches kernels as in eager mode."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class ListsCall:
 
     Attributes:
         name: name of the function.
+        over_lists: launches the kernels.
         structure, common, count: see `Lists`.
-        kernels: the kernel of each place.
-        positions: for each place, positions of its tensors among all tensors.
-        written: positions of all written tensors.
-        key: the name of this call in graphs.
+        kernels: the kernel for each index of the lists.
+        positions: for each index of the lists, the positions of the call's tensors among all tensors.
+        written: the positions of all written tensors.
+        key: the key by which graphs find this object.
     """
 
     name: str
@@ -52,7 +53,7 @@ class ListsCall:
         return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
 
     def run(self, tensors: list[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
-        """Launches the kernels of all places. Returns their new results, place after place."""
+        """Launches all kernels. Returns the new results, in the order of the lists."""
         columns: list[Sequence[Tensor]] = []
         start = 0
         for common in self.common:
@@ -65,7 +66,7 @@ class ListsCall:
         return [r for kernel, one in zip(self.kernels, returned, strict=True) for r in new_results(kernel.result, one)]
 
     def empty_results(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
-        """Memory for the new results of all places."""
+        """Allocates memory for the new results of all kernels."""
         target, values = target_of(tensors[0].device), like(numbers)
         pairs = zip(self.kernels, self.positions, strict=True)
         return [
@@ -73,7 +74,7 @@ class ListsCall:
         ]
 
     def has_shared_memory(self, tensors: Sequence[Tensor]) -> bool:
-        """True if a place may write to memory that another place uses. The tensors are a compiler's."""
+        """True if a written tensor may share memory with another tensor. The tensors are those of a compiler."""
         first: dict[int, list[int]] = {}
         for i, tensor in enumerate(tensors):
             first.setdefault(tensor.untyped_storage()._cdata, []).append(i)
@@ -87,7 +88,7 @@ class ListsCall:
         )
 
     def one_by_one(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
-        """Calls one operator for each place. Returns the new results of all places."""
+        """Calls an operator for each index of the lists. Returns the new results, in the order of the lists."""
         results: list[Tensor] = []
         for kernel, positions in zip(self.kernels, self.positions, strict=True):
             own = [tensors[i] for i in positions]
@@ -100,7 +101,7 @@ class ListsCall:
 
 
 def lists_by_operator(kernels: Kernels, lists: Lists) -> list[Any] | None:
-    """A call over lists in a compiler's graph, or `None` if the function has to be called for each place."""
+    """Records a call over lists in a graph. Returns the results, or `None` if each index needs a separate operator."""
     tensors = lists.tensors
     if wants_gradients(tensors):
         check_gradients(f"{kernels.name}.foreach", writes=True, autograd=False)
@@ -130,7 +131,10 @@ def _prepared(
     kinds: tuple[tuple[torch.dtype, int], ...],
     device: str,
 ) -> tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...], tuple[tuple[Structure, int], ...]] | None:
-    """The call's key, its written positions, each place's tensors, and each place's result with new tensors."""
+    """The key of a call over lists, the positions of written tensors, and two entries for each index of the lists.
+
+    The entries are the positions of the tensors, and the structure of the return value with the number of new tensors.
+    """
     kernels = kernels_of(handle)
     known = (structure, common, count, kinds, device)
     call = kernels.list_calls.get(known)
@@ -168,7 +172,7 @@ def _call(
         except OF_A_CALL:
             raise
         except Exception:
-            return None  # a call for one place will raise the error
+            return None  # the separate call for one index will raise the error
         if captured:
             return None  # a compiler has to observe the captured tensors
         results.append(kernel)
@@ -194,11 +198,11 @@ def _count(result: Structure) -> int:
 def pointwise_foreach_op(
     read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], call: str
 ) -> list[Tensor]:
-    """Runs a function for each place of some lists.
+    """Runs a function for each index of some lists.
 
     Args:
-        read, written: the tensors of all places, each in order.
-        call: name of a `ListsCall`.
+        read, written: the tensors of all calls that are only read, and those that are written, each in order.
+        call: key of a `ListsCall`.
     """
     result: ListsCall = kernel_of(call)
     return result.run(result.merged(read, written), numbers)
@@ -223,7 +227,7 @@ def pointwise_foreach_by_values_op(
     is_float: Sequence[bool],
     call: str,
 ) -> None:
-    """Runs a call over lists, with numbers and results like those of `_by_values.pointwise_by_values_op`."""
+    """Runs a call over lists. Numbers and results are arguments as in `_by_values.pointwise_by_values_op`."""
     match: ListsCall = kernel_of(call)
     count = len(match.written)
     results = match.run(match.merged(read, changed[:count]), together_by_type(floats, ints, is_float))
@@ -240,8 +244,8 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     call: ListsCall = kernel_of(key)
     tensors = call.merged(read, written)
     with mode:
-        # A program for other processes contains the source of each kernel. In addition, compilers assume that an
-        # operator does not write to memory that it also reads, so places that share memory are called one by one.
+        # There is one operator per index in two cases: exported programs have to contain the source of each kernel, and
+        # compilers assume that an operator does not write to memory that it also reads.
         if is_exporting() or call.has_shared_memory(tensors):
             return call.one_by_one(tensors, numbers)
         results = call.empty_results(tensors, numbers)

@@ -1,8 +1,8 @@
 """Forward-mode derivatives of pointwise kernels.
 
-The arguments' gradients are a linear function of the results' gradients. The gradient of this function, with the
-arguments' tangents as cotangents, equals the results' tangents. A kernel computes this gradient from the arguments and
-their tangents alone.
+The gradients of the arguments are a linear function of the gradients of the results. If this linear function is
+differentiated in reverse mode with the arguments' tangents as cotangents, the gradients are the results' tangents. A
+kernel computes them from only the arguments and the tangents of the arguments.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ def tangents_of(
     """The tangents of a kernel's results.
 
     Args:
-        tensors: all tensors, followed by the captured tensors.
+        tensors: all tensors, with the captured tensors last.
         scalars: for each tensor, True if it promotes as a tensor without dimensions.
         tangents: for each tensor, its tangent, or `None`.
         results: shape and dtype of each result.
-        differentiable: for each result, True if autograd needs its tangent. If no argument contributes to this tangent,
-            it consists of zeros.
-        apply: calls another kernel with some tensors and their `scalars`, so that the call itself can be
-            differentiated.
+        differentiable: for each result, True if autograd needs its tangent. A tangent to which no argument contributes
+            consists of zeros.
+        apply: calls another kernel with some tensors and their `scalars`, so that this call can be differentiated.
 
     Returns:
         For each result, its tangent, or `None` if it is not differentiable.

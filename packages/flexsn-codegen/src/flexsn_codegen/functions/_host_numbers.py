@@ -1,8 +1,8 @@
 """Python numbers among the arguments of a function. Computations with these numbers run on the host at every call.
 
 While the function is traced, each number is a `HostFloat` or a `HostInt`, which records the expressions that Python
-computes from it. Torch's operators receive a plain number instead. The function is traced twice, the second time with
-different numbers. If a constant of the graph differs between the two traces, the constant is the value of an
+computes from the number. Torch's operators receive a plain number instead. The function is traced twice, the second
+time with different numbers. If a constant of the graph differs between the two traces, it has to be the value of an
 expression. If no recorded expression has this value, the trace is valid for the current numbers only. A kernel takes
 the values of the expressions as arguments. Python computes these values in float64, as the function itself does.
 """
@@ -94,18 +94,18 @@ class Notes:
     conditions: dict[Expression, Any] = field(default_factory=dict)
 
     def arguments(self) -> list[Any]:
-        """The numbers, for one run of the function."""
+        """The numbers as recording objects, for one run of the function."""
         return [self.note(("argument", i), number) for i, number in enumerate(self.numbers)]
 
     def note(self, expression: Expression, value: Any) -> Any:
-        """Records a value that the function has computed."""
+        """Records a value that the function has computed. Returns it as a recording object if it is a number."""
         if type(value) not in (int, float):
             return value
         self.expressions[expression] = value
         return (HostInt if type(value) is int else HostFloat)(self, expression, value)
 
     def apply(self, name: str, *operands: Any) -> Any:
-        """Computes a function of numbers and records it."""
+        """Computes a function of numbers, and records the result or, if it may decide a branch, the condition."""
         if not all(isinstance(o, HostInt | HostFloat | int | float) for o in operands):
             return NotImplemented
         expressions = tuple(_expression(o) for o in operands)
@@ -207,7 +207,7 @@ _patched = threading.RLock()
 
 @contextlib.contextmanager
 def noting() -> Iterator[None]:
-    """Context in which functions of `math` record their results, and torch's operators receive plain numbers."""
+    """Context in which the functions of `math` record their results, and torch's operators receive plain numbers."""
 
     def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def function(*operands: Any) -> Any:
@@ -230,7 +230,7 @@ def noting() -> Iterator[None]:
 
 
 def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
-    """Numbers for a second trace. The numbers at the positions `changed` differ, but all keep their signs."""
+    """Numbers for a second trace. The numbers at the positions `changed` have other values, but the same signs."""
     results = list(numbers)
     for count, i in enumerate(changed):
         number = numbers[i]
@@ -238,7 +238,7 @@ def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
             results[i] = number + (3 + 2 * count) * (-1 if number < 0 else 1)
         elif number == 0.0 or not math.isfinite(number):
             results[i] = math.copysign(0.37109375 + count / 7, number)
-        elif abs(number) < 1:  # the other number is also below 1, because it may be a probability
+        elif abs(number) < 1:  # the new number is also below 1, because the number may be a probability
             distance = (1 - abs(number)) * (0.37109375 + 0.5 * count / len(numbers))
             results[i] = math.copysign(abs(number) + distance, number)
         else:
@@ -261,8 +261,8 @@ def match(
         changed: positions of the numbers that differ in the second trace.
 
     Raises:
-        Unmatched: a constant changes but is not the value of an expression, or it is unclear if a number is a constant
-            or the value of an expression.
+        Unmatched: a constant changes but is not the value of an expression, or does not change but may be the value of
+            an expression.
     """
     by_values: dict[tuple[Any, Any], Expression] = {}
     for expression, value in first.expressions.items():
@@ -274,7 +274,7 @@ def match(
     matched = []
     for a, b in zip(values, other, strict=True):
         entry = by_values.get((_bits(a), _bits(b)))
-        # A number that is equal in both traces may be a constant, or the value of an expression that is equal in both.
+        # A number that is equal in both traces may be a constant, or the value of an expression with equal values.
         if same(a, b) == (entry is not None):
             raise Unmatched
         matched.append(("constant", a) if entry is None else entry)
@@ -310,7 +310,7 @@ def _as_float(value: Number) -> float:
 
 
 def _rounded(value: Number, dtype: torch.dtype) -> float:
-    """Rounds a number as torch does: first to float32."""
+    """Rounds a number to a dtype as torch does: first to float32, and then to the dtype."""
     number = _through("f", _as_float(value))
     if dtype == torch.float16:
         return _through("e", number)

@@ -1,4 +1,4 @@
-"""Launches of C++ kernels, one after the other, by one call from Python.
+"""Launches C++ kernels one after the other in one call from Python.
 
 The arguments of all launches are in one block of memory. Before a call, addresses and numbers in this block are
 replaced.
@@ -47,11 +47,11 @@ class Placed:
 
 
 class InTurn:
-    """Launches on the CPU that are repeated."""
+    """Prepared launches of C++ kernels, which can be repeated."""
 
     def __init__(self, placed: Sequence[Placed]) -> None:
         self._all = program(_ALL)
-        self._programs: list[Any] = []  # they stay loaded as long as this object exists
+        self._programs: list[Any] = []  # programs stay loaded as long as this object exists
         values: list[int] = []
         starts: list[int] = []
         places: list[int] = []

@@ -53,7 +53,7 @@ _MAX_CUT = 64
 PREFIX = "host"
 
 Bound = Callable[..., Any]
-"""Maps all tensors, with the captured tensors last, to the results and the written arguments."""
+"""A function that maps all tensors, with the captured tensors last, to the results and the written arguments."""
 
 
 class Kernel:
@@ -64,17 +64,17 @@ class Kernel:
     and its trace is valid for all shapes that broadcast.
 
     Args:
-        bind: makes a function of the tensors alone, for the numbers of one trace.
-        captured: everything that the function reads in addition to its arguments.
+        bind: returns a function of the tensors alone, for the numbers of one trace.
+        captured: all values that the function reads in addition to its arguments.
         cuts: True if the function cuts its arguments.
         written: positions of the tensors that the function changes.
         result: the structure of the return value.
         gradient: True if the function is the gradient of another function.
         must_cut: see `flexsn_graph.trace_cells`.
         otherwise: the error to raise if the function does not cut anything. By default, the tracer's own error.
-        batched: creates a function that works on a batch. By default, `torch.func.vmap` creates it.
-        like: for a gradient, the number of the tensor to which each result belongs.
-        cotangents: for a gradient, the number of the first tensor that is not an argument of the function.
+        batched: creates the kernel of the function over a batch. By default, `torch.func.vmap` makes this function.
+        like: for a gradient, the index of the tensor to which each result belongs.
+        cotangents: for a gradient, the index of the first tensor that is not an argument of the function.
 
     Attributes:
         key: the name of the kernel in graphs.
@@ -120,7 +120,7 @@ class Kernel:
         examples: Sequence[Tensor],
         numbers: Sequence[Any],
     ) -> Kernel:
-        """A kernel of a user's function that does not cut anything.
+        """Makes the kernel of a user's function that does not cut anything.
 
         Args:
             examples: the tensors of a call, of which only shape, dtype and device are used.
@@ -147,8 +147,7 @@ class Kernel:
                 captured.keep(effects.captured)
         except TorchError:
             if not met:
-                # This trace may find a more precise error. It also reports a write as an error, but a write is allowed
-                # here.
+                # A trace may raise a more precise error. Errors for writes are ignored, because the function may write.
                 with contextlib.suppress(MutationError), in_words_of(name), captured.reads.preserved():
                     trace_pointwise(unbound, types, dimensions, device, name)
             raise
@@ -269,8 +268,8 @@ class Kernel:
             return graph, sources, structure
 
         try:
-            # An integer may decide which dimensions are cut. Two integers may cut these sizes in the same way, but
-            # other sizes differently.
+            # An integer may determine how dimensions are cut. Two integers may cut the sizes of this trace in the same
+            # way, but other sizes differently.
             whole = [i for i, number in enumerate(numbers) if self.cuts and not isinstance(number, float)]
             with in_words_of(self.name), self.captured.traced():
                 graph, sources, conditions, slots = follow(trace, numbers, whole)
@@ -336,10 +335,11 @@ class Kernel:
         *,
         summed: bool = False,
     ) -> tuple[list[Tensor], Trace]:
-        """Launches the kernel and returns the results without the written arguments.
+        """Launches the kernel. Returns the results without the written arguments, and the trace of the kernel.
 
         Args:
-            summed: True if the results of a gradient have the shapes of the arguments. They may be argument tensors.
+            summed: True if the results of a gradient have the shapes of the arguments. Results may then be arguments
+                themselves.
         """
         target = target_on(tensors[0].device, self.name)
         trace = self.variant(tensors, numbers, wanted, target, scalars, summed=summed)
@@ -348,8 +348,8 @@ class Kernel:
             given[i] = tensors[i].detach()
         if trace.sources is not None:
             for number in {number for is_argument, number in trace.sources if is_argument}:
-                # Passes the tensor itself, because autograd counts the references to a gradient before it adds to the
-                # gradient.
+                # Passes the tensor itself, because autograd counts the references to a gradient to decide whether the
+                # gradient may be changed in place.
                 given[number] = tensors[number].resolve_neg()
             return self.plan(trace, given).run(given, trace.words(numbers)), trace
         if not self.cuts:
@@ -383,7 +383,7 @@ class Kernel:
     def empty_results(
         self, tensors: Sequence[Tensor], numbers: Sequence[Any], target: Target, scalars: Sequence[bool] | None
     ) -> list[Tensor]:
-        """Memory for the results, without the written arguments."""
+        """Allocates memory for the results, except for written arguments."""
         trace = self.variant(tensors, numbers, [False] * len(tensors), target, scalars)
         return trace.plan(tensors).results(tensors[0])
 
@@ -393,7 +393,7 @@ class Kernel:
         """The kernel `(*tensors, *gradients of the differentiable results) -> (*requested gradients)`.
 
         If nothing is cut, each gradient has the shape to which all arguments broadcast. The gradient of an argument
-        without dimensions may have a wider dtype. The sum is then computed in this dtype.
+        without dimensions may have a wider dtype, in which it is then summed.
         """
         key = (tuple(wanted), tuple(differentiable))
         entry = self._gradients.get(key)
@@ -417,7 +417,7 @@ class Kernel:
         return entry
 
     def batched(self) -> Kernel:
-        """A function that cuts, applied to a batch. The batch is the first dimension of all arguments and results."""
+        """The kernel of a function that cuts, over a batch. All arguments and results have the batch as dimension 0."""
         if self._batched is None:
             self._batched = self._batched_by()
         return self._batched
@@ -438,7 +438,7 @@ def _serving(traces: Sequence[Trace], tensors: Sequence[Tensor], numbers: Sequen
 
 
 def _size(size: int | torch.SymInt) -> int:
-    """A size as a plain number. If it is a symbol, this is its value in the call for which a graph is made."""
+    """A size as a plain integer. A symbol is replaced by its value in the call that is compiled."""
     return int(hint_of(size)) if isinstance(size, torch.SymInt) else size
 
 
@@ -446,14 +446,14 @@ _kernels: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def named(name: str, kernel: object) -> str:
-    """A key for a kernel of this name. Graphs find the kernel by the key as long as the kernel exists."""
+    """Registers a kernel. Returns a key by which graphs find the kernel as long as it exists."""
     key = f"{name}-{uuid.uuid4().hex}"
     _kernels[key] = kernel
     return key
 
 
 def kernel_of(key: str) -> Any:
-    """The kernel to which a graph refers: a `Kernel`, or a call over lists.
+    """The kernel to which a graph refers: a `Kernel`, or a `ListsCall`.
 
     Raises:
         KernelGoneError: this process does not have the kernel, or has deleted it.

@@ -33,7 +33,8 @@ class Kernels:
     Attributes:
         handle: text by which `kernels_of` finds this object.
         cuts: kernels that cut, for the structures and kinds of arguments in graphs.
-        captured: captured tensors by the kernel's key. Graphs read the tensors here at each call.
+        captured: the captured tensors of each kernel, by the kernel's key. At each call, graphs read the tensors from
+            here.
         list_calls: calls over lists to which graphs refer.
     """
 
@@ -51,7 +52,7 @@ class Kernels:
     def find(
         self, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel on whole tensors for a call like this, and the current captured tensors."""
+        """The kernel on whole tensors for such a call, and the current captured tensors."""
         key = _key(structure, tensors)
         result = self._fetched(key)
         if result is None:
@@ -80,7 +81,7 @@ class Kernels:
         return kernel, tuple(kernel.captured.tensors)
 
     def known_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
-        """The kernel that cuts for a call like this, if there is one already, and the current captured tensors."""
+        """The kernel that cuts for such a call, and the current captured tensors. `None` if it does not exist yet."""
         result = self._cut.get(_key(structure, tensors)) if self._cut else None
         captured = None if result is None else result.captured.fetch()
         return None if result is None or captured is None else (result, captured)
@@ -93,14 +94,14 @@ class Kernels:
         numbers: Sequence[Any],
         target: Target | None = None,
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel that cuts for a call like this, and the captured tensors.
+        """The kernel that cuts for such a call, and the captured tensors.
 
         Args:
-            error: the reason why no kernel works on whole tensors.
-            target: language of the kernel. By default, the language that the tensors' device needs.
+            error: the error that the kernel on whole tensors has raised.
+            target: language of the kernel. By default, the language for the tensors' device.
 
         Raises:
-            The reason why no kernel of either kind is possible.
+            `error`, or the error of the kernel that cuts, depending on which of them explains the reason better.
         """
         grad = torch.is_grad_enabled()
         try:
@@ -117,9 +118,10 @@ class Kernels:
         except (TorchError, MutationError) as second:
             if isinstance(error, ArgumentError) or isinstance(second, MutationError):
                 raise error from second
-            raise second from None  # its message names the arguments' own shapes
+            raise second from None  # the message of `second` names the arguments' own shapes
         except TraceError:
-            if isinstance(error, DataDependentError):  # about a captured tensor, which is not a constant here either
+            # A decision depends on a captured tensor, which is not a constant in kernels that cut, either.
+            if isinstance(error, DataDependentError):
                 raise error from None
             raise
         if len(self._cut) >= _MAX_CUTS:
@@ -135,7 +137,7 @@ class Kernels:
         numbers: Sequence[Any],
         otherwise: Exception,
     ) -> Kernel:
-        """The kernel that cuts, for a graph, whose sizes are unknown. See `_cutting.cut_for_graphs`."""
+        """The kernel that cuts arguments of unknown sizes, for a graph. See `_cutting.cut_for_graphs`."""
         known = self._last_cut.get(structure)
         made = cut_for_graphs(self.fn, self.name, self.numerics, structure, kinds, numbers, known, otherwise)
         self.cuts[structure, kinds] = made

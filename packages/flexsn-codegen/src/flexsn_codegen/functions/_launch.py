@@ -88,8 +88,8 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
 class Launcher:
     """Launches of one kernel over `numel` elements of tensors of the same dtypes, on one device.
 
-    The common part of these launches is prepared once. In C++, the common part is the compiled function. On a GPU, it
-    is the binary that Triton compiles for the numbers and alignments of a call.
+    The common part of these launches is prepared once. In C++, it is the compiled function. On a GPU, it is the binary
+    that Triton compiles for the numbers and alignments of a call.
 
     Args:
         kernel: result of `Target.compile`.
@@ -119,7 +119,7 @@ class Launcher:
         self._in_cpp: Program | None = None
         if isinstance(kernel, CppKernel):
             self._in_cpp = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
-        # Keyed by numbers and alignments, because Triton compiles a binary for each combination.
+        # The keys are numbers and alignments, because Triton compiles a binary for each combination.
         self._again: dict[tuple[int, ...], tuple[Callable[[Sequence[Tensor]], None], Any]] = {}
 
     def serves(self, device: torch.device) -> bool:

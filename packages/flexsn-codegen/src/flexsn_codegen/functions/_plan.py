@@ -1,7 +1,8 @@
-"""A call as data: its new memory, its launches, and the sums that follow them. There is one builder and one executor.
+"""A call as data: its new memory, its launches, and the sums that follow the launches.
 
-A function that cuts nothing works on whole tensors. Its only step walks the shape to which its arguments broadcast, and
-each operand is a whole tensor. A function that cuts has steps of several shapes, whose operands are parts of tensors.
+A function that cuts nothing works on whole tensors. It has one step, which walks the shape to which the arguments
+broadcast, and whose operands are whole tensors. A function that cuts may have steps of several shapes, whose operands
+are parts of tensors.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class TracedStep:
 
 @dataclass(slots=True)
 class Trace:
-    """A function, traced for arguments of one kind. One trace is valid for all numbers that meet its conditions.
+    """A function, traced for arguments of one kind. A trace is valid for all numbers for which its conditions hold.
 
     Attributes:
         name: name of its kernels.
@@ -73,7 +74,7 @@ class Trace:
         conditions: decisions that depended on numbers, each with its outcome.
         written: positions of the arguments to which the function writes.
         shapes: shapes of the arguments in the trace. `None` if the trace is valid for all shapes.
-        sources: for a gradient that also sums its results, the source of each result before its sum.
+        sources: for a gradient that also sums its results, the source of each result before the sum.
     """
 
     name: str
@@ -125,8 +126,9 @@ class Trace:
         Args:
             tensors: arguments, whose shapes, strides, dtypes and device are used.
             outs: the tensors that receive the results. If empty, the results are new memory.
-            like: for a trace with `sources`, the number of the tensor to whose shape each result is summed.
-            plain: True if each kernel walks elements, and has an operand for each argument and result of its step.
+            like: for a trace with `sources`, the index of the tensor to whose shape each result is summed.
+            plain: True if each kernel walks its elements one after the other, and has a separate operand for each
+                argument and result of its step.
         """
         every = (*tensors, *outs)
         if any(type(size) is not int for t in every for size in (*t.shape, *t.stride())):
@@ -155,7 +157,7 @@ class NewMemory:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor of a launch: its number in `[*tensors of the call, *new tensors]`, and the first element in use."""
+    """A tensor of a launch: its index in `[*tensors of the call, *new tensors]`, and its first element's offset."""
 
     tensor: int
     offset: int = 0
@@ -171,7 +173,7 @@ class PlannedLaunch:
     """One launch of a plan.
 
     Attributes:
-        step: the number of the step in the trace.
+        step: the index of the step in the trace.
         integers: the first integer arguments of the kernel. The integers for the call's numbers follow.
         numel: the number of elements, including the padding of rows.
         block, warps: elements and warps of a program on a GPU.
@@ -220,11 +222,11 @@ class PlannedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class SummedPart:
-    """A part of a result that is the sum of terms. A step writes the terms.
+    """A part of a result that is a sum of terms. A step writes the terms.
 
     Attributes:
-        total: computes the sum from the terms.
-        result: the number of the result among the new tensors.
+        total: the sum of the terms.
+        result: the index of the result among the new tensors.
         part: the position of the sum in the result.
         shape: the step's shape, with 1 for each dimension that is summed.
     """
@@ -244,7 +246,7 @@ class Total:
     """The sum of a tensor over some of its dimensions.
 
     Attributes:
-        tensor: the tensor's number in `[*tensors of the call, *new tensors]`.
+        tensor: the tensor's index in `[*tensors of the call, *new tensors]`.
         axes: the dimensions that are summed.
         turned: sizes of the remaining dimensions, and their permutation in the result. `None` if they are in order.
         shape: shape of the result.
@@ -279,15 +281,15 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of one call, and its results.
+    """The operations of a call, and its results.
 
     Attributes:
         new: memory that the call allocates. The results come first.
-        dtypes: dtypes of the results. Sums in wider dtypes are converted to them.
+        dtypes: dtypes of the results. Sums in wider dtypes are converted to these dtypes.
         launches: the launches, in order.
         sums: parts of results that are summed after the launches.
-        constants: `(number of a result, the number that fills it)`.
-        totals: the results of a gradient that also sums them. `None` if the results are the new memory.
+        constants: `(index of a result, the number that fills this result)`.
+        totals: the sums that are the results of a gradient. `None` if the results are the new memory.
     """
 
     new: tuple[NewMemory, ...]
@@ -331,10 +333,13 @@ class Plan:
 
 
 def computed_once(graph: PointwiseGraph, cotangents: int) -> tuple[PointwiseGraph, tuple[Source, ...]]:
-    """The graph of a gradient without duplicate results or results that are arguments, and each result's source.
+    """Removes duplicate results, and results that are arguments, from the graph of a gradient.
 
     Args:
-        cotangents: the number of the first argument that may itself be a result.
+        cotangents: the index of the first argument that may itself be a result.
+
+    Returns:
+        The graph without these results, and the source of each of the original results.
     """
     step = graph.step
     given = {node: i for i, node in enumerate(step.placeholders.values()) if i >= cotangents}
@@ -399,8 +404,9 @@ def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Pl
     count, dtypes = len(tensors), trace.graph.dtypes
     inputs = [_View(Operand(i), tuple(t.expand(shape).stride())) for i, t in enumerate(tensors)]
     summed = [_broadcast(tensors[i].shape, shape) for i in like]
-    # Several results may be sums of one output over different dimensions. If the kernel can compute all of these sums
-    # except for the first one, it writes the output once for each sum. Otherwise, it writes the whole output once.
+    # Several results may be sums of one output over different dimensions. If the kernel can compute all of these sums,
+    # possibly except for the first one, it writes the output once for each sum. Otherwise, it writes the output once,
+    # without a sum.
     ways: dict[tuple[int, frozenset[int]], int] = {}
     for i in range(len(dtypes)):
         sets = {axes for axes, source in zip(summed, trace.sources, strict=True) if source == (False, i)}
@@ -499,7 +505,7 @@ class _StepWalk:
         inputs: all inputs of the step, including unused ones.
         summed: for each output, the dimensions over which it is summed.
         whole: in a step that reduces rows, for each output, True if it has all elements of a row, False if it has one.
-        again: the numbers of results that are written as two outputs. The second outputs come last.
+        again: the indices of results that are written as two outputs. The second outputs come last.
         plain: see `Trace.plan`.
     """
 
@@ -529,7 +535,8 @@ class _StepWalk:
         self._plain = plain
         if core is None:
             return
-        # Outermost first. Dimensions of one element are omitted, except for the last dimension of a step with rows.
+        # The outermost dimension comes first. Dimensions of one element are omitted, except for the last dimension of a
+        # step that reduces rows.
         rows = bool(core.stages)
         self._walked = [d for d in sorted(range(len(shape) - rows), key=lambda d: -order[d]) if shape[d] != 1]
         leading = frozenset(self._walked)
@@ -584,7 +591,7 @@ class _StepWalk:
         return result, tuple(0 if d in gone else stride for d, stride in enumerate(result.strides))
 
     def total(self, i: int, whole: Total) -> Total:
-        """The sum of an output that remains after the kernel. `whole` is the sum of an output with the step's shape."""
+        """The sum that remains to be computed after the kernel. `whole` is the sum if the kernel computes no sums."""
         kind = self._kind(i)
         if kind is Summed.OVER_COLUMNS:
             columns = self._columns()
@@ -666,7 +673,7 @@ class _StepWalk:
         kept = [*views[:inputs], *views[inputs::count]]
         sizes = [self._shape[d] for d in self._walked]
         strides = [[v.strides[d] for d in self._walked] for v in kept]
-        # Interleaved results that fill one contiguous range of memory get dense strides, which are not passed.
+        # Interleaved results that fill one contiguous range of memory count as dense, so that no strides are passed.
         whole = [count * math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
         dense = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
         strides = [dense if i >= inputs and own == whole else own for i, own in enumerate(strides)]
@@ -685,7 +692,7 @@ class _StepWalk:
 def _after(
     views: Sequence[_View], strides: Sequence[Sequence[int]], sums: Sequence[Summed], inputs: int
 ) -> list[int | None]:
-    """For each operand of a kernel on rows and columns, the operand whose elements are just before its own elements."""
+    """For each operand of a kernel on rows and columns, the operand whose elements directly precede its elements."""
     result: list[int | None] = [None] * len(views)
     firsts: dict[tuple[Any, ...], int] = {}
     for i, (view, own, summed) in enumerate(zip(views, strides, sums, strict=True)):
@@ -703,7 +710,7 @@ _MOST_WOVEN = 4
 
 
 def _as_one_stage(core: CoreSource, step: StepGraph, again: tuple[int, ...]) -> CoreSource:
-    """A function of one element, for a kernel on rows and columns. Its last results repeat the results in `again`."""
+    """A function of one element, as the only stage of a kernel on rows and columns. Results in `again` come twice."""
     dtypes = tuple(node.meta["val"].dtype for node in step.entries)
     once = replace(core, results=core.results[: len(dtypes)])
     written = (*dtypes, *(dtypes[i] for i in again))

@@ -24,7 +24,7 @@ from flexsn_codegen.functions._launch import CPP_BLOCK, addresses_of, interprete
 from flexsn_codegen.functions._plan import PlannedLaunch
 from flexsn_codegen.targets.cpp import CppKernel, program
 
-# Graphs contain only the source. The most recently used libraries stay loaded in this cache.
+# Graphs contain the source alone. The most recently used libraries stay loaded in this cache.
 _program = functools.lru_cache(256)(program)
 
 
@@ -126,7 +126,7 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         result: Sequence[Tensor] = pointwise_op(tensors, ctx.numbers, scalars, kernel.key)
         return result
 
-    # The result has the structure of the arguments. In this structure, an empty list counts as a list of tensors.
+    # The gradients have the structure of the arguments, in which an empty list counts as a list of tensors.
     rest: tuple[Any, ...] = (None if ctx.numbers else [], None, None)
     return list(gradients(ctx, ctx.saved_tensors, grads, ctx.needs_input_grad[0], apply)), *rest
 
@@ -218,7 +218,8 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     tensors = kernel.merged(read, written)
     check_writes_in_graph(kernel, tensors)
     if has_symbols(numbers) or not _is_direct(tensors[0].device):
-        # Constants take this path, too: compilers cannot handle operators that both write and return lists.
+        # This is also the path for constant numbers, because compilers cannot handle operators that both write to lists
+        # and return lists.
         with mode:
             return by_values(kernel, tensors, numbers, None, target_of(tensors[0].device))
     with mode:

@@ -1,8 +1,8 @@
-"""Repeated calls on the fastest path, without another analysis.
+"""Repeats earlier calls on the fastest path, without another analysis.
 
-The next call is compared with the prepared call: the structure and its constants, each tensor's dtype, shape, strides
-and device, whether autograd follows the tensor, the captured values, and the decisions that depend on numbers. If
-memory is written, the tensors that share it are compared, too.
+Before a prepared call is repeated, the new call is compared with it: the structure and its constants, each tensor's
+dtype, shape, strides and device, whether autograd follows the tensor, the captured values, and the decisions that
+depend on numbers. If the call writes to existing memory, the tensors that share memory are also compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Call:
 
     Attributes:
         captured: the kinds of the captured tensors.
-        sharing: the tensors that share memory, if any memory is written.
+        sharing: result of `_sharing`. Empty if the call only writes to new memory.
         single: the kernel's `single` at this call.
         interpreted: True if the call was prepared for Triton's interpreter.
         trained: the data for a call that autograd follows, otherwise `None`.
@@ -95,7 +95,7 @@ class PreparedCalls:
         return results_together(kernel.result, results, tensors)
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
-        """A function that repeats an earlier call. `None` if the call is unknown or depends on more than tensors."""
+        """A function that repeats a prepared call. `None` if none is prepared, or the call depends on other values."""
         entry = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled()))
         if entry is None or entry.trained is not None or entry.captured or any(entry.trace.words([])):
             return None
@@ -153,7 +153,7 @@ def _sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def _kinds(tensors: Sequence[Tensor], followed: bool) -> list[Any]:
-    """Properties of the tensors on which a call depends, except for addresses. `followed`: True if autograd is on."""
+    """The properties of tensors on which a call depends, except for addresses. `followed` is True in grad mode."""
     # A sparse tensor has no strides.
     return [
         (t.dtype, t.shape, t.stride(), t.device, t.is_neg(), followed and t.requires_grad)

@@ -82,7 +82,8 @@ def _prepared(
 ) -> tuple[str, int, tuple[int, ...], Structure, bool]:
     """The kernel for a call: its key, number of captured tensors, written tensors and result, and True if it cuts.
 
-    Symbols as shapes are not allowed here. A function that cuts is traced later, by its operator.
+    The function is run with sizes of 1, because sizes in the graph may be symbols. A function that cuts is traced
+    later, by its operator.
     """
     kernels = kernels_of(handle)
     shapes = [(1,) * (dims if own else 0) for _, own in kinds]
@@ -110,9 +111,9 @@ def _prepared(
 
 
 def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
-    """Makes a graph check the captured values of a kernel's function. Returns the number of captured tensors.
+    """Adds a guard on the captured values of a kernel's function to a graph. Returns the number of captured tensors.
 
-    The next call of the graph uses the tensors that are captured at that time. If any other captured value has changed,
+    Each call of the graph uses the tensors that are captured at that time. If any other captured value has changed,
     Dynamo records another graph.
     """
     captured, key = kernel.captured, kernel.key
@@ -147,12 +148,12 @@ def _is_single(key: str) -> bool:
 
 
 def here(device: str) -> str:
-    """A device of this kind on which tensors can be created. "meta" if the GPU is unavailable."""
+    """A device of this type on which tensors can be created: "meta" if the GPU is unavailable."""
     return device if device == "cpu" or (device == "cuda" and torch.cuda.is_available()) else "meta"
 
 
 def samples(structure: Structure) -> list[int | float]:
-    """Numbers for a first run. The kernel's traces use the numbers of the call instead."""
+    """Numbers for a first run of the function. The kernel's traces use the numbers of a call instead."""
     kind = structure[0]
     if kind == "float":
         return [0.5]

@@ -26,9 +26,9 @@ class Group:
         variant: the trace that encodes the function's numbers as integers.
         kernel: a kernel that reads addresses from a table.
         first: `[programs, 2]`, int64, on the tensors' device: each program's first element, and the number of elements
-            of its tensor.
-        cells: `[programs, tensors]`, int64, on the tensors' device: for each of a program's addresses, its position
-            among all addresses.
+            of the program's tensors.
+        cells: `[programs, tensors]`, int64, on the tensors' device: the positions of each program's addresses among all
+            addresses.
         aligned: `[places, tensors]`, int64, on the CPU: positions of the addresses that have to be multiples of
             `ALIGNMENT`.
         table: `[programs, 2 + tensors]`: `first`, and the addresses.
@@ -43,7 +43,7 @@ class Group:
     table: Tensor
 
     def fits(self, addresses: Tensor) -> bool:
-        """True if the kernel may be used for tensors at these addresses. `addresses` is on the CPU."""
+        """True if the kernel is valid for tensors at these addresses. `addresses` is on the CPU."""
         return self.aligned is None or not bool((addresses[self.aligned] % ALIGNMENT).any())
 
     def place(self, addresses: Tensor) -> None:
@@ -51,7 +51,7 @@ class Group:
         self.table = torch.cat([self.first, addresses[self.cells]], dim=1)
 
     def launch(self, words: Sequence[int]) -> None:
-        """Launches the kernel with these numbers."""
+        """Launches the kernel with the integers of the function's numbers."""
         grid = (self.table.shape[0],)
         if interpreted():
             with interpreting():
@@ -67,7 +67,7 @@ class Member:
     """A launch that may become part of a group.
 
     Attributes:
-        cells: for each of the kernel's tensors, its position among all tensors.
+        cells: the position of each of the kernel's tensors among all tensors and results.
     """
 
     variant: Trace

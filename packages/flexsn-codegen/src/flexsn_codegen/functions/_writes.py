@@ -1,4 +1,4 @@
-"""Checks written memory: elements have distinct addresses, and no other tensor has them at other positions."""
+"""Checks that elements of a written tensor have distinct addresses, which no other tensor uses in another order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def check_written(name: str, what: str, tensor: Tensor) -> None:
     """Raises `WriteError` for a tensor with two elements at one address, or for a lazily negated view.
 
     Args:
-        what: name of the tensor.
+        name: name of the function.
+        what: name of the tensor, for the message.
     """
     if tensor.is_neg() or tensor.is_conj():
         raise WriteError(f"{what} of {name} is a lazily negated view. Write to a separate tensor.")
@@ -83,7 +84,7 @@ def _reach_the_same(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
 
 
 def _columns_apart(a: Tensor, b: Tensor) -> bool:
-    """True if two tensors have equal layouts, and the elements of each tensor lie only in the gaps of the other one."""
+    """True if two tensors with equal layouts are interleaved: each one's elements lie in gaps of the other one."""
     distance = abs(int(a.storage_offset()) - int(b.storage_offset()))
     inner = 1
     steps = sorted(_steps(a))

@@ -11,18 +11,19 @@ from torch import fx
 
 from flexsn_graph import Port, Role, Stage, StepGraph, View
 
-# Fewer loads do not justify a separate stage. More values would occupy the registers that the separate stage frees.
+# A stage is only split if the first part has at least this number of loads, and passes at most this number of values to
+# the second part. More values would occupy the registers that the split frees.
 _FEWEST_LOADS, _MOST_VALUES = 2, 4
 
 
 def split_early(stage: Stage, shifted: Collection[Port], first: int) -> tuple[Stage, Stage] | None:
-    """The part of a stage that reads `shifted` values and no other values of a step, and the part after it.
+    """Splits a stage into a part whose only values of steps are `shifted` values, and the remaining part.
 
     Args:
-        first: number of the first value, of role `AHEAD`, that passes from one part to the other.
+        first: index of the first value that the first part passes to the second. These values have the role `AHEAD`.
 
     Returns:
-        The two parts, or `None` if no such part is worthwhile.
+        The two parts, or `None` if a split is not worthwhile.
     """
     graph = stage.graph
     reads = {n: stage.reads[p.index] for p, n in graph.placeholders.items() if p.role is Role.INPUT}
@@ -56,10 +57,11 @@ def _part(
     known: dict[fx.Node, View],
     writes: Sequence[View],
 ) -> Stage:
-    """The part of a stage that computes these nodes of its graph.
+    """The part of a stage that computes some nodes of the stage's graph.
 
     Args:
-        known: nodes that the part reads instead of computing them.
+        results: the nodes.
+        known: nodes that the part does not compute, with the values that it reads instead.
     """
     needed, waiting = set[fx.Node](), [node for node in results if isinstance(node, fx.Node)]
     while waiting:

@@ -1,7 +1,8 @@
-"""Replaces a selection among many earlier steps by one load. The selecting number is the same in all steps.
+"""Replaces a selection among many earlier steps by one load.
 
-A delayed value is a sum over past steps. Each summand counts for the elements whose number selects its step. The loads
-of all summands are replaced by one load, at an address that the number determines.
+A value with delays is a sum over earlier steps. Each element has a number that selects one of these steps, and is the
+same in all steps of the sequence. A summand is zero at elements that select another step. The loads of all summands are
+replaced by one load at an address that depends on the number.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from flexsn_graph import Port, Role, Stage, StepGraph, View
 
 _prims = torch.ops.prims
 _FEWEST = 4  # the smallest number of loads that one load may replace
-_MOST_SUMS = 2  # the order of two numbers in a sum does not matter
+_MOST_SUMS = 2  # the largest number of gathered values in a sum: a sum of two values does not depend on their order
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A load of a value at one of several steps.
+    """A load that reads each element of a value at one of several steps.
 
     Attributes:
         view: the value at the first of these steps.
-        number: port of role `AHEAD`: for each element, the number of a step, an integer in floating point.
+        number: port of role `AHEAD`, with the number of a step for each element, as an integer in floating point.
         first: the number of the step of `view`.
-        count: number of steps. Elements with other numbers are not loaded.
+        count: number of steps. Elements with other step numbers are not loaded.
         back: True if larger numbers mean earlier steps.
     """
 
@@ -41,7 +42,11 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A summand: a value computed from a load, selected where a number equals `which`."""
+    """A summand: a value that is computed from one load, and selected where a number equals `which`.
+
+    Attributes:
+        kind: a key that is equal for equal computations with a load.
+    """
 
     number: fx.Node
     which: int
@@ -53,16 +58,16 @@ class _Term:
 def gathered(
     stage: Stage, steps: Mapping[Port, tuple[Port, int]], *, back: Callable[[Port], bool], first: int
 ) -> tuple[Stage, Stage, list[Gather]] | None:
-    """Splits a stage that reads earlier steps. The first part computes the numbers of the steps, which no step changes.
+    """Splits a stage that selects among earlier steps. The first part computes the step numbers, once for all steps.
 
     Args:
-        steps: for each value that the stage reads, the original value and the distance from it in steps.
+        steps: for each value that the stage may read, the value of which it is another step, and the distance in steps.
         back: returns True if a greater distance from a value means an earlier step.
-        first: number of the first value, of role `AHEAD`, that passes from the first part to the second.
+        first: index of the first value that the first part passes to the second. These values have the role `AHEAD`.
 
     Returns:
-        The two parts, and the loads of the second part. The second part reads the numbers and then the loaded values.
-        `None` if the stage selects differently, or also reads other values.
+        The two parts, and the loads of the second part. The second part reads the step numbers, and then the loaded
+        values. `None` if the stage is not a selection of this form, or also reads other values.
     """
     return _Gathering(stage, steps, back, first).run()
 
@@ -92,7 +97,7 @@ class _Gathering:
         return self._made(groups) if len(groups) == len(self._stage.writes) else None
 
     def _grouped(self, entry: fx.Node) -> list[list[_Term]] | None:
-        """The summands of a result, grouped by number and by the computation with a load."""
+        """The summands of a result, grouped by the node of their number and by their computation."""
         results: dict[tuple[object, ...], list[_Term]] = {}
         waiting: list[Any] = [entry]
         while waiting:
@@ -187,7 +192,7 @@ class _Gathering:
         return before, behind, [gather for gather, _ in gathers.values()]
 
     def _inside(self, graph: fx.Graph, number: fx.Node, term: _Term, count: int) -> fx.Node:
-        """For each element, True if one of the `count` steps of the group has the element's number."""
+        """A node that is True at elements whose number is that of one of the group's `count` steps."""
         low = _called(graph, _prims.ge.default, (number, float(term.which)), term.number, torch.bool)
         high = _called(graph, _prims.le.default, (number, float(term.which + count - 1)), term.number, torch.bool)
         floor = _called(graph, _prims.floor.default, (number,), term.number)
@@ -208,7 +213,7 @@ class _Gathering:
         return known[node]
 
     def _part(self, results: list[fx.Node], known: dict[fx.Node, fx.Node], writes: tuple[View, ...]) -> Stage:
-        """The stage that computes these nodes from lifted tensors."""
+        """The stage that computes some nodes from lifted tensors."""
         graph, arguments = fx.Graph(), []
         for node, port in self._lifted.items():
             known[node] = graph.node_copy(node)

@@ -17,16 +17,17 @@ from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep, View
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
-# The products with a matrix on the right, each with the position of the addend.
+# Products whose right factor is a matrix, each with the position of the addend among the arguments, or `None`.
 _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
 # With more values, registers are spilled. 32 values would spill some kilobytes per thread.
 _MOST_CARRIED = 16
-# If there are more values, all but this number of the values that no product reads pass from step to step in memory.
+# If more values are carried, this number of those that no product reads stay in registers. The other values that no
+# product reads pass from step to step in memory.
 _MOST_BESIDE_RING = 4
 # Each value is loaded and written out in the source. With more values, compilation takes minutes.
 _MOST_IN_RING = 128
-# Reductions that one program can compute. Reductions that return one of the values also accept half dtypes.
+# Reductions that return one of the reduced values, and the dtypes that these and other reductions accept.
 EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
 REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
 REDUCED_EXACTLY = HALF_DTYPES | {torch.float32, torch.float64}
@@ -57,13 +58,13 @@ class StageCall:
     """A pointwise stage.
 
     Attributes:
-        reads: for each input, columns that the program has, a view of a value in memory, or one of several views.
+        reads: for each input, columns that the program has computed, a view of a value in memory, or a load of one of
+            several steps.
         writes: for each output, the columns that it becomes, or `None` if the program does not need it later.
-        stored: for each output, its destination in memory at every step.
-        early: `0` or `1` for a stage that only reads values of earlier steps and is computed while the program waits
-            for a product. `0` means that the stage is computed for this step, and `1` for the next step. `-1` for a
-            stage that reads no values and is computed before all steps. `None` for a stage that is computed at its
-            regular position.
+        stored: for each output, its destination in memory at every step, or `None`.
+        early: `None` if the stage is computed at its regular position. `0` or `1` if the stage only reads values of
+            earlier steps, and is computed while the program waits for a product: `0` for this step, `1` for the next
+            step. `-1` if the stage reads no values of steps, and is computed before all steps.
     """
 
     stage: Stage
@@ -80,9 +81,9 @@ class Multiply:
 
     Attributes:
         operand: the left factor.
-        matrix: number of the right factor.
-        added: number of a row that is added, or `None`.
-        alpha, beta: the factors of the product and of the row.
+        matrix: index of the captured matrix that is the right factor.
+        added: index of the captured row that is added, or `None`.
+        alpha, beta: the factors of the product and of the added row.
         pieces: the computed columns of the result, as pairs of first column and width.
         stored: the destination of the result in memory at every step, or `None`.
         port: the result.
@@ -101,7 +102,7 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """A reduction of rows. A program has whole rows.
+    """A reduction of each row to one number.
 
     Attributes:
         operand: the reduced value.
@@ -137,9 +138,10 @@ class Exchange:
     exact: bool
 
     def parts(self, *, from_zero: bool) -> int:
-        """The number of 16-bit numbers into which a product splits a value. It is three for float32.
+        """The number of 16-bit numbers into which a product splits each element of the value: one or three.
 
-        The sum of the three numbers is the float32 value.
+        Any float32 number is the sum of three such numbers. For other dtypes, and for float32 values that bfloat16 can
+        represent exactly, one number is enough.
 
         Args:
             from_zero: True if carried values are zero before the first step.
@@ -149,21 +151,21 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The parts of a step in the loop.
+    """The loop of a kernel over time: the parts of a step, and the values that pass between parts and steps.
 
     Attributes:
-        width: the step's columns.
-        num_rows: the product of its other sizes.
+        width: the number of columns of a step.
+        num_rows: the number of rows of a step, which is the product of all sizes except for the last one.
         parts: the parts, in order.
         carried: the values that pass from step to step, with their width and dtype.
-        ring: the carried values that pass in memory, not in registers. Each program has its own elements of these
-            values.
+        ring: the carried values that pass in memory, not in registers. Each program only accesses its own elements of
+            these values.
         exchanges: operands of products, in the order of the products.
         reduced: operands of reductions, with their width and dtype.
         lasting: the values that are read after the loop, with the rows of all steps.
-        absent: carried values that start with zeros.
-        shifted: states that are in the memory of another state, and products of later steps. A step loads them at the
-            point where it reads them.
+        absent: carried values that are zero before the first step.
+        shifted: values that are another step of a value in memory: states that are earlier values of another state, and
+            products of later steps. Stages load these values when they read them.
     """
 
     width: int
@@ -189,7 +191,7 @@ class Loop:
 
 
 def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
-    """The loop of a step.
+    """The loop that computes all steps in one launch.
 
     Args:
         lasting: the values that are read after the loop, with the rows of all steps. They include outputs and gradients
@@ -269,10 +271,10 @@ class _Analysis:
         exchanges: Sequence[Exchange],
         shifted: frozenset[Port],
     ) -> list[StageCall | Multiply | Reduce]:
-        """The parts. A stage that reads many values of earlier steps is split, and one part is computed during a wait.
+        """Splits the stages that read many values of earlier steps, and returns all parts in their new order.
 
-        Stages before the first product compute this part one step earlier, when memory has all values except for the
-        newest one.
+        The first half of a split stage is computed while the program waits for a product. If the stage precedes the
+        first product, this half is computed one step earlier, when all values except for the newest one are in memory.
         """
         first = next((i for i, part in enumerate(parts) if isinstance(part, Multiply)), None)
         if first is None or any(isinstance(part, Reduce) for part in parts) or any(e.carried for e in exchanges):
@@ -307,7 +309,7 @@ class _Analysis:
         return [*found[:place], *early, *found[place:]]
 
     def _ring(self, parts: Sequence[StageCall | Multiply | Reduce]) -> frozenset[Port]:
-        """Values that pass from step to step in memory: those that only stages read, except for the first few."""
+        """Carried values that pass in memory: those that only stages read, except for the few that are read first."""
         combined = {part.operand.port for part in parts if not isinstance(part, StageCall)}
         first = {port: len(parts) for port in self._carried - combined}
         for i, part in reversed(list(enumerate(parts))):
@@ -499,7 +501,7 @@ def _columns_of(stage: Stage, width: int) -> dict[Port, Columns]:
 def _side_by_side(
     parts: Sequence[StageCall | Multiply | Reduce], carried: frozenset[Port]
 ) -> list[StageCall | Multiply | Reduce]:
-    """The parts, with products of one operand next to each other, unless a product reads the result of another one."""
+    """Reorders parts so that products with the same operand are adjacent, unless one needs another one's result."""
     ordered: list[StageCall | Multiply | Reduce] = []
     used = {part.operand.port for part in parts if not isinstance(part, StageCall)}
     for part in parts:
@@ -516,7 +518,7 @@ def exact_values(staged: StagedStep) -> frozenset[Port]:
     """Values for which a step only writes whole numbers of a few bits, which bfloat16 can represent exactly.
 
     A step may write the value of the previous step again, for example after the end of a sequence. The value before the
-    first step counts as 0. Other initial numbers are not necessarily exact.
+    first step is assumed to be 0. Other initial values are not necessarily exact.
     """
     first = _bounds(staged, {})
     again = _bounds(staged, first)
@@ -524,10 +526,10 @@ def exact_values(staged: StagedStep) -> frozenset[Port]:
 
 
 def _bounds(staged: StagedStep, before: Mapping[Port, float]) -> dict[Port, float]:
-    """For each value that contains only integers, the largest absolute value.
+    """The largest absolute value of each value that contains only integers.
 
     Args:
-        before: the results for the previous step. An absent value is 0.
+        before: the largest absolute values at the previous step. A value that is missing here is 0.
     """
     found: dict[Port, float | None] = {}
     for part in staged.parts:
@@ -547,7 +549,7 @@ def _integer_bound(node: Any, known: Mapping[fx.Node, float]) -> float | None:
     """The largest absolute value of a node that contains only integers. `None` if it may contain other numbers.
 
     Args:
-        known: largest absolute values of some arguments.
+        known: the largest absolute values of some arguments.
     """
     if isinstance(node, bool | int | float):
         return abs(node) if float(node).is_integer() else None

@@ -1,14 +1,16 @@
 """The backward scan: from the last step to the first, with the gradients of states in registers.
 
-Recomputing (the default): for each chunk of `K` steps, from the last to the first, the kernel loads the state before
-the chunk and the chunk's inputs, recomputes the chunk's states, and then walks back through the step's VJP. The rest of
-`T` is a chunk whose last steps are masked: gradients pass through masked steps unchanged. Saving: the VJP takes the
-saved intermediates instead.
+By default, states are recomputed. For each chunk of `K` steps, from the last chunk to the first, the kernel loads the
+states before the chunk and the chunk's inputs, recomputes the chunk's states, and then computes the VJP of each step,
+from the last step to the first. The steps after the last complete chunk are a chunk whose last steps are masked.
+Gradients pass through masked steps unchanged. If the forward has written residuals, the VJP takes them instead of the
+states, and nothing is recomputed.
 
-The gradient of an input with delays is written to the steps from which its values come. The last steps of this input,
-which no step reads, have zero gradients.
+The gradient of an input with delays is written to the steps from which the forward has loaded the input. The last steps
+of this input, which no step reads, have zero gradients.
 
-If inputs count down, a program starts at the step at which the last of its elements ends. The forward stops there.
+If steps have ends, a program starts at the step at which the last of its elements ends, because the forward stops at
+this step.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
 
     Args:
         name: start of the kernel's name.
-        core: the step of the forward. It recomputes states if the VJP takes states. `None` if intermediates were saved.
+        core: the step, which recomputes states if the VJP takes states. `None` if the forward has written residuals.
         vjp: `[inputs, states, lifted, *saved, *cotangents] -> [*gradients]`.
         spec: the tensors that are read and written, and their layouts.
     """
@@ -40,7 +42,7 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
 
 
 class BackwardTemplate:
-    """Writes the lines of a backward kernel. Subclasses for segments of time write some lines differently."""
+    """Writes the lines of a backward kernel. Subclasses write some of the lines differently."""
 
     def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
         self._vjp = vjp
@@ -79,12 +81,16 @@ class BackwardTemplate:
         doc = f"Backward scan, {spec.chunk} steps a chunk. One program: {elements}, all T."
         return w.finish(name, self._cores, doc)
 
-    # The last chunk of the walk is the chunk before number `_behind`. The walk covers `_count` chunks.
+    # The walk covers `_count` chunks, and starts with the chunk before chunk `_behind`. Both are scalar expressions.
     _behind = "chunks"
     _count = "chunks"
 
     def _where_rest(self, condition: str) -> str:
-        """The condition under which the rest of T is walked. `condition` is a condition on the length of the rest."""
+        """The condition under which the steps after the last complete chunk are walked.
+
+        Args:
+            condition: the part of the condition that depends on the number of these steps.
+        """
         return condition
 
     def _whole(self) -> None:
@@ -124,13 +130,16 @@ class BackwardTemplate:
             self._chunk("c", chunk, early=f"i + 1 < {self._count}")
 
     def _walk_once(self) -> None:
-        """Writes all steps if they are one chunk. Gradients at the last step and zero states are constants."""
+        """Writes all steps of a sequence that is one chunk.
+
+        Without a loop, absent gradients of final states and absent initial states are constants for the compiler.
+        """
         for param in self._moving():
             self._writer.point(param)
         self._chunk(None, self._spec.chunk)
 
     def _walk_lengths(self) -> None:
-        """Writes all steps if inputs count down."""
+        """Writes all steps of a step function with inputs that count down."""
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
         w.bounds("least", "largest", list(self._counting.values()))
         w.integer("whole", f"least // {chunk}")
@@ -141,7 +150,10 @@ class BackwardTemplate:
         self._counted_chunks("behind", "whole")
 
     def _counted_chunks(self, behind: str, count: str) -> None:
-        """Writes the chunks from `behind` down to `whole`, where elements may have ended, and `count` more chunks."""
+        """Writes the chunks before chunk `behind` down to chunk `whole`, and then the `count` chunks before `whole`.
+
+        Elements may have ended in the first chunks of this walk, but not in the last `count` chunks.
+        """
         w, chunk = self._writer, self._spec.chunk
         for param in self._moving():
             w.point(param, behind, chunk)
@@ -159,7 +171,10 @@ class BackwardTemplate:
             self._chunk("c", chunk, early=f"i + 1 < {count}")
 
     def _skip(self, first: str, behind: str) -> None:
-        """Writes the steps after the end of all elements. States' gradients stay the same, inputs' are zeros."""
+        """Writes the steps after all elements have ended.
+
+        Gradients of state sequences are added to the gradients of states. Gradients of inputs are zeros.
+        """
         w = self._writer
         if self._grad_state_seqs:
             with w.loop("n", first, behind):
@@ -175,7 +190,7 @@ class BackwardTemplate:
                         w.store(param, "ended", w.row(param, "t"))
 
     def _shift_gradients(self, behind: str) -> None:
-        """Writes zeros to late inputs' last steps, which no step before `behind` reads, and shifts the other steps."""
+        """Writes zero gradients of late inputs for steps that no step before `behind` reads, and shifts other steps."""
         w = self._writer
         for i, late in self._late.items():
             if i not in self._grad_inputs:
@@ -195,7 +210,7 @@ class BackwardTemplate:
         self._late = load_delays(self._writer, layouts, self._inputs)
 
     def _declare_lifted(self) -> None:
-        """Declares lifted tensors, and the values that are the same in each step."""
+        """Declares lifted tensors, and computes the values that are equal in all steps."""
         w, spec = self._writer, self._spec
         lifted = w.add_lifted(spec.lifted, self._used, spec.lifted_like)
         for i, param in lifted.items():
@@ -217,9 +232,9 @@ class BackwardTemplate:
         self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
 
     def _declare_read(self) -> None:
-        """Declares the operands of the steps, except for inputs and captured tensors."""
+        """Declares the tensors that the kernel reads in each step or chunk, except for inputs and lifted tensors."""
         w, spec = self._writer, self._spec
-        # The states before a segment, if anything in the segment is computed from them.
+        # The indices of the states from which values of a chunk are computed.
         self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
         self._states = {
             i: w.add(Role.STATE, i, layout)
@@ -236,7 +251,7 @@ class BackwardTemplate:
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
 
     def _declare_carried(self) -> None:
-        """Declares values that pass from step to step, with the values that the last step receives."""
+        """Assigns the gradients of states, and the flags, that the last step receives. They pass from step to step."""
         w, spec = self._writer, self._spec
         grad_finals = w.add_present(Role.GRAD_FINAL_STATE, spec.grad_final_states)
         for i, dtype in enumerate(spec.state_dtypes):
@@ -257,7 +272,7 @@ class BackwardTemplate:
         ]
 
     def _load_early(self, exists: str) -> None:
-        """Loads some inputs of the preceding chunk: those that are loaded one chunk before they are used."""
+        """Loads the `early` inputs of the preceding chunk, if `exists` holds."""
         w, layouts, chunk = self._writer, self._spec.inputs, self._spec.chunk
         for k in range(chunk):
             for i, param in self._inputs.items():
@@ -270,9 +285,9 @@ class BackwardTemplate:
         Args:
             number: number of the chunk. `None` if it is the only one.
             partial: True to walk only the first `left` steps.
-            early: the condition under which a chunk precedes this one. Some inputs of the preceding chunk are loaded
-                here, and the same inputs of this chunk were loaded one chunk earlier. `None` if all inputs of this
-                chunk are loaded now.
+            early: the condition under which a chunk precedes this chunk. The `early` inputs of this chunk have then
+                already been loaded, and those of the preceding chunk are loaded. `None` if all inputs of this chunk are
+                loaded now.
         """
         self._early = early is not None
         self._first = "0" if number is None else f"{number} * {self._spec.chunk}"
@@ -295,7 +310,7 @@ class BackwardTemplate:
     def _load_states(self, number: str | None) -> None:
         """Loads the states before the chunk, which are a checkpoint or the initial states.
 
-        The code has no branch, because a branch would delay the loads after it.
+        The generated code has no branch, because a branch would delay the loads that follow it.
         """
         w = self._writer
         for i in self._needed_states:
@@ -331,7 +346,7 @@ class BackwardTemplate:
         return both(self._has_begun(i, k), exists)
 
     def _has_begun(self, i: int, k: int) -> str | None:
-        """The condition under which an input with delays has started at step `k` of the chunk. `None` if always."""
+        """The condition under which a late input has begun at step `k` of the chunk. `None` for other inputs."""
         return f"{self._first} + {k} >= {self._late[i]}" if i in self._late else None
 
     def _recompute(self, k: int) -> None:
@@ -351,7 +366,7 @@ class BackwardTemplate:
         for i, param in self._grad_inputs.items():
             gradient = self._gradient(self._input_gradients[i])
             self._store_gradient(i, param, gradient, k, exists)
-        # Gradients are selected, not multiplied by zero, because values beyond T may be infinite.
+        # Gradients at steps beyond T may be infinite, so they are replaced by a selection, not multiplied by zero.
         for i, position in enumerate(self._state_gradients):
             before = self._gradient(position, spec.state_dtypes[i])
             self._update(f"grad_state_{i}", before, exists)
@@ -394,8 +409,9 @@ class BackwardTemplate:
 class SkewedBackward(BackwardTemplate):
     """The backward of a step with one late input. Each element's walk is delayed by the integer part of its delay.
 
-    Therefore, a program reads this input and writes its gradient row by row. For other operands that have steps, it
-    reads from the row of each element. Scattered stores take several times as long as scattered loads.
+    Therefore, all elements of a program load this input from one row, and store its gradient to one row. From other
+    sequences, each element loads its own row. Loads from different rows are several times as fast as stores to
+    different rows.
     """
 
     def _declare_inputs(self) -> None:
@@ -430,7 +446,7 @@ class SkewedBackward(BackwardTemplate):
             w.assign(f"came_state_{flag.state}", f"{w.zeros(torch.float32)} {compared} 0", flag=True)
 
     def _whole(self) -> None:
-        """Writes a loop over chunks that lack steps of some elements, and one over the `whole` chunks in between."""
+        """Writes a loop over chunks that lack steps of some elements, and one over the complete chunks between them."""
         w, chunk = self._writer, self._spec.chunk
         w.integer("behind", f"(T + {chunk - 1}) // {chunk}")
         w.integer("last", f"behind - (T + {self._rows * chunk - self._most}) // {chunk} + {self._rows}")
@@ -489,7 +505,7 @@ class SkewedBackward(BackwardTemplate):
 
     def _walk_back(self, k: int, partial: bool) -> None:
         super()._walk_back(k, partial)
-        for flag in () if partial else self._spec.flags:  # a loop keeps one flag for each element
+        for flag in () if partial else self._spec.flags:  # within a loop, a flag has one value for each element
             name = f"came_state_{flag.state}"
             self._writer.assign(name, f"{name} | ({self._writer.zeros(torch.float32)} != 0)", flag=True)
 

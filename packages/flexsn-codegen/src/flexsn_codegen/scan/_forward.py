@@ -1,15 +1,17 @@
 """The forward scan: one program walks `BLOCK` elements through time, with their states in registers.
 
-For each chunk of `K` steps, a program issues the loads of all `K` inputs, then computes and stores step by step. A
-store may alias a later load, so the compiler would not move the loads up by itself. With several stages, the loads of
-later chunks are in flight while one chunk is computed. The rest of `T` is computed step by step.
+For each chunk of `K` steps, a program issues the loads of all `K` steps, and then computes and stores one step after
+the other. The compiler would not move loads before earlier stores, because a store may write to the memory that a load
+reads. With several stages, the loads of later chunks are in flight while one chunk is computed. The steps after the
+last complete chunk are computed one by one.
 
 For an input with delays, the kernel loads the step that is earlier by the integer part of the delay. This step differs
-between the elements of a program, so each element has its own row.
+between the elements of a program, so each element is loaded from its own row.
 
-Inputs that count down (lengths of sequences) are one number for each element, loaded once. In chunks in which all
-numbers are above 0, the numbers are treated as constants, so that code that depends on them is eliminated. A program
-ends when the last of its elements ends. Later outputs are zeros, which are stored and not computed.
+An input that counts down (the lengths of sequences) is one number for each element, which is loaded once. In chunks in
+which all of these numbers are above 0, they are treated as constants, so that the compiler eliminates code that depends
+on them. If steps have ends (`ForwardSpec.ends`), a program computes steps until the last of its elements ends. Later
+outputs are zeros, which are stored and not computed.
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSour
 
 
 def counting(layouts: Sequence[InputLayout]) -> frozenset[Port]:
-    """Inputs that kernels load once, even if the step does not read them: counts that end programs, and delays."""
+    """Inputs that kernels need even if the step does not read them: inputs that count down, delays, delayed inputs."""
     return frozenset(
         Port(Role.INPUT, i) for i, layout in enumerate(layouts) if layout.counts_down or layout.once or layout.late
     )
 
 
 def late_alone(layouts: Sequence[InputLayout]) -> tuple[int, Late] | None:
-    """The only late input and its delays, if no input counts down. Otherwise `None`."""
+    """The index and the delays of the only late input. `None` if several inputs are late, or an input counts down."""
     late = [(i, layout.late) for i, layout in enumerate(layouts) if layout.late is not None]
     if len(late) != 1 or any(layout.counts_down for layout in layouts):
         return None
@@ -52,12 +54,12 @@ def late_alone(layouts: Sequence[InputLayout]) -> tuple[int, Late] | None:
 
 
 def rows_before(delays: Late, segment: int) -> int:
-    """Additional rows of checkpoints, because delays shift the starts of segments. See `SkewedForward`."""
+    """The number of rows that checkpoints need in addition, because delays shift segments. See `SkewedForward`."""
     return -(-delays.most // segment)
 
 
 def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
-    """Loads the inputs that count down, with their values at the first step. Returns their names, by number."""
+    """Loads the inputs that count down, for the first step. Returns the names of the values, by index of the input."""
     names = {i: f"count_{i}" for i in inputs if layouts[i].counts_down}
     for i, name in names.items():
         w.load(name, inputs[i])
@@ -65,7 +67,7 @@ def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping
 
 
 def load_delays(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
-    """Shifts the late inputs. Returns the names of the integer parts of their delays, by number."""
+    """Loads delays and shifts late inputs. Returns the names of the delays' integer parts, by index of the input."""
     names = {}
     for i, port in inputs.items():
         late = layouts[i].late
@@ -86,11 +88,11 @@ def both(*conditions: str | None) -> str | None:
 
 
 def count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
-    """Assigns a name to an input that counts down.
+    """Assigns the value of an input that counts down, at one step, to a name.
 
     Args:
-        first: value of the input at the first step.
-        step: number of the step, as a scalar. `None` for a step at which the value is above 0 for all elements.
+        first: the value at the first step.
+        step: number of the step, as a scalar. `None` if the value at the step is above 0 for all elements.
     """
     if step is None:
         w.assign(name, f"{w.zeros(torch.int32)} + 1")
@@ -99,14 +101,14 @@ def count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
 
 
 class ForwardTemplate:
-    """Writes the lines of a forward kernel. Subclasses for segments of time write some lines differently."""
+    """Writes the lines of a forward kernel. Subclasses write some of the lines differently."""
 
     def __init__(self, core: CoreSource, spec: ForwardSpec) -> None:
         self._core = core
         self._spec = spec
         self._writer = core.target.writer(spec.strided)
         self._used = frozenset(core.arguments)
-        self._first = "0"  # number of the step at the pointers, as a scalar
+        self._first = "0"  # number of the step to which the operands point, as a scalar
         self._begun = False  # True in steps in which all inputs with delays have begun
 
     def write(self, name: str) -> KernelSource:
@@ -132,7 +134,7 @@ class ForwardTemplate:
         return w.finish(name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T.")
 
     def _late_chunks(self, chunk: int) -> None:
-        """Writes the chunks in which inputs with delays may not have begun, then the other chunks."""
+        """Writes a loop over the chunks in which late inputs may not have begun, and one over the other chunks."""
         most = max(layout.late.most for layout in self._spec.inputs if layout.late is not None)
         lead = -(-most // chunk)
         self._writer.integer("lead", f"chunks - (chunks - {lead}) * (chunks > {lead})")
@@ -156,7 +158,7 @@ class ForwardTemplate:
             self._move(chunk)
 
     def _walk_once(self, chunk: int) -> None:
-        """Writes all steps if they are one chunk."""
+        """Writes all steps of a sequence that is one chunk."""
         segment = self._spec.segment
         self._load_inputs(chunk)
         for k in range(chunk):
@@ -165,7 +167,7 @@ class ForwardTemplate:
             self._step(k)
 
     def _walk_lengths(self, chunk: int) -> None:
-        """Writes all steps if inputs count down."""
+        """Writes all steps of a step function with inputs that count down."""
         w = self._writer
         w.bounds("least", "largest", list(self._counting.values()))
         w.integer("chunks", f"least // {chunk}")
@@ -179,7 +181,7 @@ class ForwardTemplate:
             self._rest(chunk, "behind")
 
     def _counted_chunks(self, chunk: int, first: str, behind: str) -> None:
-        """Writes chunks in which elements may have ended. The last chunk may be beyond T if steps end."""
+        """Writes chunks in which elements may have ended. If steps have ends, the last chunk may reach beyond T."""
         w, segment, ends = self._writer, self._spec.segment, self._spec.ends
         with w.loop("c", first, behind):
             w.integer("begun", f"c * {chunk}")
@@ -194,7 +196,7 @@ class ForwardTemplate:
             self._move(chunk)
 
     def _after_all_ends(self, first: str, behind: str) -> None:
-        """Writes the steps after the end of all elements. Outputs are zeros, and states stay the same."""
+        """Writes the steps after all elements have ended. Outputs are zeros, and states stay the same."""
         w = self._writer
         with w.loop("t", first, behind):
             w.assign("ended", w.zeros(torch.float32))
@@ -264,7 +266,7 @@ class ForwardTemplate:
         ]
 
     def _load_early(self, shift: int, exists: str) -> None:
-        """Loads some inputs of the chunk `shift` steps ahead: those that are loaded one chunk before they are used."""
+        """Loads the `early` inputs of the chunk that starts `shift` steps later, if `exists` holds."""
         w, layouts = self._writer, self._spec.inputs
         for k in range(self._spec.chunk):
             for i, param in self._inputs.items():
@@ -279,7 +281,7 @@ class ForwardTemplate:
         Args:
             begun: number of the first step, as a scalar. `None` if all counts are above 0 in these steps.
             exists: for each step, the condition under which it exists. By default, all steps exist.
-            early: True if inputs that are loaded a chunk before their use have already been loaded.
+            early: True if `early` inputs have already been loaded, one chunk earlier.
         """
         w = self._writer
         for k in range(steps):
@@ -296,7 +298,10 @@ class ForwardTemplate:
                     w.load(f"input_{i}_{k}", param, w.at(param, k), both(begins, exists[k] if exists else None))
 
     def _write_checkpoints(self, row: str, begins: str | None) -> None:
-        """Writes the states before segment `j` to row `j - 1` if a segment starts here. `begins` is this condition."""
+        """Writes the states to a row of the checkpoints if the condition `begins` holds.
+
+        The states before segment `j` belong to row `j - 1`.
+        """
         w = self._writer
         for i, param in self._checkpoints.items():
             w.store(param, f"state_{i}", w.row(param, row), begins)
@@ -328,8 +333,8 @@ class SkewedForward(ForwardTemplate):
     """The forward for a `SkewedBackward`. Each element's segments start later by the integer part of its delay.
 
     Segment `j` of an element starts at step `j * segment + delay`, where `j` may be negative. Row
-    `j - 1 + rows_before(...)` of the checkpoints has the states before this step. Each of the kernel's own segments
-    contains one such step.
+    `j - 1 + rows_before(...)` of the checkpoints contains the states before this step. For each element, every
+    `segment` consecutive steps contain exactly one step at which a segment starts.
     """
 
     def _declare_written(self) -> None:

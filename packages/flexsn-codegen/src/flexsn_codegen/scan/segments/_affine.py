@@ -15,9 +15,9 @@ from flexsn_graph import Port, Role
 
 
 def state_maps_source(name: str, core: CoreSource, linear: CoreSource | None, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel of the maps of all segments except for the last one.
+    """Writes the kernel that computes the maps (`SegmentMaps`) of all segments except for the last one.
 
-    The maps are those of `SegmentMaps`. The first segment starts with the initial state instead of zeros.
+    The first segment starts with the initial states instead of zeros.
 
     Args:
         name: start of the kernel's name.
@@ -33,7 +33,7 @@ def starts_source(name: str, core: CoreSource, num_states: int) -> KernelSource:
 
     Args:
         name: start of the kernel's name.
-        core: a step in the language of the kernel.
+        core: a step for the target of the kernel.
     """
     w = core.target.writer(())
     w.begin()
@@ -56,7 +56,7 @@ def starts_source(name: str, core: CoreSource, num_states: int) -> KernelSource:
 
 
 def from_starts_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that walks all segments in parallel, each from the state before it.
+    """Writes the kernel that walks all segments in parallel. Each segment starts with the states before it.
 
     Args:
         name: start of the kernel's name.

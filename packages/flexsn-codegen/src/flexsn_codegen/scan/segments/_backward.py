@@ -16,10 +16,11 @@ from flexsn_graph import Port, Role
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The VJP of a step without gradients of outputs.
+    """The VJP of a step whose outputs have no cotangents.
 
     Attributes:
-        vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`. `None` if all are zero.
+        vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`. `None` if all gradients of
+            states are zero.
         gradients: for each state, the position of its gradient among the results, or `None` if it is zero.
     """
 
@@ -30,14 +31,14 @@ class Columns:
 def maps_source(
     name: str, core: CoreSource | None, vjp: CoreSource, columns: Columns, spec: BackwardSpec
 ) -> KernelSource:
-    """Writes the kernel of the maps of all segments except for the first one.
+    """Writes the kernel that computes the maps (`SegmentMaps`) of all segments except for the first one.
 
-    The maps are those of `SegmentMaps`. They map the cotangents of states with carried gradients from the segment's end
-    to its start. The last segment starts with the gradients of final states instead of zeros.
+    A map leads from the cotangents at the end of a segment to those at its start. It includes the states whose
+    gradients are carried from step to step. The last segment starts with gradients of final states instead of zeros.
 
     Args:
         name: start of the kernel's name.
-        core, vjp, spec: see `backward_source`. All of `spec.flags` are `always`.
+        core, vjp, spec: see `backward_source`. `always` is True for all flags in `spec.flags`.
         columns: the part of the VJP that is linear in the cotangents of states.
     """
     return _Maps(core, vjp, spec, columns).write(name)
@@ -46,8 +47,8 @@ def maps_source(
 def carried_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
     """Writes the kernel that combines the maps into the cotangents at the end of each segment except for the last one.
 
-    If the result is infinite or NaN, such as the product of an overflowing derivative and zero, the segment is walked
-    as in the serial kernel.
+    A map may give a cotangent that is infinite or NaN, for example the product of an infinite derivative and zero. The
+    segment is then walked step by step, as in the serial kernel.
 
     Args:
         name: start of the kernel's name.
@@ -57,9 +58,9 @@ def carried_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: Ba
 
 
 def gradient_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
-    """Writes the kernel of the gradients, which walks all segments in parallel.
+    """Writes the kernel that computes all gradients, and walks all segments in parallel.
 
-    Gradients of lifted tensors have the shape `[segments, ...]` and are summed afterwards.
+    Gradients of lifted tensors have the shape `[segments, ...]`, and are summed after the kernel.
 
     Args:
         name: start of the kernel's name.
@@ -111,7 +112,7 @@ class _Segments(BackwardTemplate):
         self._counted_chunks("alive", "count")
 
     def _declare_flags(self) -> None:
-        """Sets the flags. All gradients that have a flag are present, except at the last step."""
+        """Sets the flags. At the end of each segment except for the last one, they are all True."""
         w = self._writer
         for flag in self._spec.flags:
             came = f"came_state_{flag.state}"
@@ -191,7 +192,7 @@ class _Carried(_Segments):
         w.assign("beyond", w.zeros(torch.int32))
         for i in self._carrying:
             w.assign(f"next_{i}", w.zeros(spec.state_dtypes[i]))
-        self._maps.load_rest("SEGMENTS", -1)  # the cotangents at the end of the last but one segment
+        self._maps.load_rest("SEGMENTS", -1)  # the cotangents at the end of the second-to-last segment
         self._store("SEGMENTS", 2)
         with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 3}) // {TOGETHER}"):
             self._combine_together()
@@ -222,7 +223,7 @@ class _Carried(_Segments):
 
     @staticmethod
     def _is_inner(u: int) -> str:
-        """True if map `u` of a round belongs to a segment between the first one and the last one."""
+        """The condition under which map `u` of a round belongs to a segment between the first and the last segment."""
         return f"n * {TOGETHER} + {u + 2} < SEGMENTS"
 
     def _one_by_one(self) -> None:

@@ -14,12 +14,11 @@ from flexsn_graph import Port, Role
 
 
 def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that walks all segments in parallel, each from a guess.
+    """Writes the kernel that walks all segments in parallel. Each segment starts with a guess of the states before it.
 
-    A segment's guess is the state after a warm-up. The warm-up starts from the initial state and computes the
-    ``"WARM"`` chunks before the segment. The kernel writes the results that `spec` specifies, except for final states,
-    and the states at the start and end of each segment. If elements end with an input that counts down, guesses of
-    segments after their end are not compared.
+    The guess is the result of a warm-up, which starts with the initial states and computes the ``"WARM"`` chunks before
+    the segment. The kernel writes the results that `spec` specifies, except for final states. It also writes the states
+    at the start and at the end of each segment. After the end of an element, guesses are not compared.
 
     Args:
         name: start of the kernel's name.
@@ -29,7 +28,7 @@ def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> Kernel
 
 
 def repair_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that compares guesses with the true states, and recomputes the segments with a wrong guess.
+    """Writes the kernel that compares guesses with the true states, and recomputes segments whose guess is wrong.
 
     Afterwards, all results that `spec` specifies are bitwise equal to those of `forward_source`, except for states
     after the end of an element, which `ended_source` writes.
@@ -46,13 +45,13 @@ def ended_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource
 
     Args:
         name: start of the kernel's name.
-        core, spec: see `forward_source`. The step has ends and state sequences.
+        core, spec: see `forward_source`. `spec.ends` is True, and the scan writes sequences of states.
     """
     return _Ended(core, spec).write(name)
 
 
 class SegmentsTemplate(ForwardTemplate):
-    """The common part of kernels that walk a segment."""
+    """Writes the lines that all kernels over segments have."""
 
     def _declare_seams(self) -> None:
         w, count = self._writer, len(self._spec.states)
@@ -68,7 +67,7 @@ class SegmentsTemplate(ForwardTemplate):
             self._writer.bounds("least", "largest", list(self._counting.values()))
 
     def _walk(self) -> None:
-        """Writes the walk of one segment from the states before it. The operands point to its first step."""
+        """Writes the walk of one segment from the states before it. The operands point to the segment's first step."""
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
         if self._counting:
             reached(w, chunk, ends=ends)
@@ -84,7 +83,7 @@ class SegmentsTemplate(ForwardTemplate):
                 self._rest(chunk)
 
     def _warm_up(self, first: str, behind: str) -> None:
-        """Computes chunks `first` to `behind` without writing results. All moving inputs point to `first`."""
+        """Computes the chunks from `first` until `behind` without storing results. Inputs point to chunk `first`."""
         w, chunk = self._writer, self._spec.chunk
         with w.loop("c", first, behind, self._spec.stages):
             if self._counting:
@@ -97,7 +96,7 @@ class SegmentsTemplate(ForwardTemplate):
                 w.move(param, chunk)
 
     def _columns(self, k: int) -> None:
-        """Computes the other values that a warm-up needs, before step `k`."""
+        """Computes the additional values of a subclass, before step `k` of a warm-up."""
 
     def _left(self, name: str, number: str) -> None:
         """Defines an int32 value that is above 0 for elements that have not ended before step `number`."""
@@ -120,7 +119,7 @@ class _Speculation(SegmentsTemplate):
         for param in self._moving_inputs():
             w.point(param, "from_chunk", chunk)
         warm = "first"
-        if self._spec.ends:  # there is no warm-up after the end of all elements
+        if self._spec.ends:  # no warm-up is needed after all elements have ended
             warm = "warm"
             w.integer(warm, f"from_chunk + (largest > first * {chunk}) * (first - from_chunk)")
         self._warm_up("from_chunk", warm)
@@ -170,7 +169,7 @@ class _Repair(SegmentsTemplate):
         return w.finish(name, [self._core], doc)
 
     def _compare_all(self) -> None:
-        """Counts in `wrong` the segments that did not start with the end of the previous segment."""
+        """Counts in `wrong` the states whose guess differs from their value at the end of the previous segment."""
         w, ends = self._writer, self._spec.ends
         w.assign("wrong", w.zeros(torch.int32))
         for i, param in enumerate(self._ends_of if ends else ()):
@@ -182,7 +181,7 @@ class _Repair(SegmentsTemplate):
                     w.load(f"guess_{i}_{u}", start, w.row(start, f"n * {TOGETHER} + {u + 1}"), exists)
                     w.load(f"before_{i}_{u}", end, w.row(end, f"n * {TOGETHER} + {u}"), exists)
             for u in range(TOGETHER):
-                if ends:  # states of elements that continue in the previous segment, possibly their last one
+                if ends:  # updates the states of elements that have not ended before the previous segment
                     self._left("left", self._begin_of(f"(n * {TOGETHER} + {u})"))
                     for i in range(len(self._ends_of)):
                         w.choose(f"gone_on_{i}", "left", f"before_{i}_{u}", f"state_{i}")
@@ -195,11 +194,11 @@ class _Repair(SegmentsTemplate):
                     w.assign("wrong", "wrong + differs")
 
     def _begin_of(self, segment: str) -> str:
-        """The first step of a segment. The segment may be the one after the last segment."""
+        """The first step of a segment. For the number after the last segment, this is the end of the last chunk."""
         return f"({segment} * chunks // SEGMENTS * {self._spec.chunk})"
 
     def _repair(self) -> None:
-        """Repairs one segment after the other."""
+        """Writes the loop that repairs one segment after the other."""
         w, chunk = self._writer, self._spec.chunk
         for i, param in enumerate(self._ends_of):
             w.load(f"state_{i}", param)
