@@ -98,36 +98,38 @@ def emit_core(
     numerics = Numerics(precision, fast_math)
     step = graph if isinstance(graph, StepGraph) else _as_step(graph)
     placeholders = step.placeholders
-    taken = {port: n for port, n in placeholders.items() if n.users or not prune}
-    if not taken:
+    used = {port: n for port, n in placeholders.items() if n.users or not prune}
+    if not used:
         # Keeps one argument, because the shape of its block is the shape of constant results.
-        taken = {port: placeholders[port] for port in step.arguments[:1]}
+        used = {port: placeholders[port] for port in step.arguments[:1]}
     writer = _StepWriter(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset(), numbers)
-    arguments = [writer.name(node) for node in taken.values()]
-    given = computed_once(step) if once else ()
+    arguments = [writer.name(node) for node in used.values()]
+    hoisted = computed_once(step) if once else ()
     nodes = [n for n in step.graph.nodes if n.op == "call_function" and not _is_inlined(n)]
     statements = {node: writer.statement(node) for node in nodes}
     results = writer.results(step.graph, arguments)
-    of_numbers = [number.name for number in writer.numbers]
+    number_names = [number.name for number in writer.numbers]
     # The hash excludes citations. Otherwise, the kernel would be compiled again if the user's code moved in its file.
     code = "\n".join([*(f"{s.name} = {s.text}" for s in statements.values()), f"return {', '.join(results)}"])
-    digest = hashlib.sha256(f"{(*arguments, *of_numbers)}\n{code}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{(*arguments, *number_names)}\n{code}".encode()).hexdigest()[:12]
     name = f"{identifier(fn_name, reserved=target.reserved)}_{digest}"
-    before = None
-    if given:
-        lifted = {port: node for port, node in taken.items() if port.role is Role.LIFTED}
-        earlier = ancestors(given)
-        taking = [*map(writer.name, lifted.values()), *of_numbers]
-        returned = {writer.name(node): node.meta["val"].dtype for node in given}
-        before = _once(target, taking, tuple(lifted), [statements[n] for n in nodes if n in earlier], returned)
-        later = needed_for(step, set(given))
-        nodes = [node for node in nodes if node in later and node not in given]
-        of_numbers += returned
-    source = target.function(name, [*arguments, *of_numbers], [statements[node] for node in nodes], results)
-    return CoreSource(name, source, tuple(taken), step.results, target, tuple(writer.numbers), before)
+    once_function = None
+    if hoisted:
+        lifted = {port: node for port, node in used.items() if port.role is Role.LIFTED}
+        earlier = ancestors(hoisted)
+        once_arguments = [*map(writer.name, lifted.values()), *number_names]
+        returned = {writer.name(node): node.meta["val"].dtype for node in hoisted}
+        once_function = _write_once(
+            target, once_arguments, tuple(lifted), [statements[n] for n in nodes if n in earlier], returned
+        )
+        needed = needed_for(step, set(hoisted))
+        nodes = [node for node in nodes if node in needed and node not in hoisted]
+        number_names += returned
+    source = target.function(name, [*arguments, *number_names], [statements[node] for node in nodes], results)
+    return CoreSource(name, source, tuple(used), step.results, target, tuple(writer.numbers), once_function)
 
 
-def _once(
+def _write_once(
     target: Target,
     arguments: Sequence[str],
     lifted: tuple[Port, ...],
@@ -145,10 +147,10 @@ def _once(
 def _as_step(graph: fx.Graph) -> StepGraph:
     """Makes a step of a plain graph: its arguments become inputs, and its results become outputs."""
     inputs = ports(Role.INPUT, len(graph.find_nodes(op="placeholder")))
-    return StepGraph(graph, inputs, ports(Role.OUTPUT, len(_entries(graph))), {})
+    return StepGraph(graph, inputs, ports(Role.OUTPUT, len(_list_entries(graph))), {})
 
 
-def _entries(graph: fx.Graph) -> list[Any]:
+def _list_entries(graph: fx.Graph) -> list[Any]:
     """The results of the graph that are not `None`."""
     results: Any = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
     entries = results if isinstance(results, list | tuple) else (results,)
@@ -161,7 +163,7 @@ def location_text(node: fx.Node) -> str:
     return "" if where is None else f"\n  at {where.file}:{where.line}: {where.code}"
 
 
-def _citation(node: fx.Node) -> str:
+def _cite(node: fx.Node) -> str:
     """The text `file.py:12: code` for a comment. The folder is omitted, so that the text is equal on every machine."""
     where = location_of(node)
     if where is None:
@@ -200,7 +202,7 @@ class _StepWriter:
         return identifier(node.name, limit=None, reserved=self._target.reserved)
 
     def statement(self, node: fx.Node) -> Statement:
-        call = self._call(node)
+        call = self._make_call(node)
         loose = Approximate.DIVISION if node in self._loose else Approximate.NOTHING
         approximate = Approximate.EVERYTHING if self._numerics.fast_math else loose
         try:
@@ -210,16 +212,16 @@ class _StepWriter:
             text = self._target.expression(call, rounded=rounded, approximate=approximate)
         except UnsupportedOpError as error:
             raise UnsupportedOpError(f"{error}{location_text(node)}", error.op) from None
-        return Statement(self.name(node), text, _citation(node))
+        return Statement(self.name(node), text, _cite(node))
 
     def results(self, graph: fx.Graph, arguments: Sequence[str]) -> list[str]:
-        texts = [self._result(entry, arguments) for entry in _entries(graph)]
+        texts = [self._write_result(entry, arguments) for entry in _list_entries(graph)]
         if not texts:
             raise GraphError("the graph returns nothing: there is no kernel to make of it.")
         return texts
 
-    def _call(self, node: fx.Node) -> OpCall:
-        result = self._dtype(node)
+    def _make_call(self, node: fx.Node) -> OpCall:
+        result = self._get_dtype(node)
         index = 0
         if node.target is operator.getitem:
             node, index = node.args  # type: ignore[assignment]
@@ -230,18 +232,18 @@ class _StepWriter:
         if any(isinstance(a, fx.Node) for a in node.kwargs.values()):
             raise UnsupportedOpError(f"{op} takes a tensor by keyword{location_text(node)}", str(op))
         schema = op._schema.arguments
-        others = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
+        keywords = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
         # All operands have the dtype of the op, except for the condition of `where`.
         typed = values[1:] if op is torch.ops.prims.where.default else values
-        dtype = next((self._dtype(v) for v in typed if isinstance(v, fx.Node)), result)
+        dtype = next((self._get_dtype(v) for v in typed if isinstance(v, fx.Node)), result)
         constants = [None if isinstance(v, fx.Node) else v for v in values]
-        operands = [self._node(v) if isinstance(v, fx.Node) else self._target.literal(v, dtype) for v in values]
+        operands = [self._write_node(v) if isinstance(v, fx.Node) else self._target.literal(v, dtype) for v in values]
         computed: dict[int, Callable[[Callable[[float], float]], str]] = {}
         if self._prefix is not None:
             for i, value in enumerate(constants):
                 if value is not None and may_be_argument(op, i, value, dtype):
-                    operands[i], constants[i] = self._argument(value, dtype), None
-                    computed[i] = partial(self._computed, value, dtype)
+                    operands[i], constants[i] = self._add_argument(value, dtype), None
+                    computed[i] = partial(self._add_computed, value, dtype)
         return OpCall(
             op=op,
             operands=tuple(operands),
@@ -250,20 +252,20 @@ class _StepWriter:
             result=result,
             target=self._target,
             index=index,
-            keywords={**others, **node.kwargs},
+            keywords={**keywords, **node.kwargs},
             computed=computed,
         )
 
-    def _argument(self, value: bool | int | float, dtype: torch.dtype) -> str:
+    def _add_argument(self, value: bool | int | float, dtype: torch.dtype) -> str:
         """Turns a number into an argument of the function, and returns its name."""
         number = Number(f"{self._prefix}_number_{len(self.numbers)}", register_dtype(dtype), value)
         self.numbers.append(number)
         return number.name
 
-    def _computed(self, value: float, dtype: torch.dtype, function: Callable[[float], float]) -> str:
-        return self._argument(function(value), dtype)
+    def _add_computed(self, value: float, dtype: torch.dtype, function: Callable[[float], float]) -> str:
+        return self._add_argument(function(value), dtype)
 
-    def _dtype(self, node: fx.Node) -> torch.dtype:
+    def _get_dtype(self, node: fx.Node) -> torch.dtype:
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             raise GraphError(
@@ -277,24 +279,24 @@ class _StepWriter:
             )
         return value.dtype
 
-    def _node(self, node: fx.Node) -> str:
-        return self._literal(node) if node.target in LITERAL_OPS else self.name(node)
+    def _write_node(self, node: fx.Node) -> str:
+        return self._write_literal(node) if node.target in LITERAL_OPS else self.name(node)
 
-    def _literal(self, node: fx.Node) -> str:
+    def _write_literal(self, node: fx.Node) -> str:
         if node not in self._literals:
             value: Any = node.args[0]
-            dtype = self._dtype(node)
-            text = self._target.literal(value, dtype) if self._prefix is None else self._argument(value, dtype)
+            dtype = self._get_dtype(node)
+            text = self._target.literal(value, dtype) if self._prefix is None else self._add_argument(value, dtype)
             self._literals[node] = self._target.rounded(text, dtype)
         return self._literals[node]
 
-    def _result(self, entry: Any, arguments: Sequence[str]) -> str:
+    def _write_result(self, entry: Any, arguments: Sequence[str]) -> str:
         if not isinstance(entry, fx.Node):
             raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
         if entry.target not in LITERAL_OPS:
             # Arguments need no rounding. Results need rounding only if the ops have not been rounded themselves.
             computed = self._numerics.precision == "float32" and entry.op != "placeholder"
-            return self._target.rounded(self.name(entry), self._dtype(entry)) if computed else self.name(entry)
+            return self._target.rounded(self.name(entry), self._get_dtype(entry)) if computed else self.name(entry)
         if not arguments:
             raise GraphError("the graph takes no tensor and returns a constant: its shape is unknown.")
-        return self._target.filled(self._literal(entry), arguments[0])
+        return self._target.filled(self._write_literal(entry), arguments[0])

@@ -23,26 +23,26 @@ def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
     A node that is only needed to compute other such nodes is not included. The values of the nodes are floating-point
     numbers, except for the integers from which an element's random numbers are computed.
     """
-    alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
+    constant = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     for node in step.graph.nodes:
-        if node.op == "call_function" and node.all_input_nodes and alike.issuperset(node.all_input_nodes):
-            alike.add(node)
-    slow = {node for node in alike if node.op == "call_function" and is_slow(node)}
+        if node.op == "call_function" and node.all_input_nodes and constant.issuperset(node.all_input_nodes):
+            constant.add(node)
+    slow = {node for node in constant if node.op == "call_function" and is_slow(node)}
     if not slow:
         return ()
     needed = needed_for(step, slow)
     return tuple(node for node in step.graph.nodes if node in slow and node in needed)
 
 
-def needed_for(step: StepGraph, given: set[fx.Node]) -> set[fx.Node]:
-    """The nodes from which a step's results are computed. The search stops at nodes in `given`, which are included."""
+def needed_for(step: StepGraph, boundary: set[fx.Node]) -> set[fx.Node]:
+    """The nodes from which a step's results are computed. Nodes in `boundary` are included, and end the search."""
     results: set[fx.Node] = set()
-    sought = [entry for entry in step.entries if isinstance(entry, fx.Node)]
-    while sought:
-        node = sought.pop()
+    pending = [entry for entry in step.entries if isinstance(entry, fx.Node)]
+    while pending:
+        node = pending.pop()
         if node not in results:
             results.add(node)
-            sought += [] if node in given else node.all_input_nodes
+            pending += [] if node in boundary else node.all_input_nodes
     return results
 
 

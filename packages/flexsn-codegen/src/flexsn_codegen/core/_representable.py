@@ -33,17 +33,17 @@ def needs_rounding(node: fx.Node, *, number_arguments: bool) -> bool:
 def _is_representable(value: object, dtype: torch.dtype, number_arguments: bool) -> bool:
     if not isinstance(value, fx.Node):
         return isinstance(value, int | float) and not number_arguments and _is_number_of(value, dtype)
-    own = value.meta["val"]
-    if not isinstance(own, Tensor):
+    fake = value.meta["val"]
+    if not isinstance(fake, Tensor):
         return False
-    if own.dtype in (dtype, torch.bool):
+    if fake.dtype in (dtype, torch.bool):
         return True
     if value.target in LITERAL_OPS:
         return _is_representable(value.args[0], dtype, number_arguments)
     if value.target is _prims.convert_element_type.default:
         # `dtype` can represent the results of a floating-point conversion if it can represent the operand's values.
         (operand,) = value.all_input_nodes
-        return own.dtype.is_floating_point and _is_representable(operand, dtype, number_arguments)
+        return fake.dtype.is_floating_point and _is_representable(operand, dtype, number_arguments)
     operands = value.args[1:] if value.target is _prims.where.default else value.args
     return value.target in _SELECTS and all(_is_representable(a, dtype, number_arguments) for a in operands)
 

@@ -70,8 +70,8 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
     for part in loop.parts:
         if isinstance(part, StageCall):
             used = {port.index for port in part.stage.graph.used if port.role is Role.INPUT}
-            seen = (read.view if isinstance(read, Gather) else read for read in part.reads)
-            views = (v for i, v in enumerate(seen) if isinstance(v, View) and i in used)
+            read_views = (read.view if isinstance(read, Gather) else read for read in part.reads)
+            views = (v for i, v in enumerate(read_views) if isinstance(v, View) and i in used)
             results = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
             loads += [load for load in results if load not in loads]
             stores += [view for view in part.stored if view is not None]

@@ -82,9 +82,9 @@ def compile_triton_code_str(
             if defined is not None:
                 break
             # Excludes `kernel_name`, because an object of this name in `name_space` must not be returned as the kernel.
-            given = {k: v for k, v in (name_space or {}).items() if k != kernel_name}
+            initial_globals = {k: v for k, v in (name_space or {}).items() if k != kernel_name}
             try:
-                defined = _load(path, given)
+                defined = _load(path, initial_globals)
             except OSError:
                 if path.exists():
                     raise
@@ -112,31 +112,31 @@ def cache_folder() -> Path:
     explicit = os.environ.get(_VARIABLE)
     if explicit:
         try:
-            return _private_folder(Path(explicit).absolute())
+            return _make_private_folder(Path(explicit).absolute())
         except OSError as error:
-            raise _unusable(Path(explicit), error) from error
+            raise _make_error(Path(explicit), error) from error
     try:
-        return _private_folder(Path.home() / ".cache" / "flexsn")
+        return _make_private_folder(Path.home() / ".cache" / "flexsn")
     except (OSError, RuntimeError) as error:
         if isinstance(error, CacheFolderError):
             raise
         # The home folder is read-only, full or absent, so this user's folder in the temporary folder is used.
-        return _temporary_folder()
+        return _make_temporary_folder()
 
 
-def _temporary_path() -> Path:
+def _get_temporary_path() -> Path:
     return Path(tempfile.gettempdir()).absolute() / f"flexsn-{os.getuid()}"
 
 
-def _temporary_folder() -> Path:
-    path = _temporary_path()
+def _make_temporary_folder() -> Path:
+    path = _get_temporary_path()
     try:
-        return _private_folder(path)
+        return _make_private_folder(path)
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise _make_error(path, error) from error
 
 
-def _unusable(path: Path, error: OSError) -> CacheFolderError:
+def _make_error(path: Path, error: OSError) -> CacheFolderError:
     return CacheFolderError(
         f"generated kernels cannot be kept in {path}: {error.strerror or error}. Make room there, make it a folder "
         f"that you can write to, or name another one in {_VARIABLE}."
@@ -163,8 +163,8 @@ def kept(name: str) -> Path | None:
     The content is not compared, so the name has to contain a hash of everything that determines the content.
     """
     folders = [cache_folder()]
-    if not os.environ.get(_VARIABLE) and _temporary_path().is_dir():
-        folders.append(_temporary_folder())
+    if not os.environ.get(_VARIABLE) and _get_temporary_path().is_dir():
+        folders.append(_make_temporary_folder())
     for folder in folders:
         path = folder / name
         if not path.is_symlink() and path.is_file():
@@ -184,26 +184,26 @@ def keep(name: str, content: bytes) -> tuple[Path, bool]:
         The path of the file, and True if this call has written it.
     """
     path = cache_folder() / name
-    if _holds(path, content):
+    if _has_content(path, content):
         return path, False
     try:
         write_private(path, content)
     except OSError as error:
         if os.environ.get(_VARIABLE):
-            raise _unusable(path, error) from error
+            raise _make_error(path, error) from error
         # The disk of the home folder may be full. The temporary folder may be on another disk.
-        aside = _temporary_folder() / name
-        if _holds(aside, content):
-            return aside, False
+        fallback = _make_temporary_folder() / name
+        if _has_content(fallback, content):
+            return fallback, False
         try:
-            write_private(aside, content)
-        except OSError as again:
-            raise _unusable(path, error) from again
-        return aside, True
+            write_private(fallback, content)
+        except OSError as second_error:
+            raise _make_error(path, error) from second_error
+        return fallback, True
     return path, True
 
 
-def _private_folder(path: Path) -> Path:
+def _make_private_folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
@@ -215,7 +215,7 @@ def _private_folder(path: Path) -> Path:
         # Other users with write access to a parent folder could replace this folder. If the parent has the sticky bit,
         # like /tmp, they cannot, because only owners can then move or delete files.
         status = parent.stat()
-        if not status.st_mode & stat.S_ISVTX and _others_write(status):
+        if not status.st_mode & stat.S_ISVTX and _can_others_write(status):
             raise CacheFolderError(
                 f"{path} is private, but others can write to {parent}, which contains it, and could replace it by a "
                 f"folder of their own. Make {parent} private (chmod go-w {parent}), or name another folder in "
@@ -226,14 +226,14 @@ def _private_folder(path: Path) -> Path:
     return path
 
 
-def _others_write(status: os.stat_result) -> bool:
+def _can_others_write(status: os.stat_result) -> bool:
     """True if users other than this user and the administrator may write."""
     if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(status.st_mode & stat.S_IWGRP) and status.st_gid not in (0, _own_group())
+    return bool(status.st_mode & stat.S_IWGRP) and status.st_gid not in (0, _find_private_group())
 
 
-def _own_group() -> int | None:
+def _find_private_group() -> int | None:
     """This user's group if the group has the user's name, because such a group has no other members. Else `None`."""
     user = pwd.getpwuid(os.getuid()) if _has_name(os.getuid()) else None
     with contextlib.suppress(KeyError):
@@ -255,7 +255,7 @@ def _write(code: str, kernel_name: str) -> tuple[Path, bool]:
     return keep(f"{identifier(kernel_name)}_{digest}.py", code.encode())
 
 
-def _holds(path: Path, content: bytes) -> bool:
+def _has_content(path: Path, content: bytes) -> bool:
     """True if the file exists and has this content."""
     try:
         result = not path.is_symlink() and path.is_file() and path.read_bytes() == content
@@ -293,22 +293,22 @@ def write_private(path: Path, text: str | bytes) -> None:
 
 def _unload(path: Path) -> None:
     del _loaded[path]
-    sys.modules.pop(_module_name(path), None)
+    sys.modules.pop(_get_module_name(path), None)
 
 
-def _module_name(path: Path) -> str:
+def _get_module_name(path: Path) -> str:
     return f"flexsn_codegen._generated.{path.stem}"
 
 
-def _load(path: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """Runs the source with the globals `given`. Returns the globals that the source has defined or changed."""
-    name = _module_name(path)
+def _load(path: Path, initial_globals: dict[str, Any]) -> dict[str, Any]:
+    """Runs the source with `initial_globals`. Returns the globals that the source has defined or changed."""
+    name = _get_module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    own = {*vars(module), "__builtins__", "__annotations__"}
-    vars(module).update(given)
+    module_names = {*vars(module), "__builtins__", "__annotations__"}
+    vars(module).update(initial_globals)
     # Triton and inspect look up the module by name.
     sys.modules[name] = module
     try:
@@ -316,7 +316,11 @@ def _load(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     except BaseException:
         del sys.modules[name]
         raise
-    return {k: v for k, v in vars(module).items() if k not in own and (k not in given or given[k] is not v)}
+    return {
+        k: v
+        for k, v in vars(module).items()
+        if k not in module_names and (k not in initial_globals or initial_globals[k] is not v)
+    }
 
 
 def _require_triton() -> None:

@@ -84,8 +84,8 @@ def may_be_argument(op: OpOverload, position: int, value: bool | int | float, dt
 
 def is_product(exponent: float, dtype: torch.dtype) -> bool:
     """True if a power with this exponent is computed as a float64 product, which is then rounded."""
-    whole = abs(exponent) if float(exponent).is_integer() else 0
-    return 3 <= whole <= _LARGEST_PRODUCT and dtype != torch.float64
+    magnitude = abs(exponent) if float(exponent).is_integer() else 0
+    return 3 <= magnitude <= _LARGEST_PRODUCT and dtype != torch.float64
 
 
 def reciprocal(divisor: float) -> float:

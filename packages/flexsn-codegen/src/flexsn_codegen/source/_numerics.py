@@ -27,12 +27,12 @@ class Numerics:
     fast_math: bool = False
 
     def __post_init__(self) -> None:
-        known = get_args(Precision)
-        if self.precision not in known:
-            near = difflib.get_close_matches(str(self.precision), known, n=1, cutoff=0.0)[0]
+        precisions = get_args(Precision)
+        if self.precision not in precisions:
+            closest = difflib.get_close_matches(str(self.precision), precisions, n=1, cutoff=0.0)[0]
             raise PrecisionError(
-                f"there is no precision {self.precision!r}; did you mean {near!r}? There are "
-                f"{' and '.join(map(repr, known))}."
+                f"there is no precision {self.precision!r}; did you mean {closest!r}? There are "
+                f"{' and '.join(map(repr, precisions))}."
             )
 
 

@@ -20,14 +20,14 @@ def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tu
         strides: strides of each operand.
     """
     layouts: list[StepLayout] = []
-    numbers: list[int] = []
+    integers: list[int] = []
     numel = math.prod(sizes)
-    for own in strides:
-        terms = terms_of(sizes, own)
+    for operand_strides in strides:
+        terms = terms_of(sizes, operand_strides)
         dense = numel == 1 or terms == [(1, numel, 1)]
         layouts.append(DENSE if dense else len(terms))
-        numbers += () if dense else itertools.chain.from_iterable(terms)
-    return tuple(layouts), numbers
+        integers += () if dense else itertools.chain.from_iterable(terms)
+    return tuple(layouts), integers
 
 
 def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout | Like, ...], list[int]]:
@@ -37,25 +37,25 @@ def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tup
     elements have the same offsets as those of an earlier operand has the layout `Like`, and no integers.
     """
     layouts: list[StepLayout | Like] = []
-    numbers: list[int] = []
+    integers: list[int] = []
     numel = math.prod(sizes)
     first: dict[tuple[tuple[int, int, int], ...], int] = {}
-    for i, own in enumerate(strides):
-        terms = terms_of(sizes, own)
+    for i, operand_strides in enumerate(strides):
+        terms = terms_of(sizes, operand_strides)
         # Symbols of a compiler are not compared, because the graph would then only be valid for their current values.
-        is_known = all(type(number) is int for term in terms for number in term)
-        known = first.setdefault(tuple(terms), i) if is_known else i
-        if known != i and terms and layouts[known] != DENSE:
-            layouts.append(Like(known))
+        has_no_symbols = all(type(value) is int for term in terms for value in term)
+        first_index = first.setdefault(tuple(terms), i) if has_no_symbols else i
+        if first_index != i and terms and layouts[first_index] != DENSE:
+            layouts.append(Like(first_index))
             continue
         if numel != 1 and len(terms) == 1 and terms[0][:2] == (1, numel) and terms[0][2] != 1:
             layouts.append(RUN)
-            numbers.append(terms[0][2])
+            integers.append(terms[0][2])
         else:
-            (layout,), result = by_terms(sizes, [own])
+            (layout,), operand_integers = by_terms(sizes, [operand_strides])
             layouts.append(layout)
-            numbers += result
-    return tuple(layouts), numbers
+            integers += operand_integers
+    return tuple(layouts), integers
 
 
 def terms_of(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int, int]]:

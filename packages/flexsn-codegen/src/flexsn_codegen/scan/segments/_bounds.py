@@ -8,13 +8,13 @@ from flexsn_codegen.targets import KernelWriter
 TOGETHER = 8
 
 
-def bounds(writer: KernelWriter, segment: str) -> None:
+def define_bounds(writer: KernelWriter, segment: str) -> None:
     """Defines `first`, a segment's first chunk, and `behind`, the chunk after its last chunk."""
     writer.integer("first", f"{segment} * chunks // SEGMENTS")
     writer.integer("behind", f"({segment} + 1) * chunks // SEGMENTS")
 
 
-def reached(writer: KernelWriter, chunk: int, *, ends: bool) -> None:
+def divide_segment(writer: KernelWriter, chunk: int, *, ends: bool) -> None:
     """Divides a segment of a step function with inputs that count down.
 
     The division depends on `least` and `largest`, the smallest and the largest count of the program's elements. No
