@@ -59,7 +59,7 @@ def pointwise_by_values_op(
     result = kernel_of(kernel)
     count = len(result.written)
     tensors, outs = result.merged(read, changed[:count]), changed[count:]
-    numbers = together_by_type(floats, ints, is_float)
+    numbers = merge_by_type(floats, ints, is_float)
     requested = [False] * len(tensors)
     target = target_on(tensors[0].device, result.name)
     dtypes = list(result.variant(tensors, numbers, requested, target, scalars or None).dtypes)
@@ -90,22 +90,26 @@ def by_values(
     results = kernel.empty_results(tensors, like(numbers), target, scalars)
     read = [t for i, t in enumerate(tensors) if i not in kernel.written]
     changed = [*(tensors[i] for i in kernel.written), *results]
-    floats, ints, is_float = apart_by_type(numbers)
+    floats, ints, is_float = split_by_type(numbers)
     pointwise_by_values_op(read, changed, floats, ints, is_float, list(scalars or ()), kernel.key)
     return results
 
 
-def apart_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list[bool]]:
+def split_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list[bool]]:
     """Separates floats, as tensors, from the other numbers. Also returns True for each number that is a float."""
     is_float = [isinstance(number, float | torch.SymFloat) for number in numbers]
     pairs = list(zip(numbers, is_float, strict=True))
-    one = torch.ones((), dtype=torch.float64, device="cpu")
+    unit = torch.ones((), dtype=torch.float64, device="cpu")
     # Each number is multiplied by a tensor, because compilers can compute this product from the tensors in which the
     # numbers were passed.
-    return [one * number for number, yes in pairs if yes], [number for number, yes in pairs if not yes], is_float
+    return (
+        [unit * number for number, is_float_number in pairs if is_float_number],
+        [number for number, is_float_number in pairs if not is_float_number],
+        is_float,
+    )
 
 
-def together_by_type(floats: Sequence[Tensor], ints: Sequence[int], is_float: Sequence[bool]) -> list[int | float]:
-    """The numbers in their original order, after `apart_by_type` has separated them."""
-    of_floats, of_ints = iter(floats), iter(ints)
-    return [next(of_floats).item() if yes else next(of_ints) for yes in is_float]
+def merge_by_type(floats: Sequence[Tensor], ints: Sequence[int], is_float: Sequence[bool]) -> list[int | float]:
+    """The numbers in their original order, after `split_by_type` has separated them."""
+    float_values, int_values = iter(floats), iter(ints)
+    return [next(float_values).item() if is_float_number else next(int_values) for is_float_number in is_float]

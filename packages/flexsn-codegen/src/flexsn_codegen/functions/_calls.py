@@ -35,12 +35,12 @@ def take_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
         ArgumentError: an argument is not a tensor or a number, and a kernel cannot contain it as a constant.
     """
     parts = Parts([], [])
-    positional = tuple([_taken(name, f"argument {i}", value, parts) for i, value in enumerate(args)])
-    named = tuple([(key, _taken(name, f"argument {key!r}", value, parts)) for key, value in kwargs.items()])
+    positional = tuple([_take_value(name, f"argument {i}", value, parts) for i, value in enumerate(args)])
+    named = tuple([(key, _take_value(name, f"argument {key!r}", value, parts)) for key, value in kwargs.items()])
     return ("call", positional, named), parts
 
 
-def _taken(name: str, where: str, value: Any, parts: Parts) -> Structure:
+def _take_value(name: str, where: str, value: Any, parts: Parts) -> Structure:
     if isinstance(value, Tensor):
         parts.tensors.append(value)
         return ("tensor",)
@@ -55,12 +55,15 @@ def _taken(name: str, where: str, value: Any, parts: Parts) -> Structure:
     if isinstance(value, str | torch.dtype | torch.device | torch.memory_format | torch.layout):
         return ("constant", value)
     if type(value) is tuple or type(value) is list:
-        inner = tuple([_taken(name, f"{where}[{i}]", part, parts) for i, part in enumerate(value)])
+        inner = tuple([_take_value(name, f"{where}[{i}]", part, parts) for i, part in enumerate(value)])
         return ("tuple" if type(value) is tuple else "list", inner)
     if type(value) is dict:
-        return ("dict", tuple([(key, _taken(name, f"{where}[{key!r}]", part, parts)) for key, part in value.items()]))
+        return (
+            "dict",
+            tuple([(key, _take_value(name, f"{where}[{key!r}]", part, parts)) for key, part in value.items()]),
+        )
     if isinstance(value, tuple) and hasattr(type(value), "_make"):  # a named tuple
-        inner = tuple([_taken(name, f"{where}[{i}]", part, parts) for i, part in enumerate(value)])
+        inner = tuple([_take_value(name, f"{where}[{i}]", part, parts) for i, part in enumerate(value)])
         return ("named", inner, type(value))
     raise ArgumentError(
         f"{where} of {name} is a {type(value).__name__}. A kernel takes tensors and Python numbers; flags, texts, "
@@ -115,20 +118,20 @@ def take_lists_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     common: list[bool] = []
     parts = Parts([], [])
 
-    def taken(where: str, value: Any) -> Structure:
+    def take(where: str, value: Any) -> Structure:
         if _is_list(value):
             columns.append(value)
             common.append(False)
             return ("tensor",)
         before = len(parts.tensors)
-        structure = _taken(name, where, value, parts)
+        structure = _take_value(name, where, value, parts)
         columns.extend([tensor] for tensor in parts.tensors[before:])
         common.extend([True] * (len(parts.tensors) - before))
         return structure
 
-    positional = tuple([taken(f"argument {i}", value) for i, value in enumerate(args)])
-    named = tuple([(key, taken(f"argument {key!r}", value)) for key, value in kwargs.items()])
-    lengths = sorted({len(column) for column, same in zip(columns, common, strict=True) if not same})
+    positional = tuple([take(f"argument {i}", value) for i, value in enumerate(args)])
+    named = tuple([(key, take(f"argument {key!r}", value)) for key, value in kwargs.items()])
+    lengths = sorted({len(column) for column, is_common in zip(columns, common, strict=True) if not is_common})
     if len(lengths) != 1:
         raise ArgumentError(
             f"{name}.foreach takes lists of tensors of one length; the lengths here are {lengths or 'none'}."
@@ -140,7 +143,7 @@ def _is_list(value: Any) -> bool:
     if type(value) not in (list, tuple) or not value:
         return False
     if torch.compiler.is_dynamo_compiling():
-        return all([isinstance(one, Tensor) for one in value])  # noqa: C419 - compilers follow a list
+        return all([isinstance(entry, Tensor) for entry in value])  # noqa: C419 - compilers follow a list
     return all(issubclass(kind, Tensor) for kind in set(map(type, value)))
 
 
@@ -148,25 +151,25 @@ def put_together(
     structure: Structure, tensors: Sequence[Any], numbers: Sequence[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Rebuilds the positional and the named arguments that `take_apart` has split."""
-    of_tensors, of_numbers = iter(tensors), iter(numbers)
+    next_tensors, next_numbers = iter(tensors), iter(numbers)
 
-    def made(part: Structure) -> Any:
+    def rebuild(part: Structure) -> Any:
         kind = part[0]
         if kind == "tensor":
-            return next(of_tensors)
+            return next(next_tensors)
         if kind in ("float", "int"):
-            return next(of_numbers)
+            return next(next_numbers)
         if kind == "constant":
             return part[1]
         if kind == "dict":
-            return {key: made(inner) for key, inner in part[1]}
-        inner = [made(one) for one in part[1]]
+            return {key: rebuild(inner) for key, inner in part[1]}
+        inner = [rebuild(entry) for entry in part[1]]
         if kind == "named":
             return part[2]._make(inner)
         return tuple(inner) if kind == "tuple" else inner
 
     _, positional, named = structure
-    return [made(part) for part in positional], {key: made(part) for key, part in named}
+    return [rebuild(part) for part in positional], {key: rebuild(part) for key, part in named}
 
 
 def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> None:
@@ -181,11 +184,11 @@ def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> 
         raise SignatureError(f"{name}{signature} cannot be called like this: {error}.") from None
 
 
-def results_apart(returned: Any, known: Callable[[Tensor], int | None], results: list[Tensor]) -> Structure:
+def results_apart(returned: Any, find_argument: Callable[[Tensor], int | None], results: list[Tensor]) -> Structure:
     """Splits a function's return value into its structure and its tensors.
 
     Args:
-        known: maps a written argument to its index, and any other tensor to `None`.
+        find_argument: maps a written argument to its index, and any other tensor to `None`.
         results: receives the tensors that are not written arguments.
 
     Returns:
@@ -193,7 +196,7 @@ def results_apart(returned: Any, known: Callable[[Tensor], int | None], results:
         name of the type)`` is an object that cannot be returned.
     """
     if isinstance(returned, Tensor):
-        argument = known(returned)
+        argument = find_argument(returned)
         if argument is not None:
             return ("argument", argument)
         results.append(returned)
@@ -201,12 +204,12 @@ def results_apart(returned: Any, known: Callable[[Tensor], int | None], results:
     if returned is None:
         return ("constant", None)
     if type(returned) in (tuple, list):
-        parts = tuple([results_apart(part, known, results) for part in returned])
+        parts = tuple([results_apart(part, find_argument, results) for part in returned])
         return ("tuple" if type(returned) is tuple else "list", parts)
     if type(returned) is dict:
-        return ("dict", tuple([(key, results_apart(part, known, results)) for key, part in returned.items()]))
+        return ("dict", tuple([(key, results_apart(part, find_argument, results)) for key, part in returned.items()]))
     if isinstance(returned, tuple):  # a named tuple of the user or of torch.return_types
-        return ("named", tuple([results_apart(part, known, results) for part in returned]), type(returned))
+        return ("named", tuple([results_apart(part, find_argument, results) for part in returned]), type(returned))
     return ("other", type(returned).__name__)
 
 
@@ -218,27 +221,27 @@ def new_results(structure: Structure, returned: Any) -> list[Tensor]:
     if kind == "dict":
         return [t for key, part in structure[1] for t in new_results(part, returned[key])]
     if kind in ("tuple", "list", "named"):
-        return [t for part, one in zip(structure[1], returned, strict=True) for t in new_results(part, one)]
+        return [t for part, entry in zip(structure[1], returned, strict=True) for t in new_results(part, entry)]
     return []
 
 
 def results_together(structure: Structure, results: Sequence[Tensor], written: Sequence[Tensor]) -> Any:
     """Rebuilds a function's return value from a kernel's results and the arguments that the kernel wrote."""
-    of_results = iter(results)
-    return _result(structure, of_results.__next__, written)
+    next_results = iter(results)
+    return _rebuild_result(structure, next_results.__next__, written)
 
 
-def _result(part: Structure, following: Callable[[], Tensor], written: Sequence[Tensor]) -> Any:
+def _rebuild_result(part: Structure, next_tensor: Callable[[], Tensor], written: Sequence[Tensor]) -> Any:
     kind = part[0]
     if kind == "tensor":
-        return following()
+        return next_tensor()
     if kind == "argument":
         return written[part[1]]
     if kind == "constant":
         return part[1]
     if kind == "dict":
-        return {key: _result(inner, following, written) for key, inner in part[1]}
-    inner = [_result(one, following, written) for one in part[1]]
+        return {key: _rebuild_result(inner, next_tensor, written) for key, inner in part[1]}
+    inner = [_rebuild_result(entry, next_tensor, written) for entry in part[1]]
     if kind == "named":
         return part[2]._make(inner) if hasattr(part[2], "_make") else part[2](inner)
     return tuple(inner) if kind == "tuple" else inner

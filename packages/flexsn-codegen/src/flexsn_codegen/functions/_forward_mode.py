@@ -47,12 +47,14 @@ def tangents_of(
     flows = kernel.variant(tensors, values, requested, target_of(tensors[0].device), scalars).graph.differentiable
     zeros = [tensors[0].new_zeros((), dtype=dtype).expand(tuple(shape)) for shape, dtype in results]
     roots = [zero for zero, is_present in zip(zeros, flows, strict=True) if is_present]
-    result = iter(_flowing(kernel, tensors, values, scalars, tangents, flows, roots, apply)) if roots else iter(())
+    result = (
+        iter(_compute_tangents(kernel, tensors, values, scalars, tangents, flows, roots, apply)) if roots else iter(())
+    )
     derivatives = [next(result).to(z.dtype) if is_present else z for z, is_present in zip(zeros, flows, strict=True)]
-    return [d if yes else None for d, yes in zip(derivatives, differentiable, strict=True)]
+    return [d if is_differentiable else None for d, is_differentiable in zip(derivatives, differentiable, strict=True)]
 
 
-def _flowing(
+def _compute_tangents(
     kernel: Kernel,
     tensors: Sequence[Tensor],
     numbers: Sequence[Any],
@@ -70,10 +72,10 @@ def _flowing(
     """
     target = target_of(tensors[0].device)
     gradient = kernel.gradient([tangent is not None for tangent in tangents], flows)
-    every, kinds = [*tensors, *roots], [*scalars, *[False] * len(roots)]
+    inputs, input_scalars = [*tensors, *roots], [*scalars, *[False] * len(roots)]
     by_roots = [False] * len(tensors) + [True] * len(roots)
-    linear = gradient.variant(every, numbers, by_roots, target, kinds).graph
-    given = [
+    linear = gradient.variant(inputs, numbers, by_roots, target, input_scalars).graph
+    present_tangents = [
         # A kernel on whole tensors returns the terms of all gradients in one shape.
         (tangent if kernel.cuts else tangent.expand(roots[0].shape)).to(dtype)
         for tangent, dtype, is_present in zip(
@@ -81,7 +83,7 @@ def _flowing(
         )
         if is_present
     ]
-    if not given:  # the derivative is zero for all arguments
+    if not present_tangents:  # the derivative is zero for all arguments
         return roots
-    second = gradient.gradient(by_roots, linear.differentiable)
-    return apply(second, [*every, *given], [*kinds, *[False] * len(given)])
+    linear_map = gradient.gradient(by_roots, linear.differentiable)
+    return apply(linear_map, [*inputs, *present_tangents], [*input_scalars, *[False] * len(present_tangents)])

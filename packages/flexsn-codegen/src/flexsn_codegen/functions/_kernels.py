@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flexsn_codegen.errors import ArgumentError, TraceError
 from flexsn_codegen.functions._calls import Structure, check_signature
-from flexsn_codegen.functions._checks import check_tensors, without_tensors
+from flexsn_codegen.functions._checks import check_tensors, make_no_tensors_error
 from flexsn_codegen.functions._cutting import cut_for_graphs, cut_of
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import target_on
@@ -44,8 +44,8 @@ class Kernels:
         self.cuts: dict[tuple[Any, ...], Kernel] = {}
         self.list_calls: dict[tuple[Any, ...], Any] = {}
         self.handle = str(next(_handles))  # a text, because compilers may turn integers into symbols
-        self._known: dict[tuple[Any, ...], Kernel] = {}
-        self._cut: dict[tuple[Any, ...], Kernel] = {}
+        self._kernels: dict[tuple[Any, ...], Kernel] = {}
+        self._cut_kernels: dict[tuple[Any, ...], Kernel] = {}
         self._last_cut: dict[Structure, Kernel] = {}
         _functions[self.handle] = self
 
@@ -53,20 +53,20 @@ class Kernels:
         self, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
         """The kernel on whole tensors for such a call, and the current captured tensors."""
-        key = _key(structure, tensors)
-        result = self._fetched(key)
+        key = _make_key(structure, tensors)
+        result = self._fetch(key)
         if result is None:
             with TRACE_LOCK:
                 # Another thread may have made the kernel in the meantime.
-                result = self._fetched(key) or self._made(key, structure, tensors, numbers)
+                result = self._fetch(key) or self._make(key, structure, tensors, numbers)
         return result
 
-    def _fetched(self, key: tuple[Any, ...]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
-        kernel = self._known.get(key)
+    def _fetch(self, key: tuple[Any, ...]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
+        kernel = self._kernels.get(key)
         captured = None if kernel is None else kernel.captured.fetch()
         return None if kernel is None or captured is None else (kernel, captured)
 
-    def _made(
+    def _make(
         self, key: tuple[Any, ...], structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
         check_signature(self.fn, self.name, structure)
@@ -76,13 +76,13 @@ class Kernels:
         except (TypeError, TorchError):
             if tensors or isinstance(self.fn, torch.nn.Module):
                 raise
-            raise without_tensors(self.name) from None
-        self._known[key] = kernel
+            raise make_no_tensors_error(self.name) from None
+        self._kernels[key] = kernel
         return kernel, tuple(kernel.captured.tensors)
 
-    def known_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
+    def find_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
         """The kernel that cuts for such a call, and the current captured tensors. `None` if it does not exist yet."""
-        result = self._cut.get(_key(structure, tensors)) if self._cut else None
+        result = self._cut_kernels.get(_make_key(structure, tensors)) if self._cut_kernels else None
         captured = None if result is None else result.captured.fetch()
         return None if result is None or captured is None else (result, captured)
 
@@ -109,10 +109,10 @@ class Kernels:
             must_cut = not isinstance(error, TorchError)
             cut = cut_of(self.fn, self.name, self.numerics, structure, tensors, numbers, must_cut=must_cut)
             captured = tuple(cut.captured.tensors)
-            every = [*tensors, *captured]
-            check_tensors(self.name, every)
-            requested = [grad and t.requires_grad for t in every]
-            cut.variant(every, numbers, requested, target or target_on(every[0].device, self.name))
+            all_tensors = [*tensors, *captured]
+            check_tensors(self.name, all_tensors)
+            requested = [grad and t.requires_grad for t in all_tensors]
+            cut.variant(all_tensors, numbers, requested, target or target_on(all_tensors[0].device, self.name))
         except NothingCutError:
             raise error from None
         except (TorchError, MutationError) as second:
@@ -124,9 +124,9 @@ class Kernels:
             if isinstance(error, DataDependentError):
                 raise error from None
             raise
-        if len(self._cut) >= _MAX_CUTS:
-            self._cut.clear()
-        self._cut[_key(structure, tensors)] = cut
+        if len(self._cut_kernels) >= _MAX_CUTS:
+            self._cut_kernels.clear()
+        self._cut_kernels[_make_key(structure, tensors)] = cut
         self._last_cut[structure] = cut
         return cut, captured
 
@@ -138,17 +138,17 @@ class Kernels:
         otherwise: Exception,
     ) -> Kernel:
         """The kernel that cuts arguments of unknown sizes, for a graph. See `_cutting.cut_for_graphs`."""
-        known = self._last_cut.get(structure)
-        made = cut_for_graphs(self.fn, self.name, self.numerics, structure, kinds, numbers, known, otherwise)
-        self.cuts[structure, kinds] = made
-        return made
+        eager_kernel = self._last_cut.get(structure)
+        kernel = cut_for_graphs(self.fn, self.name, self.numerics, structure, kinds, numbers, eager_kernel, otherwise)
+        self.cuts[structure, kinds] = kernel
+        return kernel
 
     def all(self) -> list[Kernel]:
         """All kernels on whole tensors that exist."""
-        return list(self._known.values())
+        return list(self._kernels.values())
 
 
-def _key(structure: Structure, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+def _make_key(structure: Structure, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     return (structure, *[(t.dtype, t.dim(), t.device.type) for t in tensors])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from flexsn_codegen._torch_private_modes import is_forward_mode, is_plain
 from flexsn_codegen.errors import OF_A_CALL, AutogradError, SignatureError, TransformError
 from flexsn_codegen.functions._calls import take_apart, take_lists_apart
-from flexsn_codegen.functions._checks import check_tensors, outs_of, without_tensors
+from flexsn_codegen.functions._checks import check_tensors, make_no_tensors_error, outs_of
 from flexsn_codegen.functions._foreach import OverLists
 from flexsn_codegen.functions._foreach_op import lists_by_operator
 from flexsn_codegen.functions._kernel import Kernel
@@ -160,7 +160,7 @@ class Pointwise(Generic[P, R]):
         entry: Any = sys.modules.get(self.__module__)
         for part in qualname.split("."):
             entry = getattr(entry, part, None)
-        return qualname if entry is self else (_remade, (self._fn, self._autograd, self._name, self._numerics))
+        return qualname if entry is self else (_rebuild, (self._fn, self._autograd, self._name, self._numerics))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -175,8 +175,8 @@ class Pointwise(Generic[P, R]):
         """Binds a method: makes the `Pointwise` of one instance, and stores it in the instance."""
         if instance is None or not hasattr(self, "_attribute") or not hasattr(self._fn, "__get__"):
             return self
-        kept = getattr(instance, "__dict__", None)
-        if kept is None:
+        attributes = getattr(instance, "__dict__", None)
+        if attributes is None:
             raise SignatureError(
                 f"{owner.__qualname__} has __slots__ but no __dict__, in which {self._name} could store the kernels of "
                 "an instance. Add a slot '__dict__', or write a function that takes the tensors."
@@ -185,7 +185,7 @@ class Pointwise(Generic[P, R]):
             self._fn.__get__(instance, owner), autograd=self._autograd, name=self._name, numerics=self._numerics
         )
         bound._instance = (instance, self._attribute)
-        kept[self._attribute] = bound  # Python finds this entry first, and does not call `__get__` again
+        attributes[self._attribute] = bound  # Python finds this entry first, and does not call `__get__` again
         return bound
 
     def into(self, out: Tensor | Sequence[Tensor], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -270,7 +270,7 @@ class Pointwise(Generic[P, R]):
             target: language of the kernel: `TRITON` or `targets.cpp.CPP`, regardless of the tensors' device.
         """
         try:
-            kernel, tensors, numbers = self._known(args, kwargs)
+            kernel, tensors, numbers = self._find_kernel(args, kwargs)
             return kernel.sources(tensors, numbers, target)[0]
         except OF_A_CALL:
             raise
@@ -283,9 +283,9 @@ class Pointwise(Generic[P, R]):
 
     def traced(self, *args: Any, **kwargs: Any) -> PointwiseGraph:
         """The graph for arguments like these."""
-        kernel, tensors, numbers = self._known(args, kwargs)
+        kernel, tensors, numbers = self._find_kernel(args, kwargs)
         requested = [self._autograd and t.requires_grad for t in tensors]
-        return _whole(kernel.variant(tensors, numbers, requested, TRITON))
+        return _get_graph(kernel.variant(tensors, numbers, requested, TRITON))
 
     def gradient(self, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Gradient:
         """The kernel `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
@@ -294,7 +294,7 @@ class Pointwise(Generic[P, R]):
             inputs: the arguments of a call, for a function of tensors only.
             wanted: for each argument, True if its gradient is requested.
         """
-        kernel, tensors, numbers = self._known(tuple(inputs), {})
+        kernel, tensors, numbers = self._find_kernel(tuple(inputs), {})
         flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]
         traced = kernel.variant(tensors, numbers, flags, TRITON).graph
         if not any(traced.differentiable):
@@ -324,20 +324,20 @@ class Pointwise(Generic[P, R]):
         addresses_of([*parts.tensors, *(outs or ())])  # raises an error for tensors without memory before they are used
         return run(self._kernels, structure, parts, outs, self._prepared)
 
-    def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:
+    def _find_kernel(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:
         structure, parts = take_apart(self._name, args, kwargs)
         kernel, captured = self._kernels.find(structure, parts.tensors, parts.numbers)
         tensors = [*parts.tensors, *captured]
         if not tensors:
-            raise without_tensors(self._name)
+            raise make_no_tensors_error(self._name)
         return kernel, tensors, parts.numbers
 
 
-def _remade(fn: Callable[..., Any], autograd: bool, name: str, numerics: Numerics) -> Pointwise[..., Any]:
+def _rebuild(fn: Callable[..., Any], autograd: bool, name: str, numerics: Numerics) -> Pointwise[..., Any]:
     return Pointwise(fn, autograd=autograd, name=name, numerics=numerics)
 
 
-def _whole(trace: Trace) -> PointwiseGraph:
+def _get_graph(trace: Trace) -> PointwiseGraph:
     assert isinstance(trace.graph, PointwiseGraph)
     return trace.graph
 
@@ -354,4 +354,4 @@ class Gradient:
 
     def traced(self, *inputs: Tensor) -> PointwiseGraph:
         """The graph for arguments and gradients of results like these."""
-        return _whole(self._kernel.variant(inputs, [], [False] * len(inputs), TRITON))
+        return _get_graph(self._kernel.variant(inputs, [], [False] * len(inputs), TRITON))

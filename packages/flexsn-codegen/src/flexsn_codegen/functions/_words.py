@@ -58,12 +58,12 @@ def in_words_of(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         if error.args and isinstance(error.args[0], str) and type(error).__module__.startswith("flexsn_graph"):
-            error.args = (_reworded(error.args[0], name), *error.args[1:])
+            error.args = (_reword(error.args[0], name), *error.args[1:])
         raise
 
 
-def _reworded(message: str, name: str) -> str:
-    head, line_break, place = message.partition("\n")
-    for phrase, other in _PHRASES:
-        head = re.sub(phrase, lambda _, other=other: other.format(name=name), head)  # type: ignore[misc]
-    return head + line_break + place
+def _reword(message: str, name: str) -> str:
+    head, line_break, location = message.partition("\n")
+    for phrase, replacement in _PHRASES:
+        head = re.sub(phrase, lambda _, replacement=replacement: replacement.format(name=name), head)  # type: ignore[misc]
+    return head + line_break + location
