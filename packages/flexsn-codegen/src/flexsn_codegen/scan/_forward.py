@@ -333,7 +333,7 @@ class SkewedForward(ForwardTemplate):
     """The forward for a `SkewedBackward`. Each element's segments start later by the integer part of its delay.
 
     Segment `j` of an element starts at step `j * segment + delay`, where `j` may be negative. Row
-    `j - 1 + rows_before(...)` of the checkpoints contains the states before this step. For each element, every
+    `j - 1 + count_added_rows(...)` of the checkpoints contains the states before this step. For each element, every
     `segment` consecutive steps contain exactly one step at which a segment starts.
     """
 
