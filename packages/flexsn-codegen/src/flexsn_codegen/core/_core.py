@@ -217,7 +217,7 @@ class _StepWriter:
     def results(self, graph: fx.Graph, arguments: Sequence[str]) -> list[str]:
         texts = [self._write_result(entry, arguments) for entry in _list_entries(graph)]
         if not texts:
-            raise GraphError("the graph returns nothing: there is no kernel to make of it.")
+            raise GraphError("the graph returns nothing, so there is nothing to compute.")
         return texts
 
     def _make_call(self, node: fx.Node) -> OpCall:
@@ -269,7 +269,7 @@ class _StepWriter:
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             raise GraphError(
-                f"node {node.name} ({node.target}) has no fake tensor in meta['val']: its dtype is unknown. "
+                f"node {node.name} ({node.target}) has no fake tensor in meta['val'], so its dtype is unknown. "
                 "Trace with flexsn_graph, or with make_fx on fake tensors."
             )
         if not self._target.supports(value.dtype):
@@ -292,11 +292,11 @@ class _StepWriter:
 
     def _write_result(self, entry: Any, arguments: Sequence[str]) -> str:
         if not isinstance(entry, fx.Node):
-            raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
+            raise GraphError(f"the graph returns {entry!r}, but its results have to be nodes.")
         if entry.target not in LITERAL_OPS:
             # Arguments need no rounding. Results need rounding only if the ops have not been rounded themselves.
             computed = self._numerics.precision == "float32" and entry.op != "placeholder"
             return self._target.rounded(self.name(entry), self._get_dtype(entry)) if computed else self.name(entry)
         if not arguments:
-            raise GraphError("the graph takes no tensor and returns a constant: its shape is unknown.")
+            raise GraphError("the graph takes no tensor and returns a constant, whose shape is unknown.")
         return self._target.filled(self._write_literal(entry), arguments[0])

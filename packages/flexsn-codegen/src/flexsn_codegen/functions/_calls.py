@@ -67,8 +67,8 @@ def _take_value(name: str, where: str, value: Any, parts: Parts) -> Structure:
         return ("named", inner, type(value))
     raise ArgumentError(
         f"{where} of {name} is a {type(value).__name__}. A kernel takes tensors and Python numbers; flags, texts, "
-        "dtypes and None become part of it. Lists, tuples and dicts may contain all of these. Turn a number of "
-        "another kind into an int or a float."
+        "dtypes and None become part of it. Lists, tuples and dicts may contain all of these. Convert other "
+        "numbers to int or float."
     )
 
 
@@ -134,7 +134,9 @@ def take_lists_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     lengths = sorted({len(column) for column, is_common in zip(columns, common, strict=True) if not is_common})
     if len(lengths) != 1:
         raise ArgumentError(
-            f"{name}.foreach takes lists of tensors of one length; the lengths here are {lengths or 'none'}."
+            f"{name}.foreach takes lists of tensors of equal length, but the lengths of the lists are {lengths}."
+            if lengths
+            else f"{name}.foreach takes lists of tensors, but no argument is such a list."
         )
     return Lists(("call", positional, named), columns, common, parts.numbers, lengths[0], list(chain(*columns)))
 

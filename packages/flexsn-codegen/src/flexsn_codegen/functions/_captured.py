@@ -63,9 +63,9 @@ class Captured:
             if self.fetch() is None:
                 names = ", ".join(sorted({place.name for place in self.reads.changed()}))
                 raise AutogradError(
-                    f"{self._name} reads {names}, which has changed between a forward and its backward, or while it "
-                    "was traced. The kernel of the gradient does not exist yet, and would belong to another "
-                    "function. Change the value after the backward, or pass it as an argument."
+                    f"{self._name} reads {names}, which has changed between a forward and its backward, or while "
+                    "the function was traced. The kernel of the gradient does not exist yet, and would belong to "
+                    "another function. Change the value after the backward, or pass it as an argument."
                 )
             yield self.reads
             self.reads.keep_more()

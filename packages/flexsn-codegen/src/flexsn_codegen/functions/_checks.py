@@ -41,7 +41,7 @@ def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
 def _find_remedy(tensor: Tensor) -> str | None:
     """Advice for a tensor that kernels cannot read, or `None` for other tensors."""
     if tensor.is_nested:
-        return "Call it on its parts, or on the .values() of a jagged one."
+        return "Pass its parts one by one, or the .values() of a jagged tensor."
     if tensor.is_quantized:
         return "Pass its .dequantize(), or its .int_repr()."
     if tensor.layout is not torch.strided:
@@ -55,7 +55,9 @@ def _find_remedy(tensor: Tensor) -> str | None:
 
 def make_no_tensors_error(name: str) -> ArgumentError:
     """The error for a call without tensors."""
-    return ArgumentError(f"{name} was called without tensors; a kernel needs one to take the shape from.")
+    return ArgumentError(
+        f"{name} was called without tensors, but a kernel needs a tensor, whose shape its results have."
+    )
 
 
 def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
@@ -101,7 +103,7 @@ def outs_of(name: str, out: Any) -> list[Tensor]:
     for i, value in enumerate(outs):
         if not isinstance(value, Tensor):
             raise ArgumentError(
-                f"place {i} of the first argument of {name}.into is a {type(value).__name__}: pass a tensor for each "
+                f"entry {i} of the first argument of {name}.into is a {type(value).__name__}: pass a tensor for each "
                 "result, with its shape and dtype, such as one made by torch.empty."
             )
     return outs
@@ -109,7 +111,7 @@ def outs_of(name: str, out: Any) -> list[Tensor]:
 
 def make_into_error(name: str) -> ArgumentError:
     """The error for a call of `into` if the function writes in place."""
-    return ArgumentError(f"{name} writes to its arguments already: call it without `into`.")
+    return ArgumentError(f"{name} already writes to its arguments: call it without `into`.")
 
 
 def make_list_error(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
@@ -118,9 +120,9 @@ def make_list_error(name: str, structure: tuple[Any, ...], error: Exception) -> 
     for position, part in [*enumerate(positional), *named]:
         if part[0] == "list":
             return ArgumentError(
-                f"argument {position!r} of {name}.foreach is a list with other objects than tensors, so each place is "
-                "called with the whole list, and the function cannot compute with it. To pass a number for each place, "
-                f"pass a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
+                f"argument {position!r} of {name}.foreach is a list that contains objects other than tensors, so each "
+                "call receives the whole list, with which the function cannot compute. To pass a different number to "
+                f"each call, pass a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
             )
     return None
 
@@ -143,13 +145,14 @@ def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
     """Raises `AutogradError` if gradients are required from a kernel that has none."""
     if writes:
         raise AutogradError(
-            f"{name} writes to tensors in place, but a tensor that it reads or writes requires a gradient, which "
-            "cannot flow through. Call it under torch.no_grad(), like an optimizer's step, or return the new values."
+            f"{name} writes to tensors in place, but a tensor that it reads or writes requires a gradient. "
+            f"Gradients cannot flow through such a call. Call {name} under torch.no_grad(), like an optimizer's step, "
+            "or return the new values."
         )
     if not autograd:
         raise AutogradError(
-            f"a tensor that {name} reads requires a gradient, but it was made with autograd=False. Make it with "
-            "pointwise(..., autograd=True), or call it under torch.no_grad()."
+            f"a tensor that {name} reads requires a gradient, but {name} was made with autograd=False. Make {name} "
+            "with pointwise(..., autograd=True), or call it under torch.no_grad()."
         )
 
 

@@ -58,7 +58,7 @@ def target_on(device: torch.device, name: str) -> Target:
         )
     raise DeviceError(
         f"the arguments of {name} are on {device}: kernels are compiled for CUDA and ROCm GPUs and for the CPU. Move "
-        "them there."
+        "them to one of these devices."
     )
 
 

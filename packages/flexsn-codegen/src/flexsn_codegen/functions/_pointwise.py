@@ -298,7 +298,7 @@ class Pointwise(Generic[P, R]):
         flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]
         traced = kernel.variant(tensors, numbers, flags, TRITON).graph
         if not any(traced.differentiable):
-            raise AutogradError(f"no result of {self._name} is differentiable by the requested arguments.")
+            raise AutogradError(f"no result of {self._name} is differentiable with respect to the requested arguments.")
         return Gradient(kernel.gradient(flags, traced.differentiable))
 
     # -- calls -----------------------------------------------------------------------------------------------

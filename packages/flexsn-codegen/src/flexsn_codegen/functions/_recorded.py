@@ -57,8 +57,8 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
         if outs is not None:
             if cuts:
                 raise ArgumentError(
-                    f"{kernels.name} cuts its arguments into pieces: its results are new memory. Call it without "
-                    "`into`."
+                    f"{kernels.name} cuts its arguments into pieces, so its results are new memory. Call it "
+                    "without `into`."
                 )
             check_outs(kernels.name, outs, [r.dtype for r in results], results[0].shape, results[0].device)
             for out, value in zip(outs, results, strict=True):
@@ -134,8 +134,8 @@ def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
     if names:
         leave_graph(
             f"{kernels.name} reads {', '.join(names)}, which compiled code has changed before it calls "
-            f"{kernels.name}, and writes back after its graph. Pass it to {kernels.name} as an argument, or change it "
-            "outside of the compiled function."
+            f"{kernels.name}. The new value is only stored after the graph has run. Pass the value to {kernels.name} "
+            "as an argument, or change it outside of the compiled function."
         )
     recompile_unless(holds, f"captured values of {kernels.name} are unchanged since the graph was made")
     return len(captured.tensors)

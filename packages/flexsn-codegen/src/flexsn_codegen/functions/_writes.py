@@ -26,7 +26,7 @@ def check_written(name: str, written_name: str, tensor: Tensor) -> None:
         if stride <= reach:
             raise WriteError(
                 f"{written_name} of {name}, of shape {list(tensor.shape)} and strides {list(tensor.stride())}, has "
-                "several elements in one place (it is expanded, or its windows overlap), so it cannot be "
+                "several elements at one address (it is expanded, or its windows overlap), so it cannot be "
                 "written to. Write to a .clone() of it."
             )
         reach += stride * (size - 1)
@@ -119,6 +119,6 @@ def check_outs(
     for i, (out, dtype) in enumerate(zip(outs, dtypes, strict=True)):
         if out.dtype != dtype or tuple(out.shape) != tuple(shape) or out.device != device:
             raise ArgumentError(
-                f"tensor {i} of out= is {list(out.shape)} {out.dtype} on {out.device}, but that result of {name} is "
+                f"tensor {i} of out= is {list(out.shape)} {out.dtype} on {out.device}, but result {i} of {name} is "
                 f"{list(shape)} {dtype} on {device}."
             )

@@ -138,8 +138,8 @@ def _make_temporary_folder() -> Path:
 
 def _make_error(path: Path, error: OSError) -> CacheFolderError:
     return CacheFolderError(
-        f"generated kernels cannot be kept in {path}: {error.strerror or error}. Make room there, make it a folder "
-        f"that you can write to, or name another one in {_VARIABLE}."
+        f"generated kernels cannot be stored in {path}: {error.strerror or error}. Free disk space, make the folder "
+        f"writable for you, or set {_VARIABLE} to another folder."
     )
 
 

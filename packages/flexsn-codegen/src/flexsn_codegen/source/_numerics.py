@@ -31,7 +31,7 @@ class Numerics:
         if self.precision not in precisions:
             closest = difflib.get_close_matches(str(self.precision), precisions, n=1, cutoff=0.0)[0]
             raise PrecisionError(
-                f"there is no precision {self.precision!r}; did you mean {closest!r}? There are "
+                f"there is no precision {self.precision!r}; did you mean {closest!r}? The precisions are "
                 f"{' and '.join(map(repr, precisions))}."
             )
 
