@@ -136,7 +136,7 @@ def _write_once(
     statements: Sequence[Statement],
     results: dict[str, torch.dtype],
 ) -> Once:
-    """Writes the function that computes values that are equal in all steps. A step and its VJP often share it."""
+    """Writes the function of the values that are equal in all steps. A step and its VJP often share this function."""
     code = "\n".join(f"{s.name} = {s.text}" for s in statements)
     digest = hashlib.sha256(f"{tuple(arguments)}\n{code}\n{list(results)}".encode()).hexdigest()[:12]
     name = f"once_{digest}"
@@ -294,7 +294,7 @@ class _StepWriter:
         if not isinstance(entry, fx.Node):
             raise GraphError(f"the graph returns {entry!r}, but its results have to be nodes.")
         if entry.target not in LITERAL_OPS:
-            # Arguments need no rounding. Results need rounding only if the ops have not been rounded themselves.
+            # Arguments need no rounding. Results of ops need rounding if the ops themselves have not rounded them.
             computed = self._numerics.precision == "float32" and entry.op != "placeholder"
             return self._target.rounded(self.name(entry), self._get_dtype(entry)) if computed else self.name(entry)
         if not arguments:

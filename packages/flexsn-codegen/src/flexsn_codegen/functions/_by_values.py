@@ -1,7 +1,7 @@
 """An operator for pointwise kernels whose numbers are computed by a compiled graph. It takes floats as tensors.
 
 A compiler turns a number that changes, such as a learning rate, into a symbol. Floats that are symbols have to be
-passed in tensors, because otherwise the graph is valid for one value only. When the kernel runs, its own arguments are
+passed in tensors, because otherwise the graph is valid for one value only. When the kernel runs, its arguments are
 computed from these numbers, as in eager mode.
 """
 
@@ -49,7 +49,7 @@ def pointwise_by_values_op(
 
     Args:
         read: the tensors that the kernel only reads.
-        changed: the tensors to which it writes, followed by its results.
+        changed: the tensors to which the kernel writes, followed by its results.
         floats: the floating-point numbers in order, as float64 tensors `[]` on the CPU.
         ints: the other numbers.
         is_float: for each number, True if it is in `floats`.
@@ -96,7 +96,7 @@ def by_values(
 
 
 def split_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list[bool]]:
-    """Separates floats, as tensors, from the other numbers. Also returns True for each number that is a float."""
+    """Returns the floats as tensors, the other numbers, and for each number, True if it is a float."""
     is_float = [isinstance(number, float | torch.SymFloat) for number in numbers]
     pairs = list(zip(numbers, is_float, strict=True))
     unit = torch.ones((), dtype=torch.float64, device="cpu")

@@ -74,9 +74,7 @@ def _take_value(name: str, where: str, value: Any, parts: Parts) -> Structure:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """The arguments of a call over lists, which makes one call of the function for each index of the lists.
-
-    A place is an index of the lists.
+    """The arguments of a call over lists, which makes one call of the function for each place (index) of the lists.
 
     Attributes:
         structure: structure of each call.

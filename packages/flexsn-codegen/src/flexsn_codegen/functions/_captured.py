@@ -16,7 +16,8 @@ from flexsn_graph.reads import Reads
 class Captured:
     """All values that a function reads in addition to its arguments.
 
-    All traces of the function share this object. Traces for other numbers and traces of its gradients may read more.
+    All traces of the function share this object. Traces for other numbers, and traces of gradients, may read more
+    values.
 
     Args:
         fn: the function.

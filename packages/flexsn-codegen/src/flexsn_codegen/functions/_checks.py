@@ -61,7 +61,7 @@ def make_no_tensors_error(name: str) -> ArgumentError:
 
 
 def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
-    """Raises `WriteError` if the kernel may not write to its tensors."""
+    """Raises `WriteError` if the kernel must not write to its tensors."""
     for i in kernel.written:
         written_name = f"tensor {i}"
         check_written(kernel.name, written_name, tensors[i])
@@ -71,7 +71,7 @@ def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
 
 
 def check_writes_in_graph(kernel: Any, tensors: Sequence[Tensor]) -> None:
-    """Raises `WriteError` if a written tensor shares memory with another tensor. The tensors are a compiler's."""
+    """Raises `WriteError` if a written tensor shares memory with another tensor, in the graph of a compiler."""
     for i in kernel.written:
         for j, other in enumerate(tensors):
             if j != i and overlap_in_graph(tensors[i], other):

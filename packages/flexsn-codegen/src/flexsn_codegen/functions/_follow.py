@@ -16,7 +16,7 @@ Conditions = Sequence[tuple[Expression, Any]]
 def follow(
     trace: Callable[[Notes], tuple[T, list[CoreSource], object]], numbers: Sequence[Any], fixed: Sequence[int] = ()
 ) -> tuple[T, list[CoreSource], Conditions, list[list[Expression]]]:
-    """Traces a function. Returns the trace, its sources, its conditions on numbers, and expressions for their numbers.
+    """Traces a function. Returns the trace, its sources, its conditions, and expressions for the sources' numbers.
 
     Args:
         trace: returns a trace, the sources of its kernels, and a value that has to be equal for other numbers.
@@ -61,7 +61,7 @@ def follow(
 
 
 def hold(conditions: Conditions, numbers: Sequence[Any]) -> bool:
-    """True if all conditions have the same outcomes for these numbers, so that their trace is equal."""
+    """True if all conditions have the same outcomes for these numbers, so that the trace is valid for them."""
     try:
         return all(same(evaluate(expression, numbers), outcome) for expression, outcome in conditions)
     except ArithmeticError:

@@ -254,8 +254,9 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     call: ListsCall = kernel_of(key)
     tensors = call.merged(read, written)
     with mode:
-        # There is one operator per index in two cases: exported programs have to contain the source of each kernel, and
-        # compilers assume that an operator does not write to memory that it also reads.
+        # In two cases, each index has a separate operator: in exported programs, which have to contain the source of
+        # each kernel, and if tensors share memory, because compilers assume that an operator does not write to memory
+        # that it also reads.
         if is_exporting() or call.has_shared_memory(tensors):
             return call.one_by_one(tensors, numbers)
         results = call.empty_results(tensors, numbers)

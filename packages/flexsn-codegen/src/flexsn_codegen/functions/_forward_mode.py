@@ -2,7 +2,7 @@
 
 The gradients of the arguments are a linear function of the gradients of the results. If this linear function is
 differentiated in reverse mode with the arguments' tangents as cotangents, the gradients are the results' tangents. A
-kernel computes them from only the arguments and the tangents of the arguments.
+kernel computes these gradients from the arguments and their tangents alone.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Notes:
         return (HostInt if type(value) is int else HostFloat)(self, expression, value)
 
     def apply(self, name: str, *operands: Any) -> Any:
-        """Computes a function of numbers, and records the result or, if it may decide a branch, the condition."""
+        """Computes a function of numbers and records the result, as a condition if the result may decide a branch."""
         if not all(isinstance(o, HostInt | HostFloat | int | float) for o in operands):
             return NotImplemented
         expressions = tuple(_get_expression(o) for o in operands)
@@ -247,7 +247,7 @@ def change_numbers(numbers: Sequence[Number], changed: Sequence[int]) -> list[Nu
 
 
 class Unmatched(Exception):
-    """Raised if a constant of a graph changes with the numbers in an unknown way."""
+    """Raised if it is unknown how a constant of a graph depends on the numbers."""
 
 
 def match(

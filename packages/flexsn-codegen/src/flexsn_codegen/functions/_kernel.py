@@ -72,7 +72,8 @@ class Kernel:
         gradient: True if the function is the gradient of another function.
         must_cut: see `flexsn_graph.trace_cells`.
         otherwise: the error to raise if the function does not cut anything. By default, the tracer's own error.
-        batched: creates the kernel of the function over a batch. By default, `torch.func.vmap` makes this function.
+        batched: creates the kernel of the function over a batch. By default, `torch.func.vmap` batches the
+            function.
         like: for a gradient, the index of the tensor to which each result belongs.
         cotangents: for a gradient, the index of the first tensor that is not an argument of the function.
 

@@ -52,7 +52,7 @@ class Kernels:
     def find(
         self, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel on whole tensors for such a call, and the current captured tensors."""
+        """The kernel on whole tensors for a call, and the current captured tensors."""
         key = _make_key(structure, tensors)
         result = self._fetch(key)
         if result is None:
@@ -70,7 +70,7 @@ class Kernels:
         self, key: tuple[Any, ...], structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
         check_signature(self.fn, self.name, structure)
-        plan_layout(tensors)  # raises an error if they do not broadcast
+        plan_layout(tensors)  # raises an error if the tensors do not broadcast
         try:
             kernel = Kernel.of(self.fn, self.name, self.numerics, structure, tensors, numbers)
         except (TypeError, TorchError):
@@ -81,7 +81,7 @@ class Kernels:
         return kernel, tuple(kernel.captured.tensors)
 
     def find_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
-        """The kernel that cuts for such a call, and the current captured tensors. `None` if it does not exist yet."""
+        """The kernel of a call that cuts, and the current captured tensors. `None` if this kernel is not made yet."""
         result = self._cut_kernels.get(_make_key(structure, tensors)) if self._cut_kernels else None
         captured = None if result is None else result.captured.fetch()
         return None if result is None or captured is None else (result, captured)
@@ -94,14 +94,15 @@ class Kernels:
         numbers: Sequence[Any],
         target: Target | None = None,
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel that cuts for such a call, and the captured tensors.
+        """Makes the kernel of a call that cuts. Returns the kernel and the captured tensors.
 
         Args:
             error: the error that the kernel on whole tensors has raised.
             target: language of the kernel. By default, the language for the tensors' device.
 
         Raises:
-            `error`, or the error of the kernel that cuts, depending on which of them explains the reason better.
+            `error`, if the function cuts nothing, or if the kernel that cuts fails for the same reason. Otherwise, the
+            error of the kernel that cuts.
         """
         grad = torch.is_grad_enabled()
         try:

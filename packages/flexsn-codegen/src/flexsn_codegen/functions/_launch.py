@@ -20,7 +20,7 @@ from flexsn_codegen.targets.triton import TRITON, entry, interpreting, launcher
 BLOCK = 1024
 # The interpreter's run time is proportional to the number of programs, because numpy computes within a program.
 _MAX_INTERPRETED_BLOCK = 1 << 16
-# Elements per C++ program, which loops over them. With this number, the values stay in the L1 cache.
+# The number of elements over which a C++ program loops. With this number, the values stay in the L1 cache.
 CPP_BLOCK = 4096
 
 
@@ -97,8 +97,8 @@ class Launcher:
         numel: the number of elements.
         block: the number of elements of a program in Triton.
         warps: the number of warps of a program on a GPU.
-        fixed: True if the memory depends on the number of programs, so that Triton's interpreter must not use larger
-            programs.
+        fixed: True if the size of the memory depends on the number of programs, so that Triton's interpreter must not
+            use larger programs.
     """
 
     def __init__(

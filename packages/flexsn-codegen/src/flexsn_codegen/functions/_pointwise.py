@@ -102,7 +102,7 @@ def pointwise(
         UnsupportedOpError: on the first call: an op is not pointwise or has no rule. The message names the op and the
             line.
         TraceError: on the first call: `fn` computes with shapes, or returns something other than tensors.
-        ArgumentError, DeviceError, AutogradError, WriteError: on any call. The classes describe the reasons.
+        ArgumentError, DeviceError, AutogradError, WriteError: on any call. See the descriptions of these classes.
 
     Example:
         >>> swiglu = pointwise(lambda x, gate, limit: (x * torch.nn.functional.silu(gate)).clamp(max=limit))
@@ -200,7 +200,7 @@ class Pointwise(Generic[P, R]):
         Raises:
             ArgumentError: `out` contains objects that are not tensors, or a tensor with a shape, dtype or device other
                 than that of its result.
-            WriteError: a tensor of `out` overlaps with itself, or with an argument that is another tensor.
+            WriteError: a tensor of `out` has several elements at one address, or overlaps with a different argument.
             AutogradError: a tensor of `out`, or an argument, requires a gradient outside of `torch.no_grad()`.
         """
         outs = outs_of(self._name, out)

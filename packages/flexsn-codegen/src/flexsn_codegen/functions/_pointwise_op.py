@@ -24,7 +24,7 @@ from flexsn_codegen.functions._launch import CPP_BLOCK, addresses_of, interprete
 from flexsn_codegen.functions._plan import PlannedLaunch
 from flexsn_codegen.targets.cpp import CppKernel, program
 
-# Graphs contain the source alone. The most recently used libraries stay loaded in this cache.
+# Graphs only contain the source of a program. The most recently used programs stay loaded in this cache.
 _program = functools.lru_cache(256)(program)
 
 

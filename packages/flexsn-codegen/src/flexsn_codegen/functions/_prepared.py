@@ -1,8 +1,9 @@
 """Repeats earlier calls on the fastest path, without another analysis.
 
-Before a prepared call is repeated, the new call is compared with it: the structure and its constants, each tensor's
-dtype, shape, strides and device, whether autograd follows the tensor, the captured values, and the decisions that
-depend on numbers. If the call writes to existing memory, the tensors that share memory are also compared.
+Before a prepared call is repeated, it is compared with the new call. The comparison includes the structure and its
+constants, each tensor's dtype, shape, strides and device, whether autograd follows the tensor, the captured values, and
+the decisions that depend on numbers. If the call writes to existing memory, it also includes the tensors that share
+memory.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Call:
 
     Attributes:
         captured: the kinds of the captured tensors.
-        sharing: result of `_sharing`. Empty if the call only writes to new memory.
+        sharing: result of `_find_sharing`. Empty if the call only writes to new memory.
         single: the kernel's `single` at this call.
         interpreted: True if the call was prepared for Triton's interpreter.
         trained: the data for a call that autograd follows, otherwise `None`.
@@ -95,7 +96,7 @@ class PreparedCalls:
         return results_together(kernel.result, results, tensors)
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
-        """A function that repeats a prepared call. `None` if none is prepared, or the call depends on other values."""
+        """A function that repeats a prepared call. `None` if no call is prepared, or it depends on other values."""
         entry = self._calls.get(_make_key(structure, tensors, outs, torch.is_grad_enabled()))
         if entry is None or entry.trained is not None or entry.captured or any(entry.trace.words([])):
             return None

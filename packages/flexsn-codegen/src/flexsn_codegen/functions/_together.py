@@ -29,7 +29,7 @@ class Group:
             of the program's tensors.
         cells: `[programs, tensors]`, int64, on the tensors' device: the positions of each program's addresses among all
             addresses.
-        aligned: `[places, tensors]`, int64, on the CPU: positions of the addresses that have to be multiples of
+        aligned: `[launches, tensors]`, int64, on the CPU: positions of the addresses that have to be multiples of
             `ALIGNMENT`.
         table: `[programs, 2 + tensors]`: `first`, and the addresses.
     """
@@ -127,5 +127,5 @@ class TableKernels:
 
 
 def _list_number_names(source: KernelSource) -> list[str]:
-    """The integer arguments of a dense kernel that contain the function's numbers."""
+    """The names of the integer arguments of a dense kernel that contain the function's numbers."""
     return [name for name in source.sizes if name.startswith(f"{PREFIX}_number_")]

@@ -86,7 +86,7 @@ def _share_memory(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
 
 
 def _are_interleaved(a: Tensor, b: Tensor) -> bool:
-    """True if two tensors with equal layouts are interleaved: each one's elements lie in gaps of the other one."""
+    """True if two tensors with equal layouts are interleaved: the elements of each tensor lie in gaps of the other."""
     distance = abs(int(a.storage_offset()) - int(b.storage_offset()))
     inner = 1
     steps = sorted(_list_steps(a))
@@ -113,7 +113,7 @@ def _measure_extent(tensor: Tensor) -> int:
 def check_outs(
     name: str, outs: Sequence[Tensor], dtypes: Sequence[torch.dtype], shape: Sequence[int], device: torch.device
 ) -> None:
-    """Raises `ArgumentError` for tensors in `out=` that are unlike the results."""
+    """Raises `ArgumentError` if the count, shapes, dtypes or devices of `outs` differ from those of the results."""
     if len(outs) != len(dtypes):
         raise ArgumentError(f"{name} has {len(dtypes)} results, but out= contains {len(outs)} tensors.")
     for i, (out, dtype) in enumerate(zip(outs, dtypes, strict=True)):

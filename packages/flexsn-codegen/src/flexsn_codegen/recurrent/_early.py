@@ -17,7 +17,7 @@ _FEWEST_LOADS, _MOST_VALUES = 2, 4
 
 
 def split_early(stage: Stage, shifted: Collection[Port], first: int) -> tuple[Stage, Stage] | None:
-    """Splits a stage into a part whose only values of steps are `shifted` values, and the remaining part.
+    """Splits a stage into a part that reads no values of steps other than `shifted` values, and the rest.
 
     Args:
         first: index of the first value that the first part passes to the second. These values have the role `AHEAD`.

@@ -1,8 +1,8 @@
 """Replaces a selection among many earlier steps by one load.
 
-A value with delays is a sum over earlier steps. Each element has a number that selects one of these steps, and is the
-same in all steps of the sequence. A summand is zero at elements that select another step. The loads of all summands are
-replaced by one load at an address that depends on the number.
+A value with delays is a sum over earlier steps. Each element has a number that selects one of these steps. The number
+is the same in all steps of the sequence. A summand is zero at elements that select another step. The loads of all
+summands are replaced by one load at an address that depends on the number.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def split_gathers(
     """Splits a stage that selects among earlier steps. The first part computes the step numbers, once for all steps.
 
     Args:
-        steps: for each value that the stage may read, the value of which it is another step, and the distance in steps.
+        steps: for each value that is another step of a value in memory, this value, and the distance in steps.
         back: returns True if a greater distance from a value means an earlier step.
         first: index of the first value that the first part passes to the second. These values have the role `AHEAD`.
 

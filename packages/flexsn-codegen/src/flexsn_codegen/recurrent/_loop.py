@@ -22,8 +22,8 @@ _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
 # With more values, registers are spilled. 32 values would spill some kilobytes per thread.
 _MOST_CARRIED = 16
-# If more values are carried, this number of those that no product reads stay in registers. The other values that no
-# product reads pass from step to step in memory.
+# If more values are carried, registers only keep this number of the values that no product reads. The rest of these
+# values pass from step to step in memory.
 _MOST_BESIDE_RING = 4
 # Each value is loaded and written out in the source. With more values, compilation takes minutes.
 _MOST_IN_RING = 128

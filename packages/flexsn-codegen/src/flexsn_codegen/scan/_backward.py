@@ -147,7 +147,7 @@ class BackwardTemplate:
         self._write_chunk(None, self._spec.chunk)
 
     def _walk_lengths(self) -> None:
-        """Writes all steps of a step function with inputs that count down."""
+        """Writes all steps if the step function has inputs that count down."""
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
         w.bounds("least", "largest", list(self._counting.values()))
         w.integer("whole", f"least // {chunk}")
@@ -198,7 +198,10 @@ class BackwardTemplate:
                         w.store(param, "ended", w.row(param, "t"))
 
     def _shift_gradients(self, end: str) -> None:
-        """Writes zero gradients of late inputs for steps that no step before `end` reads, and shifts other steps."""
+        """Writes the gradients of late inputs at steps that no step before `end` reads, which are zeros.
+
+        The gradients at other steps are shifted by the delays.
+        """
         w = self._writer
         for i, late in self._late.items():
             if i not in self._grad_inputs:
@@ -259,7 +262,7 @@ class BackwardTemplate:
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
 
     def _declare_carried(self) -> None:
-        """Assigns the gradients of states, and the flags, that the last step receives. They pass from step to step."""
+        """Assigns the values that pass from step to step, as the last step receives them: state gradients and flags."""
         w, spec = self._writer, self._spec
         grad_finals = w.add_present(Role.GRAD_FINAL_STATE, spec.grad_final_states)
         for i, dtype in enumerate(spec.state_dtypes):

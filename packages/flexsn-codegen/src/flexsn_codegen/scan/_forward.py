@@ -167,7 +167,7 @@ class ForwardTemplate:
             self._write_step(k)
 
     def _walk_lengths(self, chunk: int) -> None:
-        """Writes all steps of a step function with inputs that count down."""
+        """Writes all steps if the step function has inputs that count down."""
         w = self._writer
         w.bounds("least", "largest", list(self._counting.values()))
         w.integer("chunks", f"least // {chunk}")
@@ -266,7 +266,7 @@ class ForwardTemplate:
         ]
 
     def _load_early(self, shift: int, exists: str) -> None:
-        """Loads the `early` inputs of the chunk that starts `shift` steps later, if `exists` holds."""
+        """Loads the `early` inputs of the chunk `shift` steps after the operands' current step, if `exists` holds."""
         w, layouts = self._writer, self._spec.inputs
         for k in range(self._spec.chunk):
             for i, param in self._inputs.items():

@@ -20,7 +20,8 @@ class ForwardSpec:
         state_dtypes: dtype of each state.
         lifted: layout of each lifted tensor.
         lifted_like: for each lifted tensor, the index of the first lifted tensor with the same layout, sizes and
-            strides. A program computes the positions of their elements once. Empty if such tensors are not known.
+            strides. A program computes positions of elements once for all tensors with the same index. Empty if this
+            index is unknown.
         ends: True if steps have ends: where all inputs that count down are 0 or less, outputs are zeros and states stay
             the same. A program then stops at the step at which the last of its elements ends. The backward must have
             the same value of `ends`.
@@ -29,11 +30,11 @@ class ForwardSpec:
         outputs, state_seqs, final_states: for each tensor, True if it is written.
         saved: number of residuals that are written for the backward. They follow the new states in the step's results.
         segment: number of steps of a segment. The states before each segment, except for the first one, are written as
-            checkpoints. The last segment may be shorter. `chunk` is a multiple of `segment`, unless T is one chunk. If
-            0, no checkpoints are written.
+            checkpoints. The last segment may be shorter. `chunk` is a multiple of `segment`, unless T is one chunk. 0
+            means that no checkpoints are written.
         chunk: number of steps whose loads are issued together.
         stages: number of chunks in flight. While one chunk is computed, the next `stages - 1` chunks are copied to
-            shared memory. Several stages are faster if few warps run. If 1, no chunks are copied.
+            shared memory. Several stages are faster if few warps run. 1 means that no chunks are copied.
         rest: False if T is always a multiple of `chunk`. The kernel then has less code, and is compiled faster.
         single: True if T is `chunk` and no input counts down. The kernel then has no loop over chunks.
         strided: layouts of those written tensors that are not dense.

@@ -47,7 +47,7 @@ class Number:
         return dict(zip(self.arguments, self.integers_of(self.value), strict=True))
 
     def integers_of(self, value: bool | int | float) -> list[int]:
-        """The values of the kernel's arguments for a value of the number, in the order of `arguments`."""
+        """The values of the kernel's arguments if the number is `value`, in the order of `arguments`."""
         bits = self._bits(value)
         return [_signed(bits), _signed(bits >> 32)] if self.dtype.itemsize == 8 else [_signed(bits)]
 

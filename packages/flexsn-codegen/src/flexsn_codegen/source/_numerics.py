@@ -13,7 +13,7 @@ Precision = Literal["eager", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """The choices that change results.
+    """The settings that change the results of a kernel.
 
     Attributes:
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
@@ -37,7 +37,7 @@ class Numerics:
 
 
 def compile_options(backend: str, *, fast_math: bool = False) -> dict[str, bool]:
-    """The options of Triton's compiler with which a kernel computes exactly what its source specifies.
+    """The options of Triton's compiler. By default, a kernel then computes exactly what its source specifies.
 
     Args:
         backend: Triton's name of the backend, ``"cuda"`` or ``"hip"``.

@@ -33,7 +33,7 @@ def starts_source(name: str, core: CoreSource, num_states: int) -> KernelSource:
 
     Args:
         name: start of the kernel's name.
-        core: a step for the target of the kernel.
+        core: the step, of which only the target is used.
     """
     w = core.target.writer(())
     w.begin()

@@ -21,7 +21,7 @@ class Columns:
     Attributes:
         vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`. `None` if all gradients of
             states are zero.
-        gradients: for each state, the position of its gradient among the results, or `None` if it is zero.
+        gradients: for each state, the position of its gradient among the results, or `None` if the gradient is zero.
     """
 
     vjp: CoreSource | None

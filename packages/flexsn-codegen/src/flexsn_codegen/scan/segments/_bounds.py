@@ -18,8 +18,8 @@ def divide_segment(writer: KernelWriter, chunk: int, *, ends: bool) -> None:
     """Divides a segment of a step function with inputs that count down.
 
     The division depends on `least` and `largest`, the smallest and the largest count of the program's elements. No
-    element ends before chunk `whole`. At chunk `alive`, all elements or the segment have ended. Chunk `stop` follows
-    the segment's last chunk, which may be the steps after the last complete chunk of the sequence.
+    element ends before chunk `whole`. Before chunk `alive`, all elements end, or the segment ends. Chunk `stop`
+    follows the segment's last chunk, which may be the incomplete chunk at the end of the sequence.
 
     Args:
         ends: True if steps have ends (`ForwardSpec.ends`). If False, `alive` is `stop`.

@@ -96,7 +96,7 @@ class SegmentsTemplate(ForwardTemplate):
                 w.move(param, chunk)
 
     def _write_columns(self, k: int) -> None:
-        """Computes the additional values of a subclass, before step `k` of a warm-up."""
+        """Writes lines that a subclass adds before step `k` of a warm-up."""
 
     def _define_remaining(self, name: str, number: str) -> None:
         """Defines an int32 value that is above 0 for elements that have not ended before step `number`."""
