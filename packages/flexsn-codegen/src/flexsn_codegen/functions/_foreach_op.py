@@ -49,8 +49,8 @@ class ListsCall:
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
         """All tensors, merged from the tensors that are only read and the tensors that are written, each in order."""
-        of_read, of_written = iter(read), iter(written)
-        return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
+        next_read, next_written = iter(read), iter(written)
+        return [next(next_written if i in self.written else next_read) for i in range(len(read) + len(written))]
 
     def run(self, tensors: list[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
         """Launches all kernels. Returns the new results, in the order of the lists."""

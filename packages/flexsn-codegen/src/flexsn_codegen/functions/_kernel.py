@@ -306,8 +306,10 @@ class Kernel:
         gradient, reads = self._gradient, self.captured.reads
         if shapes is None:
             dimensions, device = _count_dimensions(tensors), tensors[0].device
-            whole = trace_pointwise(bound, types, dimensions, device, self.name, gradient=gradient, reads=reads)
-            return whole, [whole.step], None
+            pointwise_graph = trace_pointwise(
+                bound, types, dimensions, device, self.name, gradient=gradient, reads=reads
+            )
+            return pointwise_graph, [pointwise_graph.step], None
         if any(type(size) is not int for t in tensors for size in t.shape):
             pairs = zip(shapes, tensors, strict=True)
             tensors = [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in pairs]
@@ -321,8 +323,8 @@ class Kernel:
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
         """All tensors of the kernel, merged from the tensors that it only reads and those that it writes, in order."""
-        of_read, of_written = iter(read), iter(written)
-        return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
+        next_read, next_written = iter(read), iter(written)
+        return [next(next_written if i in self.written else next_read) for i in range(len(read) + len(written))]
 
     # -- calls ---------------------------------------------------------------------------------------------
 
