@@ -58,8 +58,8 @@ class StageCall:
     """A pointwise stage.
 
     Attributes:
-        reads: for each input, columns that the program has computed, a view of a value in memory, or a load of one of
-            several steps.
+        reads: for each input, columns that the program has computed or received, a view of a value in memory, or a load
+            of one of several steps.
         writes: for each output, the columns that it becomes, or `None` if the program does not need it later.
         stored: for each output, its destination in memory at every step, or `None`.
         early: `None` if the stage is computed at its regular position. `0` or `1` if the stage only reads values of

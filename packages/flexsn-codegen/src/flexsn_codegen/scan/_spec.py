@@ -87,7 +87,8 @@ class BackwardSpec:
         rows: True if each program walks the rows of the step one after the other, and sums the gradients of lifted
             tensors over the rows before it writes these gradients. This requires lifted tensors that are the same for
             all rows, and a target that supports `rows`. The kernel takes the integers ``"ROWS"``, the number of rows,
-            and ``"ROW"``, the number of elements of a row. The last row may be shorter. `summed_inputs` must be empty.
+            and ``"ROW"``, the number of elements of a row. The last row may be shorter. Gradients of inputs
+            cannot be summed in this case.
         flags: the flags that the VJP takes.
         strided: layouts of those tensors that are not dense: checkpoints, residuals, received and written gradients.
     """
