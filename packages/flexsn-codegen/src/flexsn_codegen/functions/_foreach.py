@@ -74,7 +74,7 @@ class Step:
         fetches: functions that fetch captured tensors, or return `None` if the user's function now reads other values.
         variants: traces of the calls, without duplicates.
         returns: True if any call returns a value other than `None`.
-        in_turn: C++ kernels that one call from Python launches one after the other. `None` if there are no such kernels.
+        in_turn: C++ kernels that one call from Python launches one after the other, or `None` if no kernel is in C++.
         singles: calls that are launched separately.
         written: positions of the tensors to which the calls write.
         ends: for each tensor, the number of bytes from its address to its end.
