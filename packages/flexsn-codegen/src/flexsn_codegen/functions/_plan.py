@@ -544,11 +544,11 @@ class _StepWalk:
         leading = frozenset(self._walked)
         self._walked += [len(shape) - 1] if rows else []
         if rows:
-            kinds = [
+            over_rows = [
                 axes and leading <= axes and is_present for axes, is_present in zip(summed, self._whole, strict=True)
             ]
-            kinds = [kind and all(type(n) is int and n > 0 for n in shape) for kind in kinds]
-            sums = tuple(Summed.OVER_ROWS if kind else Summed.NOT for kind in kinds)
+            over_rows = [is_over_rows and all(type(n) is int and n > 0 for n in shape) for is_over_rows in over_rows]
+            sums = tuple(Summed.OVER_ROWS if is_over_rows else Summed.NOT for is_over_rows in over_rows)
             self._division = Division(len(self._walked) - 1, sums)
         elif not plain:
             strides = [inputs[port.index].strides for port in core.arguments]
