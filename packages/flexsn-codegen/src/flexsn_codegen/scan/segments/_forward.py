@@ -51,7 +51,7 @@ def ended_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource
 
 
 class SegmentsTemplate(ForwardTemplate):
-    """Writes the lines that all kernels over segments have."""
+    """Writes the lines that all kernels over segments share."""
 
     def _declare_seams(self) -> None:
         w, count = self._writer, len(self._spec.states)
