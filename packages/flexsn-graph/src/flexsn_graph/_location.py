@@ -17,7 +17,7 @@ from torch import fx
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
-# contextlib is included because an error that leaves a `with` block of torch passes through it.
+# contextlib is included because an error that leaves a `with` block of torch passes through contextlib.
 _NOT_THE_USERS = (_TORCH, _HERE, "<frozen", contextlib.__file__)
 _TRACER = os.path.join(_HERE, "tracing", "_tracer.py")  # calls the core
 _OP_LINE = re.compile(r"^    called as (\S+)$", re.MULTILINE)
@@ -40,7 +40,7 @@ class SourceLocation:
 
     @classmethod
     def of(cls, frame: FrameType) -> SourceLocation:
-        """The line that a frame is running."""
+        """The line that a frame currently runs."""
         return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
     def __str__(self) -> str:
@@ -48,9 +48,10 @@ class SourceLocation:
 
 
 def user_location() -> SourceLocation | None:
-    """The innermost frame of user code between the running op and the tracer that called the core.
+    """The innermost line of user code between the running op and the tracer that called the core.
 
-    `None` if there is no such frame. For example, autograd runs the formulas of built-in ops without user code.
+    `None` if no user code runs between the two. For example, autograd runs the formulas of built-in ops without user
+    code.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
@@ -62,7 +63,7 @@ def user_location() -> SourceLocation | None:
 
 
 def raised_at(error: BaseException) -> SourceLocation | None:
-    """The innermost frame of user code that an error passed through."""
+    """The innermost line of user code that an error passed through."""
     frames = [(entry.tb_frame, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     for frame, line in reversed(frames):
         if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
@@ -88,7 +89,7 @@ def told_by_torch(error: BaseException) -> bool:
 
 
 def stack_trace(location: SourceLocation | None, op: str) -> str:
-    """The text with which FX stores a location on a node, followed by the name of the op that was called."""
+    """The text by which FX stores a location on a node. The last line names the op that was called."""
     trace = ""
     if location is not None:
         trace = f'  File "{location.file}", line {location.line}, in {location.function}\n'
@@ -97,7 +98,7 @@ def stack_trace(location: SourceLocation | None, op: str) -> str:
 
 
 def called_op(node: fx.Node) -> str:
-    """The op in the user's code from which `node` was decomposed."""
+    """Name of the op in the user's code from which `node` was decomposed."""
     match = _OP_LINE.search(node.stack_trace or "")
     return match[1] if match else str(node.target)
 

@@ -69,7 +69,7 @@ _next_sequence_nr = private("torch._C", "_autograd._get_sequence_nr", _NO_TRACE)
 _preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TRACE)
 _fx_set_stack_trace = private("torch.fx.traceback", "set_stack_trace", _NO_TRACE)
 decomposition_table = private("torch._decomp", "decomposition_table", _NO_TRACE, default={})
-# A lazy graph module generates its Python source on demand. Torch never frees a source that it has generated.
+# A lazy graph module generates its Python source on demand. Torch never frees generated source code.
 _lazy_graph_module = private(
     "torch.fx._lazy_graph_module",
     "_use_lazy_graph_module",
@@ -118,7 +118,7 @@ Table = Mapping[Any, Callable[..., Any]]
 
 _MOST_FAKE_RESULTS = 10_000
 _AUTOCAST_DEVICES = ("cpu", "cuda")
-# Autograd nodes whose backward formulas have started a trace. The innermost node is the last one.
+# For each running trace, the autograd node whose backward formula started it, or `None`. The innermost trace is last.
 _around: list[Any] = []
 
 
@@ -146,7 +146,7 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
     here = {"cpu", accelerator.type if accelerator is not None else "cpu"}
     device = tensor.device if tensor.device.type in here else torch.device("cpu")
     with _disable_current_modes(), mode, torch.no_grad():
-        # `mode.from_tensor` would keep `requires_grad`, and rejects a fake tensor of another mode.
+        # `mode.from_tensor` would keep `requires_grad`, and raises an error for a fake tensor of another mode.
         return cast(
             FakeTensor,
             torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device),
@@ -154,8 +154,8 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
 
 
 def constant_value(tensor: Tensor) -> str:
-    """Reads the number in a tensor that was just created. This also works during a trace."""
-    # FlexSN itself reads this value. Reads of values by the core are rejected.
+    """The values of a tensor that was just created, as text. This also works during a trace."""
+    # This read is allowed because FlexSN itself makes it. If the core reads a value, the core is refused.
     with _disable_current_modes(), _without_torch_functions():
         return repr(tensor.tolist())
 
@@ -218,7 +218,7 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(_unoptimized(False))
-        stack.enter_context(_silent("torch._subclasses.fake_tensor"))  # it logs the errors that it raises
+        stack.enter_context(_silent("torch._subclasses.fake_tensor"))  # this module logs the errors that it raises
         for device in _AUTOCAST_DEVICES:
             # The cache is off, too: it would retain conversions of the fake tensors for the user's parameters.
             stack.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
@@ -248,7 +248,7 @@ def _outside_transforms() -> Iterator[None]:
 
 @contextmanager
 def _unsaved() -> Iterator[None]:
-    """Keeps the caller's saved-tensor hooks (checkpointing) from seeing tensors that a backward in a trace saves."""
+    """Disables the caller's saved-tensor hooks, as used by checkpointing, for tensors that a traced backward saves."""
     before = _set_hooks_tracing(True)
     try:
         yield
@@ -269,10 +269,10 @@ def _silent(name: str) -> Iterator[None]:
 def gradients(
     roots: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Calls autograd as `torch.autograd.grad` does, but is visible to function modes and retains the graph.
+    """Computes gradients like `torch.autograd.grad`, but the call is visible to function modes and retains the graph.
 
-    The backward runs in the current thread, where the modes observe its reads. `torch.autograd.grad` would use another
-    thread for a GPU.
+    The backward runs in the current thread, where the modes observe its reads. `torch.autograd.grad` would run it in
+    another thread for a GPU.
     """
     with torch.autograd.set_multithreading_enabled(False):
         result: tuple[Tensor | None, ...] = _engine_run_backward(
@@ -282,10 +282,10 @@ def gradients(
 
 
 def nodes_behind(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[tuple[Any, Any]]:
-    """Yields the autograd nodes that a gradient reaches from `starts`, each with the node before it.
+    """Yields the autograd nodes that a gradient reaches from `starts`, each with the node from which it is reached.
 
     Args:
-        stop: nodes that are yielded, but whose predecessors are not.
+        stop: nodes at which a gradient ends. These nodes are yielded, but the gradient does not pass through them.
     """
     waiting: list[tuple[Any, Any]] = [(node, None) for node in starts]
     seen = {None}
@@ -301,7 +301,10 @@ def nodes_behind(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[t
 
 @contextmanager
 def noting_nodes(starts: Iterable[Any], stop: Container[Any]) -> Iterator[list[Any]]:
-    """Yields a list to which autograd's nodes are appended as they run. After an error, the last node raised it."""
+    """Yields a list to which autograd's nodes are appended when they run.
+
+    After an error, the last entry is the node that raised the error.
+    """
     ran: list[Any] = []
     hooks = [
         node.register_prehook(functools.partial(_note, ran, node))
@@ -379,7 +382,7 @@ def trace_again(module: fx.GraphModule, mode: FakeTensorMode, table: Table) -> f
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:
-    """A Python number rounded to `dtype`. This also works during a trace."""
+    """A Python number, rounded to `dtype`. This also works during a trace."""
     with _disable_current_modes():
         number: float = torch.tensor(value, dtype=dtype, device="cpu").item()
     return number

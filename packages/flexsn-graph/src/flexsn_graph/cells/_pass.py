@@ -42,7 +42,7 @@ _prims = torch.ops.prims
 
 
 class Pass:
-    makes_numbers = False  # if True, a range of numbers is made of cells
+    makes_numbers = False  # True if `arange` creates one cell for each number
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Pass:
         self._parents: dict[Key, Key] = {}
         self._made = 0
         self._inputs: list[Value] = []
-        self._made_for: list[range] = []  # for each input, the first numbers of the keys of its axes
-        # Checked at the end of the pass, when all equal axes are united.
+        self._made_for: list[range] = []  # for each input, the numbers of its axes, which begin their keys
+        # Axes that must be distinct. They are checked at the end of the pass, after all equal axes have been united.
         self._distinct: list[tuple[fx.Node, list[OpenAxis]]] = []
         self._zeros: dict[torch.dtype, fx.Node] = {}
 
@@ -154,7 +154,7 @@ class Pass:
         return Value(dims, torch.arange(len(nodes)).view(counts_of(dims)), nodes)
 
     def numbers(self, node: fx.Node, values: Sequence[bool | int | float]) -> Value:
-        """A small table of numbers as a value made of cells."""
+        """A value with one cell for each number of a small table."""
         self._limit(node, [len(values)])
         dims: tuple[Dim, ...] = ((len(values),) if len(values) > 1 else (),)
         nodes = tuple(self._number(value, node.meta["val"]) for value in values)
@@ -280,7 +280,7 @@ class Pass:
         return result
 
     def _summed(self, node: fx.Node, target: Any, args: Sequence[Any], like: Any) -> frozenset[OpenAxis]:
-        """The axes that remain to be summed in the result. Rejects ops that are not linear in a sum."""
+        """The axes that remain to be summed in the result. Refuses ops that are not linear in a sum."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         sums = {i: o.summed for i, o in operands.items() if o.summed}
         if not sums:
@@ -346,7 +346,7 @@ class Pass:
         return tuple(result)
 
     def _regroup(self, node: fx.Node, value: Value, shape: Sequence[int]) -> Value:
-        """`view`: groups the factors into other dimensions and retains their order."""
+        """Computes `view`: groups the factors into other dimensions and retains their order."""
         if math.prod(shape) != math.prod(size_of(d) for d in value.dims):
             raise self.refusal(node, f"{called_op(node)} selects only some of the elements")
         factors = list(value.factors)
@@ -414,7 +414,7 @@ class Pass:
         return count, tuple(rest)
 
     def _trailing(self, node: fx.Node, dim: Dim, step: int) -> tuple[Dim, int]:
-        """Splits a dimension into `(rest, step)`. Its last factor has `step` elements and consists of cells."""
+        """Splits a dimension into `(rest, step)`. The last factor has `step` elements and consists of cells."""
         result, rest = 1, list(dim)
         while result < step:
             factor = rest[-1]
@@ -500,7 +500,11 @@ class Pass:
         return Value(dims, torch.zeros(counts, dtype=torch.int64), (self._zero(like),), value.summed, zero=True)
 
     def put(self, node: fx.Node, value: Value, dim: int, start: int, end: int, step: int, size: int) -> Value:
-        """`slice_backward`: the value at the positions of a slice, and zeros elsewhere, in a dimension of `size`."""
+        """Computes `slice_backward`: `value` at the positions of a slice, and zeros elsewhere.
+
+        Args:
+            size: size of the result's dimension `dim`.
+        """
         like = node.meta["val"]
         dim %= len(value.dims)
         start, end = (max(0, min(size, p + size if p < 0 else p)) for p in (start, end))
@@ -573,9 +577,10 @@ class Pass:
         return replace(found, nodes=nodes, summed=found.summed - {axis})
 
     def _may_be_row(self, axes: Collection[OpenAxis]) -> bool:
-        """True if each of the axes can be the row. Such an axis has the row's size, and no value contains both axes.
+        """True if each of the axes can be united with the row.
 
-        For example, an argument that is a gradient has an axis that can be the row.
+        Such an axis has the row's size, and no value contains both the axis and the row. For example, an argument that
+        is a gradient has an axis that can be united with the row.
         """
         if self._row is None:
             return True
@@ -588,9 +593,9 @@ class Pass:
         return True
 
     def _reduced_axes(self, node: fx.Node, value: Value, dims: Sequence[int]) -> list[OpenAxis]:
-        """A list with the axis of the row that is reduced. The list is empty if the row consists of cells.
+        """A list with the axis of the reduced row. The list is empty if the row consists of cells.
 
-        Rejects other reductions. Raises `Refined` to turn a short row into cells.
+        Refuses reductions of other dimensions. Raises `Refined` to turn a short row into cells.
         """
         rank, reduced = len(value.dims), self._reduced(value, dims)
         if reduced != [rank - 1]:
@@ -633,7 +638,7 @@ class Pass:
         return new
 
     def extreme(self, node: fx.Node, value: Value, dims: Sequence[int], *, largest: bool) -> Value:
-        """`amax` and `amin`."""
+        """Computes `amax` or `amin`."""
         like = node.meta["val"]
         if value.summed:
             raise self.refusal(node, f"{called_op(node)} uses a sum over elements")
@@ -752,9 +757,10 @@ class Pass:
         return results
 
     def _free(self) -> tuple[tuple[int | None, ...], ...]:
-        """For each dimension of each argument, the number of its axis if its size is free, otherwise `None`.
+        """For each dimension of each argument, a number that identifies its axis if its size is free, otherwise `None`.
 
-        The size is free if the dimension is one whole axis, and if no dimension that is cut has this axis as a factor.
+        The size is free if the dimension is one whole axis, and if this axis is not a factor of a dimension that is
+        cut.
         """
         dims = [dim for value in self._inputs for dim in value.dims if len(dim) > 1]
         cut = {self._root(f) for dim in dims for f in dim if isinstance(f, OpenAxis)}

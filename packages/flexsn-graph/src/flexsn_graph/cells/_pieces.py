@@ -1,4 +1,4 @@
-"""Tensors of a step as pieces, each with one value per element of the step."""
+"""Splits tensors of a step into pieces, each with one value per element of the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flexsn_graph.cells._parts import Axis
 
-# The outermost factor comes first. A number is a count of cells.
+# The outermost factor is the first one. An integer is a count of cells.
 Factors: TypeAlias = tuple[Axis | int, ...]
 
 
@@ -113,7 +113,7 @@ class Pieces:
         return tensor
 
     def shape(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
-        """The shape of a piece. `sizes` are the sizes of the tensor, which may be symbolic."""
+        """The shape of a piece of a tensor whose shape is `sizes`. The sizes may be symbolic."""
         result: list[Any] = [1] * self.rank
         for factors, size in zip(self.dimensions, sizes, strict=True):
             cells = math.prod(f for f in factors if not isinstance(f, Axis))

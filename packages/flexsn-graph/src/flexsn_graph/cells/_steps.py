@@ -1,10 +1,10 @@
 """Splits the tensors of a step into pieces with one value per element.
 
 Some tensors of a step have more dimensions than others. For example, a state `[B, N, K]` and another state `[B, N]`
-become K + 1 states `[B, N]`: a dimension that some results lack consists of cells. A dimension that the step reduces
-or multiplies also consists of cells, unless it is too large to be written out. `pieces_of` returns the pieces of a
-step's arguments and results. The step on pieces is pointwise, and `in_elements` returns its graph without the ops that
-cut and join pieces.
+become K + 1 states `[B, N]`, because a dimension that some results lack consists of cells. A dimension that the step
+reduces or multiplies also consists of cells. Dimensions that are too large to be written out are refused. `pieces_of`
+returns the pieces of a step's arguments and results. The step on pieces is pointwise, and `in_elements` returns its
+graph without the ops that cut and join pieces.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flexsn_graph.ir._ops import Op
 _prims = torch.ops.prims
 
 _MAX_ATTEMPTS = 256
-# The largest dimension that a step may reduce or multiply. All of its elements are written out.
+# The size of the largest dimension that a step may reduce or multiply. All elements of the dimension are written out.
 MAX_REDUCED = 16
 # The largest number of cells of one value. Products of small matrices have one cell for each of their elements.
 _MOST_CELLS = 256
@@ -41,7 +41,7 @@ class Elements:
 
     Attributes:
         module: `[*arguments, *pieces of lifted tensors, *cotangents] -> [*results]`, with pointwise ops and constants.
-            Instead of the gradient of a lifted tensor, it returns the gradients of all pieces of the tensor.
+            Instead of the gradient of a lifted tensor, the results include the gradients of all pieces of the tensor.
         lifted: the pieces of each lifted tensor.
         layouts: the layouts with which the step reads pieces of lifted tensors, by the index of the piece.
         refined: factors of the dimensions of lifted tensors, for the other graphs of the step.
@@ -54,7 +54,7 @@ class Elements:
 
 
 class _StepPass(Pass):
-    """One attempt to translate a step."""
+    """One attempt to translate a step that cuts and joins its values."""
 
     makes_numbers = True
 
@@ -123,7 +123,7 @@ class _StepPass(Pass):
 
 
 def pieces_of(module: fx.GraphModule, num_inputs: int, num_states: int, num_outputs: int) -> StepPieces:
-    """The pieces of a step.
+    """Finds the pieces of a step's arguments and results.
 
     Args:
         module: the lowered step with views, cuts and products: `[*inputs, *states, *lifted] -> [*outputs, *states]`.
@@ -295,7 +295,7 @@ class _OnElements(_StepPass):
         return Elements(fx.GraphModule({}, graph), pieces, layouts, refined)
 
     def _gradient_pieces(self, node: fx.Node, value: Value, of: Value, varying: set[Key]) -> list[fx.Node]:
-        """The terms of the gradient of a lifted tensor, for each of its pieces."""
+        """The nodes that compute the terms of a lifted tensor's gradient, one for each piece of the tensor."""
         for one, other in zip(of.dims, value.dims, strict=True):
             if one and other:
                 self._common(node, one, other)

@@ -21,7 +21,7 @@ _aten, _prims = torch.ops.aten, torch.ops.prims
 
 
 def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Node | None]) -> tuple[int, Value]:
-    """The dimension that is indexed, and the index."""
+    """The dimension that is indexed, and the index, aligned with this dimension."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if len(given) != 1 or given[0][1].meta["val"].dtype not in (torch.int64, torch.int32):
         raise work.refusal(node, f"{called_op(node)} does not pick elements by integers along one dimension")
@@ -34,7 +34,7 @@ def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Nod
 
 
 def _places(work: Pass, node: fx.Node, index: Value, count: int) -> Value:
-    """The indices, with each negative index replaced by the equivalent index that is not negative."""
+    """Replaces each negative index with the equivalent index that is not negative."""
     like = index.nodes[0].meta["val"].dtype
     negative = work.one(node, "lt", index, 0, dtype=torch.bool)
     return work.one(node, "where", negative, work.one(node, "add", index, count, dtype=like), index, dtype=like)
@@ -56,7 +56,8 @@ def _index(work: Pass, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | No
     index = _places(work, node, index, count)
     new = len(index.dims) - len(table.dims) + 1
     dtype = node.meta["val"].dtype
-    result: Any = math.nan if dtype.is_floating_point else 0  # for an index out of range, an error in eager mode
+    # The initial value remains for an index out of range, for which eager mode raises an error.
+    result: Any = math.nan if dtype.is_floating_point else 0
     for i in range(count):
         entry = work.slice(node, table, dim, i, i + 1)
         entry = replace(entry, dims=(*entry.dims[:dim], *((),) * new, *entry.dims[dim + 1 :]))
@@ -97,7 +98,7 @@ def _index_put(
 
 
 def _counted(work: Pass, node: fx.Node, sequence: Value, x: Value, right: bool) -> Value:
-    """The number of entries of a sorted sequence below `x`, or up to `x` if `right`. NaN sorts after all numbers."""
+    """Counts the entries of a sorted sequence below `x`, or up to `x` if `right`. NaN is greater than all numbers."""
     dtype, total = node.meta["val"].dtype, None
     for i in range(size_of(sequence.dims[0])):
         entry = replace(work.slice(node, sequence, 0, i, i + 1), dims=())

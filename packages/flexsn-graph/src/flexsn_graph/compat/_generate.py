@@ -110,7 +110,7 @@ def _primal_names(tracer: Tracer) -> list[str]:
 
 
 def _with_absent(graph: fx.Graph, positions: Sequence[int | None]) -> fx.Graph:
-    """Adds `None` to the results for each primal without a gradient."""
+    """Adds a `None` to the results for each primal without a gradient."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     present: Any = output.args[0]
     output.args = (tuple(None if p is None else present[p] for p in positions),)

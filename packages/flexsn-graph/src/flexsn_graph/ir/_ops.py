@@ -64,8 +64,8 @@ RESHAPE_OPS: frozenset[Op] = frozenset(
 
 ALIAS_OPS = VIEW_OPS | RESHAPE_OPS
 
-# Ops that ignore the values of their tensor argument and fill the result, with the position of the fill value. `None`
-# means 0.
+# Ops that fill the result with one number. Maps each op to the position of the number among its arguments, or to `None`
+# if the number is 0. The ops ignore the values of their tensor arguments.
 FILL_OPS: dict[Op, int | None] = {
     _aten._efficientzerotensor.default: None,
     _aten.full.default: 1,
@@ -77,7 +77,7 @@ FILL_OPS: dict[Op, int | None] = {
     _prims.scalar_tensor.default: 0,
 }
 
-# Uninitialized memory, allowed as long as no op reads it.
+# Ops that return uninitialized memory. They are allowed as long as no op reads this memory.
 EMPTY_OPS: frozenset[Op] = frozenset(
     {
         _aten.empty.memory_format,
@@ -93,7 +93,8 @@ EMPTY_OPS: frozenset[Op] = frozenset(
 SUM_OP: Op = _prims.sum.default
 
 # The gradient of an argument without dimensions is a sum over the elements. The op `terms` turns this gradient into the
-# terms of the sum, and the op `uniform` does the reverse. Each op is the adjoint of the other op. See `_pointwise`.
+# terms of the sum, and the op `uniform` does the reverse. Each op is the adjoint of the other op. See
+# `traces/_pointwise.py`.
 library = torch.library.Library("flexsn_graph", "DEF")
 library.define("terms(Tensor sum, SymInt[] shape) -> Tensor")
 library.define("uniform(Tensor terms) -> Tensor")
@@ -102,7 +103,7 @@ library.impl("uniform", lambda terms: terms.flatten()[0].clone(), "CompositeExpl
 TERMS: Op = torch.ops.flexsn_graph.terms.default
 UNIFORM: Op = torch.ops.flexsn_graph.uniform.default
 
-# Reductions of the last axis of a step, in a graph on its elements. See `cells`.
+# Reductions of the last axis of a step, in a graph on the step's elements. See `cells`.
 for _name in ("row_sum", "row_max", "row_min"):
     library.define(f"{_name}(Tensor x) -> Tensor")
 ROW_SUM: Op = torch.ops.flexsn_graph.row_sum.default

@@ -3,14 +3,14 @@
 A number is determined by a key (64 bits), a stream (the index of a draw within a step), a time step, a row and a
 column. Nothing is stored, and the order of computation does not matter. Two stages keep the work of each step short:
 
-- Each element of the step has three words: the first three words that Philox 4x32-10 makes from the counter
+- Each element of the step has three words: the first three words that Philox 4x32-10 computes from the counter
   `(column, row, 0, 0)` under the key. Kernels compute these words once, before the loop over time.
 - Each pair of time steps has two words: Philox 2x32-7 of the counter `(step // 2, stream)`, combined by XOR with the
   element's second and third word, under the element's first word. The two words give two uniform numbers, or two
   normal numbers (a cosine and a sine). An even step uses the first number, and an odd step uses the second number.
 
-Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. (In this source, 2x32 and
-4x32 pass all tests from 7 rounds on.)
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. (According to
+this source, Philox 2x32 and 4x32 pass all tests if they have at least 7 rounds.)
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def _radius(word: Tensor) -> Tensor:
     square = value * x + (31 - exponent).float() * 1.3862943649291992
     half = square * 0.5
     inverse = (0x5F3759DF - (square.view(torch.int32) >> 1)).view(torch.float32)
-    for sum_of_both in (1.5, 1.500002384185791):  # Newton's method, with half of its negative error added
+    # Newton's method. The second constant compensates for half of the error, which is negative.
+    for sum_of_both in (1.5, 1.500002384185791):
         inverse = inverse * (sum_of_both - half * inverse * inverse)
     return square * inverse
 

@@ -24,7 +24,7 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """`target[mask] = value`, the usual way to write a reset. Other indices are not pointwise."""
+    """Decomposes `target[mask] = value`, by which cores often reset a state. Other indices are not pointwise."""
     mask = indices[0]
     if (
         len(indices) == 1
@@ -41,8 +41,8 @@ def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor,
 def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
     """Rounds numbers and tensors without dimensions to the half dtype of the other arguments, then decomposes the op.
 
-    Eager mode rounds in the same way. As a result, the bfloat16 value 0.30078125 is not above 0.3. Torch's table
-    compares in float32 instead.
+    Eager mode rounds them in the same way. As a result, the bfloat16 value 0.30078125 is not above 0.3. The
+    decomposition in torch's table compares in float32 instead.
     """
     dtype = torch.result_type(*values)
     if dtype in _HALF_DTYPES:
@@ -57,7 +57,7 @@ def _as_half(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 1) -> Any:
-    """Rounds numbers to the half dtype of the other arguments, then adds. Eager mode does so on the CPU only."""
+    """Rounds numbers to the half dtype of the other arguments, then adds. Eager mode rounds them on the CPU only."""
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
         x, y, alpha = (_as_half(value, dtype) for value in (x, y, alpha))
@@ -68,7 +68,7 @@ def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 
 def _product_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any) -> Any:
     """Rounds a first argument without dimensions to the half dtype, then multiplies.
 
-    Eager mode does so on the CPU only.
+    Eager mode rounds this argument on the CPU only.
     """
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y) and isinstance(x, Tensor):
@@ -81,7 +81,10 @@ def _is_on_cpu(*values: Any) -> bool:
 
 
 def _pow_by_number(x: Tensor, exponent: float) -> Any:
-    """Writes out two powers as eager mode does. Half values are rounded after each product, except float16 on a CPU."""
+    """Writes out the powers 3 and -2 of half values.
+
+    Eager mode rounds these powers after each product, except for float16 on a CPU.
+    """
     if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
         if exponent == 3.0:
             return x * x * x
@@ -91,15 +94,15 @@ def _pow_by_number(x: Tensor, exponent: float) -> Any:
 
 
 def _signbit(x: Tensor) -> Tensor:
-    """Returns False for a negative float16 NaN on a GPU, because eager mode widens first and thereby drops the sign."""
+    """Returns False for a negative float16 NaN on a GPU, because eager mode widens the value and so drops the sign."""
     negative: Tensor = decomposition_table[_aten.signbit.default](x)
     return negative & (x == x) if x.dtype == torch.float16 and x.device.type != "cpu" else negative
 
 
 def _rounding_the_logarithm(decomposition: Callable[..., Any], logarithm: Callable[..., Any], x: Any, y: Any) -> Any:
-    """`xlogy` and `xlog1py` of half values: rounds the logarithm, then the product.
+    """Decomposes `xlogy` and `xlog1py` of half values: rounds the logarithm, then the product.
 
-    Torch's table rounds only the product.
+    The decomposition in torch's table rounds only the product.
     """
     dtype = torch.result_type(x, y)
     if dtype not in _HALF_DTYPES:
@@ -136,7 +139,7 @@ def _fake_quantize_per_channel(
 
 
 def _glu(x: Tensor, dim: int = -1) -> Tensor:
-    """Rounds half values once, at the end. Torch's table rounds them after each op instead."""
+    """Rounds half values once, at the end. The decomposition in torch's table rounds them after each op instead."""
     value, gate = (_widened(half) for half in x.chunk(2, dim))
     return (value * torch.sigmoid(gate)).to(x.dtype)
 
@@ -144,13 +147,13 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
 def _glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
     value, gate = (_widened(half) for half in x.chunk(2, dim))
     slope, share = _widened(grad), torch.sigmoid(gate)
-    if x.device.type == "cpu":  # eager mode rounds the share by storing it in the gradient's memory
+    if x.device.type == "cpu":  # eager mode rounds the share, because it stores the share in the gradient's memory
         share = _widened(share.to(x.dtype))
     return torch.cat([share * slope, (1.0 - share) * share * slope * value], dim).to(x.dtype)
 
 
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
-    """Rounds half values once, at the end. Torch's table rounds them after each op instead."""
+    """Rounds half values once, at the end. The decomposition in torch's table rounds them after each op instead."""
     wide = _widened(x)
     if not wide.is_floating_point():
         wide = wide.to(torch.get_default_dtype())
@@ -160,7 +163,7 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 
 def _logit_backward(grad: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
-    """Like torch's table, but also correct at -0 and NaN."""
+    """Computes the gradient of `logit`. Unlike the decomposition in torch's table, it is correct at -0 and NaN."""
     wide, slope = _widened(x), _widened(grad)
     inside = slope / (wide * (1.0 - wide))
     if eps is not None:
@@ -178,7 +181,7 @@ def _bce_with_logits(
     pos_weight: Tensor | None = None,
     reduction: int = 1,
 ) -> Tensor:
-    """Like torch's table, but also correct for infinite `x`, where the table gives NaN."""
+    """Computes the loss. It is correct for infinite `x`, for which the decomposition in torch's table gives NaN."""
     log_sigmoid = torch.nn.functional.logsigmoid(x)
     if pos_weight is not None:
         log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
@@ -189,7 +192,7 @@ def _bce_with_logits(
 
 
 def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
-    """Like torch's table, but also correct where the arguments are NaN or equal."""
+    """Computes the gradient. Unlike torch's decomposition, it is correct where the arguments are NaN or equal."""
     slope, distance = _widened(grad), _widened(x) - _widened(target)
     if reduction == 1:
         slope = slope / x.numel()
@@ -198,7 +201,7 @@ def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int,
 
 
 def _soft_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Computes in the order of eager mode, which gives NaN where `exp` overflows. Torch's table does not give NaN."""
+    """Computes in the order of eager mode, so that the result is NaN where `exp` overflows, unlike in torch's table."""
     z = torch.exp(-target * x)
     scale = -1.0 / x.numel() if reduction == 1 else -1.0
     return target * z * scale / (z + 1.0) * grad
@@ -217,7 +220,7 @@ def _polynomial(polynomial: Callable[..., Any], x: Any, degree: Any) -> Any:
 
 
 def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    """Makes one comparison per limit: NaN is not beyond a limit. Torch's table detects NaN by a second comparison."""
+    """Makes one comparison per limit, because NaN is not beyond any limit. Torch's table detects NaN separately."""
     limits = [limit for limit in (low, high) if limit is not None]
     if not x.is_floating_point() or not all(type(limit) in (int, float) and limit == limit for limit in limits):
         clamped: Tensor = decomposition_table[_aten.clamp.default](x, low, high)

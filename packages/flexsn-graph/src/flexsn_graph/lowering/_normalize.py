@@ -1,8 +1,8 @@
 """Turns a lowered graph into the closed set of ops that kernels are generated from.
 
 The result consists of pointwise ops on homogeneous dtypes (prims), with Python scalars for all constants. It has no
-aliases, sums, duplicates or unused nodes, and its names depend on the graph alone. `check_positions` has already
-proved that aliases and sums can be left out.
+aliases, sums, duplicates or unused nodes, and the names of its nodes depend on the graph alone. `check_positions` has
+already proved that aliases and sums can be left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _prims = torch.ops.prims
 
 
 def normalize(module: fx.GraphModule, names: Sequence[str]) -> fx.Graph:
-    """Turns a lowered and checked graph into a normalised one.
+    """Turns a lowered and checked graph into a normalised graph.
 
     Args:
         module: the lowered graph, with a fake value on each placeholder.
@@ -154,7 +154,7 @@ def _is_certain(sides: Sequence[Any]) -> bool:
 
 
 def _unconverted(node: Any) -> Any:
-    """A sum before its last conversion. The dtype after the conversion may be too narrow for the terms."""
+    """The sum before its last conversions. The dtype after a conversion may be too narrow for the terms of the sum."""
     source = node
     while source.target in ALIAS_OPS or source.target is _prims.convert_element_type.default:
         source = source.args[0]
@@ -177,10 +177,10 @@ def _fold(node: fx.Node, args: Any, kwargs: Any) -> bool | int | float | None:
 
 
 def _wrap_constants(node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Wraps constants outside of their dtype's range as conversions in eager mode do: 300 becomes 44 in uint8."""
+    """Wraps constants outside of their dtype's range like conversions in eager mode: 300 becomes 44 in uint8."""
     target: Any = node.target
     tensors = [a for a in args if isinstance(a, fx.Node)]
-    # Other ops convert their arguments by themselves.
+    # Ops outside of `prims` convert their arguments themselves.
     if facts_of(target) is None or target.namespace != "prims" or not tensors:
         return args
     of_result = node.target is _prims.where.default

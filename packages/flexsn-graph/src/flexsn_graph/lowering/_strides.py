@@ -24,7 +24,7 @@ class StepAxes:
         self._strides = contiguous(self.shape).stride()
 
     def place(self, shape: Sequence[int]) -> Tensor:
-        """The positions in the step of an argument or result of shape `shape`, aligned at the last dimension."""
+        """The positions in the step of a value of shape `shape`, whose last dimension is the step's last axis."""
         sizes = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
         extra = len(sizes) - len(self.shape)
         strides = [0] * extra + [
@@ -47,7 +47,7 @@ class StepAxes:
                 yield axis
 
     def layout(self, step: Tensor, seen: Tensor) -> LiftedLayout | None:
-        """The layout of a tensor whose elements `seen` are at the positions `step`. `None` if no strides express it."""
+        """The layout of a tensor whose elements `seen` are at the positions `step`, or `None` if it has no strides."""
         dims = [d for d, size in enumerate(seen.shape) if size > 1 and (seen.stride(d) or step.stride(d))]
         dims.sort(key=step.stride, reverse=True)
         axes = sorted({a for d in dims for a in self.axes_of(step, d)})
@@ -76,7 +76,7 @@ def without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def compatible(step: Tensor, place: Tensor) -> bool:
-    """True if a value at positions `step` may be at positions `place`: it is constant where the positions differ."""
+    """True if a value at positions `step` may be at positions `place`: the value is constant where the two differ."""
     return all(
         size <= 1 or stride in (0, requested)
         for size, stride, requested in zip(step.shape, step.stride(), place.stride(), strict=True)

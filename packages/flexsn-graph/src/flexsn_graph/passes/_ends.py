@@ -1,4 +1,4 @@
-"""Detects steps that no longer change anything once some of their inputs are 0 or less."""
+"""Detects steps that have no effect wherever some of their inputs are 0 or less."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def _stays(port: Port, value: Any, placeholders: dict[Port, fx.Node]) -> bool:
         return is_number(value, 0)
     if port.role is Role.STATE:
         return value is placeholders.get(port)
-    return True  # a value saved for a backward. No backward uses `ends_early`
+    return True  # a value that is saved for a backward. It may have any value, because no backward uses `ends_early`
 
 
 def simplified(node: fx.Node, gone: Collection[fx.Node], value: Any) -> Any:
-    """The node or the number that equals the result of `node`. `None` if it is unknown."""
+    """The node or the number that equals the result of `node`. `None` if no such node or number is known."""
     arguments = [value(argument) for argument in node.args]
     if node.target in _ABOVE_ZERO and node.args[0] in gone and is_number(arguments[1], 0):
         return False

@@ -36,12 +36,12 @@ def is_linear(step: StepGraph, roles: Collection[Role]) -> bool:
 
 
 def linear_part(step: StepGraph) -> StepGraph | None:
-    """The new states of a step as a linear function of its states, without the addends.
+    """The new states of a step as a linear function of the states before the step, without the addends.
 
     Returns:
         `[inputs, states, lifted] -> [*new_states]`, with the new states that depend on states. `None` if these new
-        states are not affine functions of the states. The result is derived from the step's own operations, because
-        the gradient of a step may be the gradient of another function.
+        states are not affine functions of the states. The result is derived from the step's own operations and not
+        from its VJP, because a surrogate makes the VJP the gradient of another function.
     """
     nodes = step.placeholders
     dependent = {node for port, node in nodes.items() if port.role is Role.STATE}

@@ -1,9 +1,9 @@
 """Tracks the gradients that are present at each step, for VJPs in which an absent gradient differs from zero.
 
-A final state on which no loss depends has no gradient, so autograd does not call the formulas that would use it. A
-kernel uses a zero instead, and zero times an infinite derivative is NaN. Where this can happen, a VJP takes a flag for
-each new state, which is True if the gradient of the state is present. The VJP replaces values that depend on absent
-gradients alone by zero.
+A final state on which no loss depends has no gradient, so autograd does not call the formulas that would use the
+gradient. A kernel uses a zero instead, and zero times an infinite derivative is NaN. If a product can become NaN in
+this way, the VJP takes a flag for each new state, which is True if the gradient of the state is present. The VJP
+replaces values that depend on absent gradients alone by zero.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Presence:
         self.flags = self._flags()
 
     def flows(self, num_steps: int) -> tuple[bool, ...]:
-        """True for each of `[*inputs, *states, *lifted]` that a gradient reaches within `num_steps >= 1` steps."""
+        """For each of `[*inputs, *states, *lifted]`, True if a gradient reaches it within `num_steps >= 1` steps."""
         there = self._given
         reached = [False] * len(self._of)
         seen: dict[frozenset[int], int] = {}
@@ -89,7 +89,7 @@ class Presence:
         return (*reached[: self._first_state], *states, *reached[behind:])
 
     def with_flags(self) -> StepGraph:
-        """The VJP with additional last arguments for `flags`."""
+        """The VJP with `flags` as additional arguments after all others."""
         flags = [Port(Role.CAME_STATE, flag.state) for flag in self.flags]
         return replace(self._vjp, graph=self._selected.graph(flags), arguments=(*self._vjp.arguments, *flags))
 
@@ -143,10 +143,10 @@ def origins_of(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
 
 
 class Selection:
-    """The points at which a VJP selects a value by flags.
+    """The selections by flags in a VJP.
 
-    A value that depends on absent gradients alone counts as zero where it is combined with the value of another
-    gradient, and where it is returned. At these points, the VJP selects a zero, unless the value is zero anyway. An
+    A value that depends on absent gradients alone counts as zero where it is combined with a value that depends on
+    another gradient, and where it is returned. There, the VJP selects a zero, unless the value is zero anyway. An
     absent gradient is zero, and so is its product with a number.
 
     Attributes:
@@ -217,7 +217,7 @@ class Selection:
         target: Any = node.target
         mine = self._origins[node]
         operands = [a for a in node.args if isinstance(a, fx.Node) and a in self._origins]
-        # An operand is also zero here if its value is selected before the node reads it.
+        # An operand is also zero for this node if the node reads the selected value.
         if not all(a in self._zero or node in self._select.get(a, ()) for a in operands):
             return False
         if target in (_prims.neg.default, _prims.convert_element_type.default):

@@ -32,7 +32,7 @@ def not_zero_one(step: StepGraph, result: int, given: Collection[Port] = ()) -> 
 
     Args:
         result: index among the step's results.
-        given: arguments that are known to be zeros and ones.
+        given: arguments that always consist of zeros and ones.
     """
     seen = {step.placeholders[port] for port in given}
     waiting: list[object] = [step.entries[result]]
@@ -54,7 +54,7 @@ def _is_flag(node: fx.Node) -> bool:
 
 
 def _made_of(node: fx.Node) -> list[object] | None:
-    """The operands that must be zeros and ones so that `node` is 0 or 1. `None` if it may have any value."""
+    """The operands that must be zeros and ones so that `node` is 0 or 1. `None` if `node` may have any value."""
     if node.target in FILL_OPS:
         place = FILL_OPS[node.target]
         return [0 if place is None else node.args[place]]

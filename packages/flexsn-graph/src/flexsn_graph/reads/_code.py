@@ -1,4 +1,4 @@
-"""Names in the byte code of a function, except for its arguments."""
+"""Finds the names in the byte code of a function, except for the names of its arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Names:
 
 @lru_cache(4096)
 def names_of(code: CodeType) -> Names:
-    """The names that a code object reads. The result is cached for each code object."""
+    """The names that a code object reads."""
     variables: dict[str, None] = {}
     attributes: set[str] = set()
     imports: list[tuple[int, str]] = []

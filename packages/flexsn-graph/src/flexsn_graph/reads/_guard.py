@@ -18,8 +18,8 @@ class Guard:
 
     Attributes:
         watches: True if any place is checked.
-        holds: the check. It also fails if an equal object has replaced an object that was read. In that case, `changed`
-            decides.
+        holds: the check. It compares most objects by identity, so it may return False although all objects are equal to
+            those that were read. In that case, `changed` finds the values that differ.
     """
 
     def __init__(self, values: Mapping[Place, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Library functions that depend on more than their arguments: a clock, a setting, a file, a random generator.
+"""Recognizes library functions that depend on more than their arguments, such as a clock, a setting or a file.
 
-Calls of such functions from user code are detected during the trace of a core. If a function can be called again, its
-result is compared at each call. Random generators are rejected. The results of all other functions are read once and
-reported by name.
+Calls of such functions from user code are detected during the trace of a core. If a function can be called again
+without side effects, its result is compared at each call. Random generators are refused. All other functions are
+called only in the trace, and their names are reported.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ _ASKED_AGAIN: tuple[Callable[[], Any], ...] = (
 )
 _BUILTIN_ASKED = {id(f): f for f in _ASKED_AGAIN if not isinstance(f, FunctionType)}
 _PYTHON_ASKED: dict[CodeType, Callable[[], Any]] = {f.__code__: f for f in _ASKED_AGAIN if isinstance(f, FunctionType)}
-# Settings that are always compared. A trace is valid for their values only, even if the core does not read them.
+# Functions that read settings. These settings are always compared, because each trace is valid for their values only.
 _COMPARED = frozenset({"get_default_dtype", "get_default_device", "get_autocast_dtype", "is_autocast_enabled"})
 
 _RANDOM = frozenset({"random", "secrets"})
-# Modules whose functions depend on their arguments alone, or have effects on which no result depends, such as warnings.
+# Modules whose functions depend on their arguments alone. Functions that only have side effects, such as warnings, also
+# count.
 _NAMES_BY_ARGUMENTS = """
     _abc _bisect _collections _collections_abc _contextvars _functools _heapq _operator _pickle _py_abc _sre _struct
     _thread _weakref _weakrefset abc array ast bisect cmath codecs collections colorsys configparser contextlib
@@ -43,7 +44,7 @@ _NAMES_BY_ARGUMENTS = """
     traceback types typing typing_extensions unicodedata warnings weakref zlib
 """
 _BY_ARGUMENTS = frozenset(_NAMES_BY_ARGUMENTS.split())
-# In all other modules: the functions that depend on more than their arguments.
+# In these modules, only the listed functions depend on more than their arguments.
 _OF_MODULES: dict[str, frozenset[str]] = {
     "builtins": frozenset({"id", "input"}),
     "datetime": frozenset({"now", "today", "utcnow"}),
@@ -63,7 +64,7 @@ _OF_MODULES: dict[str, frozenset[str]] = {
     ),
 }
 _OF_TORCH = ("are_", "current_", "device_count", "get_", "initial_seed", "is_", "load", "memory_", "_get_")
-# Functions of a value, and functions that return the same value in each trace and in a loop.
+# Functions that depend on their argument alone, or that return the same value in a trace as in a loop.
 _OF_A_VALUE = frozenset(
     {"is_storage", "is_tensor", "is_scripting", "is_tracing", "get_device_module", "is_tensor_like"}
 )
@@ -71,7 +72,11 @@ _NOT_STATE = ("torch.nn.", "torch.fx.", "torch.utils.", "torch.func.", "torch.di
 
 
 def asked_again(function: Any) -> Callable[[], Any] | None:
-    """The function to call again if its result can be compared at each call. `function` may also be its code."""
+    """The function itself if its result can be compared at each call, otherwise `None`.
+
+    Args:
+        function: a function, or the code of a function.
+    """
     if isinstance(function, CodeType):
         return _PYTHON_ASKED.get(function)
     return _BUILTIN_ASKED.get(id(function))

@@ -1,4 +1,4 @@
-"""Places that a core reads. A place can be read again and compared with the value that was read before."""
+"""Places that a core reads. Each place can be read again, and its value compared with the value read before."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Place:
 
     Attributes:
         name: the name in messages, such as ``self.tau``.
-        in_backward: True if a backward formula reads the place. `in_backward` and `in_forward` may both be True.
-        in_forward: True if the step itself reads the place.
+        in_backward: True if a backward formula reads the place.
+        in_forward: True if the step itself reads the place. `in_backward` and `in_forward` may both be True.
     """
 
     __slots__ = ("in_backward", "in_forward", "name")
@@ -61,7 +61,7 @@ class Place:
 
     @property
     def owner(self) -> tuple[Any, Any]:
-        """The object that contains the place, and its name or key there. The key is `None` for the whole object."""
+        """The object that contains the place, and the name or key in it. The key `None` means the whole object."""
         raise NotImplementedError
 
     def get(self) -> Any:
@@ -77,7 +77,11 @@ class Place:
         raise NotImplementedError
 
     def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
-        """Compares the value that was read with the value in the counterpart."""
+        """Compares the value that was read from this place with the value in its counterpart.
+
+        Raises:
+            NotTwinsError: the values differ.
+        """
         twins.pair(before, other)
 
     def _compare(self, before: Any, other: Any) -> None:
@@ -94,10 +98,10 @@ class Place:
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
         """Python source that is true if the place still has the value `before`.
 
-        `None` if other places are compared instead.
+        `None` if the place does not have to be compared.
 
         Args:
-            token: name of the variable in this source that contains `token(before)`.
+            token: name of the variable that contains `self.token(before)` in this source.
         """
         if before is MISSING:
             return f"{bind(self.read)}() is {token}"
@@ -300,7 +304,7 @@ class Result(Place):
 
 
 class Equal(Result):
-    """The result of a call that creates a new object each time. It is compared by equality."""
+    """The result of a function that creates a new object in each call. The result is compared by equality."""
 
     __slots__ = ()
 
@@ -315,7 +319,7 @@ class Equal(Result):
 
 
 class Content(Place):
-    """All elements of a container in order. For a dictionary, all keys come first, followed by all values."""
+    """All elements of a container in order. For a dictionary, all values follow all keys."""
 
     __slots__ = ("_container", "_length", "_read")
 
@@ -434,7 +438,7 @@ def _viewed(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
     return chain(mapping.keys(), mapping.values())
 
 
-# For each type, one function that returns the elements and one that returns their number. Neither function calls
+# For each type, a function that returns the elements, and a function that counts them. Neither function calls
 # `__iter__` or `__len__` of subclasses.
 _READERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any], int]]] = {
     list: (list.__iter__, list.__len__),

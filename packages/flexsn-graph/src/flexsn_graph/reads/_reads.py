@@ -1,4 +1,4 @@
-"""Values that a core reads in addition to its arguments, and checks that they are unchanged."""
+"""Records the values that a core reads in addition to its arguments, and checks that they are unchanged."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ class Reads:
 
     Args:
         core: the step function.
-        follow: True if values can change. If False, nothing is recorded, and the tensors of the first trace are used.
+        follow: True to record the values and to compare them. If False, nothing is recorded, and the tensors of the
+            first trace are used.
 
     Attributes:
-        holds: a fast check of all places. The check may fail for irrelevant reasons. In that case, `fetch` decides.
+        holds: a fast check of all places. It may return False although no relevant value has changed. In that case,
+            `fetch` decides.
         changed_by_core: names of values that the core itself changes each time it runs, such as a counter. Such values
             are not compared.
     """
@@ -70,7 +72,7 @@ class Reads:
             self.keep(self._tensors)
 
     def restored(self) -> AbstractContextManager[None]:
-        """Context of a whole trace. After the trace, every object that the core reaches is restored."""
+        """Context of a whole trace. Afterwards, every object that the core reaches is restored."""
         return nullcontext() if self._recorder is None else self._recorder.surroundings.trace()
 
     def run(self, origin: Origin) -> AbstractContextManager[None]:
@@ -83,9 +85,9 @@ class Reads:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Context of a run of a core that `run` has already checked.
+        """Context of a run of a core that has already run without errors in the context `run`.
 
-        After the run, every object that the core reaches is restored.
+        Afterwards, every object that the core reaches is restored.
         """
         with self.restored(), self.run(_CHECKED):
             yield
@@ -96,7 +98,7 @@ class Reads:
         return [] if self._recorder is None else list(self._recorder.surroundings.derived)
 
     def _forget_overwritten(self) -> None:
-        """Omits values from the comparison if the core sets them before it reads them."""
+        """Omits values from the comparison if the core itself sets them to tensors."""
         assert self._recorder is not None
         for place in [place for place in self._values if place.name in self._recorder.overwritten]:
             self.changed_by_core.append(place.name)
@@ -104,13 +106,13 @@ class Reads:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The compared tensors at the time of the last comparison."""
+        """The tensors that the core used, as they were at the last comparison."""
         return self._tensors
 
     def of_twin(self, core: Callable[..., Any]) -> Reads | None:
-        """The reads of another core, found without running the core. `None` if the core would read different values.
+        """The reads of another core, found without running that core. `None` if that core would read different values.
 
-        A core has no twin if some of its reads are not places, such as a read of a clock or of an identity.
+        The result is also `None` if some reads of this core have no place, such as a read of a clock or of an identity.
         """
         if not self._is_kept or self._recorder is None or self.changed_by_core or self._recorder.once:
             return None
@@ -149,9 +151,9 @@ class Reads:
             self._recorder.in_backward = False
 
     def settle(self) -> None:
-        """Finds the values that the core itself changes. Call this after the core has run again.
+        """Finds the values that the core itself changes. Call this method after the core has run again.
 
-        Values that have changed since the first run are changed by the core itself.
+        If a value has changed since the first run, the core itself changes it.
         """
         for place, before in list(self._values.items()):
             if not place.same(place.read(), before):
@@ -159,7 +161,7 @@ class Reads:
                 del self._values[place]
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Starts to compare the values.
+        """Ends the recording. From now on, the recorded values are compared.
 
         Args:
             tensors: the tensors that the core's operations used.
@@ -178,7 +180,7 @@ class Reads:
             if id(value) in number:
                 self._places[number[id(value)]].append(place)
                 continue
-            # The core may have read properties of a tensor that no operation used, or that was used by another name.
+            # No operation used this object itself, but the core may have read its properties.
             description = Equal(place.name, _NOTE, _described, value)
             if description.key not in known:
                 known.add(description.key)
@@ -189,9 +191,9 @@ class Reads:
         self._arm()
 
     def keep_more(self) -> None:
-        """Also compares the reads of another trace, except for values that the core changes.
+        """Also compares the values that were recorded in a second trace, except for values that the core changes.
 
-        Call this method after the other trace.
+        Call this method after the second trace.
         """
         self.settle()
         self.keep(self._tensors)
@@ -241,11 +243,11 @@ class Reads:
         return list(self._values)
 
     def has_other_numbers(self) -> bool:
-        """True if a changed value is neither a flag nor a text nor a tensor, so that numbers may depend on it."""
+        """True if a changed value can contain numbers: the value is neither a flag nor a text nor a tensor."""
         return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
 
     def holds_for_backward(self) -> bool:
-        """True if the values that backward formulas read are unchanged. `changed_for_backward` lists changed values."""
+        """True if the values that backward formulas read are unchanged. See also `changed_for_backward`."""
         return self._backward_guard.holds()
 
     @property
@@ -266,7 +268,7 @@ class Reads:
         return results
 
     def once(self) -> dict[str, SourceLocation | None]:
-        """Names of values, such as a clock, that were read and are not compared, with their locations."""
+        """Names of values that were read but are not compared, such as a clock, each with the line of the read."""
         return {} if self._recorder is None else dict(self._recorder.once)
 
     def note(self, name: str, location: SourceLocation | None) -> None:

@@ -1,8 +1,8 @@
-"""Records the values that a core reads while it runs. Each value that Python passes to the core has a place.
+"""Records the values that a core reads while it runs. Each value that the core can read has a place.
 
-Parts of these values have places, too. Attributes are recorded when they are read. Python reads global variables,
-closures, elements of containers and special methods without a hook. The recorder finds such values in the function that
-runs, or in the value that contains them.
+An attribute is recorded when the core reads it. Reads of global variables, closure variables, elements of containers
+and special methods cannot be observed. The recorder records such values when the function that names them runs, or when
+the core reads the object that contains them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from flexsn_graph.reads._surroundings import Origin, Surroundings
 from flexsn_graph.reads._values import MISSING, SCALARS, is_atom, is_numpy, is_python_class
 from flexsn_graph.reads._watch import AttributeWatch, calls_watched, resume, suspend
 
-# Limits, because all of these elements and bytes are compared at every call.
+# The largest numbers of elements and bytes. They are limited because all of them are compared at every call.
 MAX_ELEMENTS = 10_000
 MAX_BYTES = 65_536
 
@@ -81,7 +81,7 @@ _NOT_DATA_NAMES = frozenset(_NOT_DATA.split())
 _OF_FUNCTIONS = frozenset(
     ["__closure__", "__code__", "__defaults__", "__kwdefaults__", "getclosurevars", "getfullargspec", "signature"]
 )
-# Names by which a function may distinguish an object from an equal object.
+# Names by which a function may distinguish two equal objects.
 _OF_IDENTITY = frozenset(["__hash__", "__repr__", "__str__", "data_ptr", "format", "hash", "id", "repr", "str"])
 _STARTED = frozenset(
     {threading.Thread.start.__code__, ThreadPoolExecutor.submit.__code__, ProcessPoolExecutor.submit.__code__}
@@ -102,7 +102,7 @@ class Recorder:
         surroundings: objects that the core can write to.
         overwritten: names of places that the core itself sets to tensors.
         in_backward: True while a backward formula reads.
-        reads_identities: True if the core names a function that may distinguish an object from an equal object.
+        reads_identities: True if the core contains the name of a function that may distinguish two equal objects.
     """
 
     def __init__(self) -> None:
@@ -120,8 +120,8 @@ class Recorder:
         """Resets everything that belongs to a single recording."""
         self._watch = AttributeWatch(self._read)
         self._paths: dict[int, str] = {}  # by id of an object whose attributes are watched
-        # Keyed by a flag, which is True for backward formulas, and the object's id. The objects are kept alive, so that
-        # no other object gets the same id in the meantime.
+        # The key is a flag, which is True for backward formulas, and the object's id. The objects are kept alive, so
+        # that no other object gets the same id in the meantime.
         self._met: dict[tuple[bool, int], Any] = {}
         self._elements = [0, 0]
         self._bytes = [0, 0]
@@ -129,7 +129,7 @@ class Recorder:
         self._functions: dict[CodeType, list[tuple[FunctionType, str]]] = {}
         self._methods: dict[int, list[tuple[type, str]]] = {}  # by id of a function: pairs of a class and a name
         self._written_inside: set[CodeType] = set()
-        self._ran: dict[CodeType, bool] = {}  # by code that ran: True if it ran in a backward formula
+        self._ran: dict[CodeType, bool] = {}  # by code that has run: True if it ran in a backward formula
         self._of_user: set[CodeType] = set()
         # Each pair consists of a set for the step and a set for backward formulas. The first pair contains the library
         # functions that user code called, and the second pair contains the names after a dot.
@@ -141,7 +141,7 @@ class Recorder:
 
     @contextmanager
     def run(self, origin: Origin) -> Iterator[None]:
-        """Context of one run of the core or of its backward formulas. Removes traced tensors from the user's objects.
+        """Context of one run of the core or of its backward formulas. At the end, removes traced tensors from objects.
 
         Raises:
             StatefulCoreError: the core stores a tensor outside of itself.
@@ -201,7 +201,7 @@ class Recorder:
             self._meet(core, core.__name__ if isinstance(core, FunctionType) else "self")
 
     def _meet(self, value: Any, path: str) -> None:
-        """Records a value that the core can use: its parts now, and its attributes when they are read."""
+        """Records a value that the core can use, except for its attributes, which are recorded when they are read."""
         if is_atom(value) or (self.in_backward, id(value)) in self._met:
             return
         self._met[self.in_backward, id(value)] = value
@@ -387,7 +387,7 @@ class Recorder:
             )
 
     def _refuse(self, value: Any, path: str) -> None:
-        """Rejects objects whose content can change undetected."""
+        """Refuses objects whose content can change undetected."""
         cls = type(value)
         bases = {f"{kind.__module__}.{kind.__qualname__}" for kind in cls.__mro__}
         what = None
@@ -457,7 +457,7 @@ class Recorder:
         result, definer = _look_up(cls, name)
         full = f"{path}.{name}"
         for kind in cls.__mro__ if definer is not None and is_python_class(definer) else ():
-            self._place(ClassEntry(full, kind, name))  # also in the classes before `definer`, which lack the name
+            self._place(ClassEntry(full, kind, name))  # also in classes that lack the name
             if kind is definer:
                 break
         if result is not MISSING and _is_data_descriptor(result):
@@ -671,7 +671,7 @@ class Recorder:
                 self._read_of_library(module, path)
 
     def _read_of_library(self, module: ModuleType, path: str) -> None:
-        """Records the settings of a library module: values that are not functions, with names that follow a dot."""
+        """Records the settings of a library module: values that are not functions, under names that the core uses."""
         if (self.in_backward, id(module)) in self._met_libraries:
             return
         self._met_libraries[self.in_backward, id(module)] = module
@@ -743,7 +743,7 @@ def _refused(message: str, caller: FrameType | None = None) -> CaptureError:
 
 
 def _is_called_by_fx(frame: FrameType) -> bool:
-    """True for a function without a module. torch.fx generates such a function to call the function that it traces."""
+    """True for a function that torch.fx generates to call the function that it traces."""
     caller = frame.f_back
     return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.fx.")
 

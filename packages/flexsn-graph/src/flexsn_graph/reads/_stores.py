@@ -1,4 +1,4 @@
-"""Objects that a core can write to. Each store can take a snapshot of its values and restore it."""
+"""Stores: objects that a core can write to. Each store takes snapshots of its values and restores them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Values = dict[Any, Any]
 
 
 class Store:
-    """A collection of values, by key, that a core can replace.
+    """An object whose values a core can replace. Each value has a key.
 
     Attributes:
         name: name of the object in messages, such as ``self.history``.
-        watched: True if reads of single values are recorded. The reads show whether the core writes a value before it
-            reads the value.
-        lasting: True if values that contain no tensors of a trace outlast the trace.
+        watched: True if reads of single values are recorded. Such a store shows if the core reads a value before it
+            writes the value.
+        lasting: True if the values outlast a trace, unless they contain tensors.
     """
 
     watched = False
@@ -60,7 +60,7 @@ class Store:
                 self.put(key, earlier)
 
     def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        """A tensor within `value`, which the core has written under `key`. `None` if `value` contains no tensor."""
+        """A tensor that must not outlast the run, within a value that the core has written, or `None`."""
         return holds_any(value, is_traced)
 
     def name_of(self, key: Any) -> str:
@@ -236,7 +236,7 @@ class BufferStore(Store):
 class Cache(Store):
     """Results that `functools.lru_cache` stores.
 
-    Results that contain tensors are removed. Results that the cache itself has dropped are not restored.
+    Results that contain tensors are removed. Results that the cache itself has discarded are not restored.
     """
 
     lasting = True
@@ -253,7 +253,8 @@ class Cache(Store):
             self._cache.pop(key, None)
 
     def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        return holds_any((key, value), lambda tensor: True)  # any tensor: a C object in the result may hold it
+        # Any tensor counts, because an object of a C extension in the result may contain a traced tensor.
+        return holds_any((key, value), lambda tensor: True)
 
     def name_of(self, key: Any) -> str:
         return self.name
@@ -278,7 +279,7 @@ class Context(Store):
 
 
 def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
-    """The stores of an object, each with a key. Keys are equal for equal places."""
+    """The stores of an object, each with a key. Equal keys identify one store."""
     results: list[tuple[Hashable, Store]] = []
     kind = type(value)
     own = _dict_of(value)

@@ -1,4 +1,4 @@
-"""Objects that a core can write to. These objects are restored. A core that stores tensors in them is rejected."""
+"""Restores the objects that a core can write to. A core that stores tensors in such objects is refused."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Origin:
 
 
 class Surroundings:
-    """Objects that a core reaches, with snapshots of them.
+    """The objects that a core reaches, and their snapshots.
 
     An object is registered before the core can use it. After each run of the core, traced tensors are removed from all
     objects. After the whole trace, all objects are restored.
 
-    If other threads run, they may write to these objects. In that case, only two kinds of values are restored: traced
-    tensors, and values under names in the core's own code.
+    If other threads run, they may write to these objects. In that case, only traced tensors and values whose names are
+    in the core's own code are restored.
 
     Attributes:
         derived: names of attributes that the core sets to tensors computed from captured tensors alone, as a forward
@@ -87,9 +87,9 @@ class Surroundings:
         self._add(key, store, owner)
 
     def note_read(self, key: Hashable, name: str) -> None:
-        """Registers the read of an attribute before it takes place.
+        """Registers that an attribute is about to be read.
 
-        The read counts if the core has not set the attribute in this run.
+        The read counts only if the core has not set the attribute in this run.
         """
         before = (self._before_run or {}).get(key)
         if before is not None and self._stores[key].take().get(name, MISSING) is before.get(name, MISSING):
@@ -107,7 +107,7 @@ class Surroundings:
 
     @contextmanager
     def trace(self) -> Iterator[None]:
-        """Context of a trace. After the trace, all objects are restored to their state before the trace."""
+        """Context of a trace. Afterwards, all objects are restored to their state before the trace."""
         if self._before_trace is not None:
             yield
             return
@@ -174,7 +174,7 @@ class Surroundings:
         )
 
     def _line_of(self, name: str) -> SourceLocation | None:
-        """The user's line that writes to a name, otherwise the last line that contains the name."""
+        """The user's line that writes to a name. If no line writes to the name, the last line that contains it."""
         last = _LAST_NAME.search(name.split("[")[0])
         result: SourceLocation | None = None
         for code in self._codes if last is not None else ():

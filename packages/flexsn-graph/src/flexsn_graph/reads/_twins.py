@@ -1,9 +1,9 @@
-"""Places in one core that were read, and their counterparts in another core with the same code.
+"""Finds the counterparts of the places that one core has read in another core with the same code.
 
-Two cores are twins if every value that the first core read during its trace has a counterpart in the other core. Code,
-numbers, modules and classes are equal, and tensors have the same properties. Each object that only the first core has
-is replaced by a corresponding object of the other core. In that case, the trace of the first core is valid for the
-other core, and the other core does not have to run.
+Two cores are twins if every value that the first core read during its trace has a counterpart in the other core: code,
+numbers, modules and classes are equal, tensors have the same properties, and each object that belongs to the first core
+corresponds to exactly one object of the other core. The trace of a core is also valid for its twins, which do not have
+to run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Twins:
     """
 
     def __init__(self, core: Any, other: Any) -> None:
-        # Keyed by the id of the original. Both objects are kept alive, so that no other objects get their ids in the
+        # The key is the id of the original. Both objects are kept alive, so that no other objects get their ids in the
         # meantime.
         self._counterparts: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, int] = {}
@@ -80,13 +80,13 @@ class Twins:
         return function
 
     def values(self, values: Mapping[Place, Any]) -> dict[Place, tuple[Place, Any]]:
-        """For each place, its counterpart and the value there.
+        """For each place, its counterpart and the counterpart's value.
 
         Args:
             values: the values that were read, by place.
 
         Raises:
-            NotTwinsError: a counterpart has another value.
+            NotTwinsError: a place has no counterpart, or the counterpart has another value.
         """
         results: dict[Place, tuple[Place, Any]] = {}
         waiting = dict(values)
@@ -179,7 +179,7 @@ class Twins:
                 self._note(mine, others)
 
     def _pair_common(self, value: Any) -> None:
-        """Pairs functions with themselves: all functions inside an object that both cores share."""
+        """Pairs all functions inside an object that both cores share with themselves."""
         if isinstance(value, staticmethod | classmethod):
             self.pair(value.__func__, value.__func__)
         elif isinstance(value, property):

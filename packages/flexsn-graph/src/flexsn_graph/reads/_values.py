@@ -31,7 +31,7 @@ def is_python_class(cls: type) -> bool:
 
 
 def is_atom(value: object) -> bool:
-    """True if a value has no mutable parts. Numbers of a user's subclass have attributes, so they do not count."""
+    """True if a value has no mutable parts. A number of a user's subclass has attributes, so it does not count."""
     return isinstance(value, ATOMS) and not is_python_class(type(value))
 
 

@@ -19,21 +19,21 @@ OnRead = Callable[[Any, str], None]
 class AttributeWatch:
     """Calls `on_read(object, name)` before an attribute of a watched object is read in this thread.
 
-    Python looks up `__getattribute__` on the class. Therefore, the class has a replacement until `close` is called.
-    The replacement has no effect on other objects of the class and on other threads.
+    Python looks up `__getattribute__` on the class. Therefore, this method of the class is replaced until `close` is
+    called. The replacement has no effect on other objects of the class or on other threads.
     """
 
     def __init__(self, on_read: OnRead) -> None:
         self._on_read = on_read
         self._thread = threading.get_ident()
-        self._watched: dict[int, Any] = {}  # by id. The objects are kept alive, so that no other object gets the id
+        self._watched: dict[int, Any] = {}  # by id. The objects are kept alive, so that no other objects get their ids
         self._classes: dict[type, Any] = {}
         self._modules: list[tuple[ModuleType, type]] = []
         self._busy = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Suspends the reports of reads, because the recorder itself reads attributes."""
+        """Context in which reads are not reported, because the recorder itself reads attributes."""
         before, self._busy = self._busy, True
         try:
             yield
@@ -139,7 +139,7 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
 
 
 def _warn_of_displaced(profiler: object) -> None:
-    """Warns that a profiler records no Python calls after a trace."""
+    """Warns that a profiler does not record Python calls any more after a trace."""
     warn(
         f"a step is traced while {type(profiler).__name__} records Python calls (torch.profiler with "
         "with_stack=True), but only one of them can observe calls. From here on, the profiler records operations "
@@ -157,6 +157,6 @@ def suspend() -> Profile | None:
 
 
 def resume(profile: Profile | None) -> None:
-    """Continues the observation of calls."""
+    """Continues the observation of calls after `suspend`, which has returned `profile`."""
     if profile is not None:
         sys.setprofile(profile)

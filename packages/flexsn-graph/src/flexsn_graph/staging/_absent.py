@@ -1,8 +1,8 @@
 """Makes one VJP valid for all steps, although gradients of some new states are absent at the first backward step.
 
-Otherwise, this step would need a separate VJP, with a separate kernel and launch. A VJP with a flag is valid for all
-steps, like the VJP of a pointwise step. If a value depends on absent gradients alone, the VJP replaces it with zero
-where it is combined with other values.
+Otherwise, the first backward step would need a separate VJP, with separate kernels and launches. A VJP with a flag is
+valid for all steps. If a value depends on absent gradients alone, the VJP replaces the value with zero where it is
+combined with other values.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PRESENT = Port(Role.GRAD_OUTPUT, 0)
 
 
 def absent_at_first(vjp: StagedStep, absent: Collection[Port]) -> StagedStep | None:
-    """A VJP whose stages in the loop may take a flag, `Port(Role.CAME_STATE, 0)`: True if gradients are present.
+    """Adds a flag to a VJP, `Port(Role.CAME_STATE, 0)`, which is True if the gradients `absent` are present at a step.
 
     Args:
-        absent: the gradients of new states that are absent at the first step of the backward. Their values at that step
-            have to be zero.
+        absent: the gradients of new states that are absent at the first step of the backward. At that step, they have
+            to be passed as zeros.
 
     Returns:
-        The VJP. `None` if a product or a carried value is computed from these gradients alone, because no selection can
-        make it zero.
+        The new VJP. `None` if a product or a carried value is computed from these gradients alone, because no stage can
+        replace such a value with zero.
     """
     unseen = frozenset(absent)
     factors = [term.values for term in vjp.terms if term.op is not None]
@@ -57,7 +57,7 @@ def absent_at_first(vjp: StagedStep, absent: Collection[Port]) -> StagedStep | N
 
 
 def _selected(stage: Stage, absent: frozenset[Port], present: set[Port]) -> tuple[Stage, list[Port], list[Port]]:
-    """The stage with selections, the gradients that it writes, and the zeros that it writes for absent gradients."""
+    """The stage with selections, its results that depend on present gradients, and its results that are zeros."""
     graph = stage.graph
 
     def kind(port: Port) -> Port:

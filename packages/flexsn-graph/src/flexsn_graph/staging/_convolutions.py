@@ -44,7 +44,7 @@ def split_gradients(graph: fx.Graph) -> None:
 
 
 def add_biases(graph: fx.Graph) -> None:
-    """Moves the biases of convolutions into stages if the library adds them in a separate pass anyway."""
+    """Moves the biases of convolutions into stages if the convolution's library adds them in a separate pass anyway."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not CONVOLUTION or node.args[2] is None:
             continue
@@ -75,7 +75,7 @@ def _called(graph: fx.Graph, target: Any, first: fx.Node, *rest: Any, **kwargs: 
 
 
 def _is_added_apart(value: torch.Tensor) -> bool:
-    """True for results of cuDNN. PyTorch adds the bias to them in a separate pass."""
+    """True for results of cuDNN, to which PyTorch adds the bias in a separate pass."""
     return value.device.type == "cuda"
 
 
@@ -140,7 +140,7 @@ def _missing(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """Numbers of rows and columns at the end of a value that a convolution with strides skips."""
+    """The numbers of rows and columns at the end of a value that a convolution with strides does not read."""
     return [
         value[2 + d] - ((result[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight[2 + d] - 1) + 1)
         for d in range(len(stride))

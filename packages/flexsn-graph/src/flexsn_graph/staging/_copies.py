@@ -18,7 +18,7 @@ _SAME = frozenset({_aten.detach.default, _aten.alias.default, _prims.view_of.def
 def drop_copies(graph: fx.Graph) -> None:
     """Replaces copies and aliases with their sources, because a functional graph never writes to a value.
 
-    A copy remains if a view of it could not be expressed by strides without the copy.
+    A copy remains if strides can express a view of the copy, but not the same view of its source.
     """
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _SAME:
@@ -36,7 +36,7 @@ def drop_copies(graph: fx.Graph) -> None:
 
 
 def _copy_before_a_view(graph: fx.Graph, needed: set[fx.Node]) -> fx.Node | None:
-    """A copy that has to remain because a view of it is needed. `None` if no other copy has to remain."""
+    """A copy that is not in `needed` and has to remain because a view needs it. `None` if there is no such copy."""
     seen: dict[fx.Node, Any] = {}
     behind: dict[fx.Node, fx.Node | None] = {}  # maps a value to the copy of which it is a view
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Detects steps with products that no longer change anything once some of their inputs are 0 or less."""
+"""Detects steps with products that have no effect wherever some of their inputs are 0 or less."""
 
 from __future__ import annotations
 

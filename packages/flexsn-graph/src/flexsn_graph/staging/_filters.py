@@ -21,15 +21,14 @@ from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep,
 
 
 def without_carried_filters(vjp: StagedStep, unneeded: Collection[Port]) -> StagedStep:
-    """A VJP whose stages read products of later steps instead of carrying gradients of shifted states.
+    """Replaces gradients of shifted states, which pass from step to step, with products of later steps.
 
     Args:
         vjp: the VJP of a step.
-        unneeded: gradients of states that the last step does not receive and that are not needed before the first
-            step.
+        unneeded: gradients of states that are absent at the last step and that are not needed before the first step.
 
     Returns:
-        The new VJP, or `vjp` itself if it does not have this form.
+        The new VJP, or `vjp` itself if it has no such gradients.
     """
     chains: dict[Port, dict[int, Port]] = {}
     for state, (source, steps) in vjp.shifts.items():
@@ -42,7 +41,7 @@ def without_carried_filters(vjp: StagedStep, unneeded: Collection[Port]) -> Stag
 
 
 def _without(vjp: StagedStep, chain: Sequence[Port]) -> StagedStep:
-    """The VJP with only the first gradient of a chain, if one stage computes the whole chain from one product."""
+    """The VJP without all gradients of a chain except the first, if one stage computes the chain from one product."""
     gone = frozenset(chain[1:])
     products = {p.result.source for p in vjp.parts if isinstance(p, Product) and p.phase is Phase.LOOP}
     for number, stage in enumerate(vjp.parts):
@@ -68,14 +67,14 @@ def _without(vjp: StagedStep, chain: Sequence[Port]) -> StagedStep:
 def _unrolled(
     stage: Stage, chain: Sequence[Port], products: Collection[Port], first: int
 ) -> tuple[Stage, Port, list[Port]] | None:
-    """Nests the steps of the chain in one stage.
+    """Computes the first gradient of a chain in one stage, from the product at this step and at later steps.
 
     Args:
         first: number of the first port for a later value of the product.
 
     Returns:
-        The stage, the product, and the ports of the product's later values, starting with the next step. `None` if a
-        gradient is not a linear function of the next gradient and of one product.
+        The new stage, the product, and the ports of the product's values at later steps, the next step first. `None` if
+        a gradient of the chain is not a linear function of the next gradient of the chain and of one product.
     """
     graph = stage.graph
     reads = {n: stage.reads[p.index] for p, n in graph.placeholders.items() if p.role is Role.INPUT}
@@ -118,7 +117,7 @@ def _ancestors(nodes: Iterable[Any]) -> set[fx.Node]:
 
 
 def _is_linear(stage: Stage, chain: Collection[Port], moving: Collection[fx.Node]) -> bool:
-    """True if the gradients of a chain are linear in the gradients that reach the chain, and zero without them."""
+    """True if the gradients of a chain are linear functions of the arguments `moving`, without a constant term."""
     graph, kept = fx.Graph(), [i for i, view in enumerate(stage.writes) if view.source in chain]
     entries = [stage.graph.entries[i] for i in kept]
     needed, new = _ancestors(entries), dict[fx.Node, fx.Node]()
@@ -168,7 +167,7 @@ def _rewritten(
                 known[node] = graph.node_copy(node, known.__getitem__)
 
     moving = {source, *gone}
-    for node in stage.graph.graph.nodes:  # nodes of any step
+    for node in stage.graph.graph.nodes:  # adds the nodes that differ between the steps of the chain
         if not moving.isdisjoint(node.all_input_nodes):
             moving.add(node)
     copy(needed - moving, new)

@@ -11,13 +11,13 @@ from flexsn_graph.ir._ports import Port
 
 
 class Keys:
-    """Identifies values that two graphs of one step compute in the same way."""
+    """Assigns equal numbers to values that two graphs of one step compute in the same way."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
     def of(self, graph: fx.Graph, arguments: Sequence[Port]) -> dict[fx.Node, int]:
-        """A number for each node. Equal numbers mean equal values."""
+        """A number for each node. Nodes with equal numbers have equal values."""
         results: dict[fx.Node, int] = {}
         ports = iter(arguments)
         for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""The order of the parts of a step: before, in or after the loop over time, and within each of these phases."""
+"""Finds the order of the parts of a step: their phase (before, in or after the loop over time), and their level."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_graph.ir._products import ASSEMBLIES
 from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase
 
-# The largest number of states that a stage of the loop may read if it only needs them for a sum over time.
+# The largest number of states that a stage of the loop may read only to compute an operand of a sum over time.
 _MANY = 8
 
 
@@ -20,9 +20,9 @@ class Order:
 
     Args:
         places: the values that have a place in memory.
-        order: the relevant nodes, in order.
+        order: the nodes that are needed for the results, in the order of the graph.
         to_carried: the nodes on which the carried values depend. Carried values pass from one step to the next.
-        summed: values whose sum over time is a gradient of a captured tensor.
+        summed: values that are summed over time for the gradients of captured tensors.
 
     Attributes:
         phase: phases of products and operands.
@@ -41,7 +41,7 @@ class Order:
         self._find_levels(order)
 
     def _waits(self, node: fx.Node, to_carried: set[fx.Node]) -> bool:
-        """True for an operand of many states, such as delays, that the loop would read only to compute this operand."""
+        """True for an operand that the loop does not need, and that is computed from many states, such as delays."""
         places = self._places
         if places.role(node) is not Role.OPERAND or node in to_carried:
             return False

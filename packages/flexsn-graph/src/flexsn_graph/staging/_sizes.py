@@ -23,9 +23,9 @@ _TO_SIZES = frozenset(
 
 
 def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes: Sequence[Sequence[int]]) -> bool:
-    """True if the first size of a step `[batch, features]` differs from all other sizes.
+    """True if a step `[batch, features]` can be resized to another size of its first dimension.
 
-    In addition, no captured tensor may vary along the first dimension.
+    This is the case if this size differs from all other sizes, and if no captured tensor varies along the dimension.
     """
     if len(step_shape) != 2:
         return False
@@ -40,7 +40,7 @@ def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes
 
 
 def resized(staged: StagedStep, old: int, new: int) -> StagedStep:
-    """The step with another size of its first dimension. No other size in the step may be `old`."""
+    """The step with the size of its first dimension changed from `old` to `new`. No other size may be `old`."""
 
     def shape(sizes: Sequence[int]) -> tuple[int, ...]:
         return tuple(new if size == old else size for size in sizes)
@@ -92,7 +92,7 @@ def _views(staged: StagedStep) -> list[View]:
 
 
 def _knows_sizes(call: Call, batch: int) -> bool:
-    """True if `resized` replaces the size in a call, or if the call does not contain the size."""
+    """True if `resized` can replace the size `batch` in a call, or if the call does not contain this size."""
     target, args, kwargs = call
     if target in _TO_SIZES:
         return not kwargs

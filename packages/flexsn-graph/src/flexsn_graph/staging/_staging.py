@@ -2,8 +2,8 @@
 
 The graph of a step is lowered to pointwise ops, views, and products with matrices that are made of captured tensors
 alone. A pointwise value that a product reads is called an operand, and a stage writes it. A stage reads arguments of
-the step and products, possibly through views (such as a quarter of the columns, for a gate of an LSTM). Stages read and
-write nothing else, so each stage recomputes the intermediate values that it needs.
+the step and products, possibly through views (such as a quarter of the columns, for a gate of an LSTM). Stages exchange
+no other values, so each stage recomputes the intermediate values that it needs.
 
 A product belongs to the loop over time if it depends on the state before the step, and if the state after the step
 depends on the product. A product that depends on inputs alone is computed before the loop, for all steps at once. A
@@ -81,11 +81,11 @@ def stage(
         arguments: ports of its placeholders.
         results: ports of its output's entries.
         carried: role of the values that are carried from step to step: `STATE` in the forward, `GRAD_STATE` in a VJP.
-        keys: one object for both graphs of a step.
-        known: for a VJP, the existing values of the forward, by key.
+        keys: assigns numbers to nodes. The forward and the VJPs of a step share this object.
+        known: for a VJP, the ports of operands and products of the forward, by the number in `keys`.
 
     Returns:
-        The parts, and the operands and products by key.
+        The step, and the ports of its operands and products by the number in `keys`.
 
     Raises:
         NonPointwiseError: an op mixes elements of the step and is not a product along the last dimension.
@@ -137,7 +137,7 @@ class _Staging:
         live = self._places.reaching([n for n, _ in finals] + leaves)
         to_carried = self._places.reaching([n for n, port in finals if port.role is self._role])
         order = [n for n in self._graph.nodes if n in live]
-        # Excludes the sums at the end of a broadcasting input's gradient. These sums are computed after the loop.
+        # Excludes the sums at the end of an input's gradient if the input broadcasts. They are computed after the loop.
         inner = self._places.reaching([before_sums(n) if p.role is Role.GRAD_INPUT else n for n, p in finals] + leaves)
         for node in order:
             if node not in self._places.moving or node in self._places.ports:
@@ -191,9 +191,9 @@ class _Staging:
         return finals, leaves
 
     def _shifts(self, finals: Sequence[tuple[fx.Node, Port]]) -> dict[Port, tuple[Port, int]]:
-        """The states whose new value is the old value of another state.
+        """The states whose new value is the previous value of another state.
 
-        This value is already in memory, so no part writes it.
+        This value is already in memory, so no part has to write it.
         """
         if self._role is not Role.STATE:
             return {}
@@ -208,7 +208,7 @@ class _Staging:
         latest = [port for port in dict.fromkeys(before.values()) if port not in before]
         while latest:
             port = latest.pop()
-            # At most one state follows each state: two followers would differ in their initial values.
+            # At most one state can follow a state, because two followers would have different initial values.
             following = next((p for p, source in before.items() if source == port), None)
             if following is not None and not differs(nodes[following], nodes[port]):
                 source, steps = results.get(port, (port, 0))
@@ -255,13 +255,13 @@ class _Staging:
             )
 
     def _reduces(self, node: fx.Node) -> bool:
-        """True if a node reduces rows. Rejects reductions of other dimensions of a step."""
+        """True if a node reduces rows. Refuses reductions of other dimensions of a step."""
         if not reduces(node) or is_zero(node.all_input_nodes[0]):
             return False
         if set(reduced_dims(node)) <= {node.all_input_nodes[0].meta["val"].dim() - 1}:
             return True
         if self._role is Role.GRAD_STATE:
-            return False  # stages reject reductions other than sums at the end of a gradient
+            return False  # a stage refuses the reduction, unless it is a sum at the end of a gradient
         shape = list(node.all_input_nodes[0].meta["val"].shape)
         raise NonPointwiseError(
             f"{called_op(node)} reduces dimensions {list(reduced_dims(node))} of {shape}: a step may only reduce its "
@@ -319,7 +319,7 @@ class _Staging:
         if not self._places.is_product(root) or root in self._direct:
             return False
         if views and port.role is not self._role:
-            return False  # the owner of the result's memory determines the layout
+            return False  # the layout of such a result is given, so a product cannot be written through views
         for one in (root, *views):
             users = [u for u in one.users if u.op != "output" and u in self._order.level]
             returned = sum(entry is one for entry in self._entries)
@@ -347,7 +347,7 @@ class _Staging:
         if target in REDUCTIONS:
             factors: list[Any] = [node.args[0]]
             dims: Any = node.args[1]
-            last = [d - factors[0].meta["val"].dim() for d in dims]  # counted from the end, as sequences have more dims
+            last = [d - factors[0].meta["val"].dim() for d in dims]  # sequences have more dimensions
             args = (self._product_argument(node.args[0]), last, *node.args[2:])
         else:
             factors = [node.args[i] for i in PRODUCTS[target].factors]
@@ -374,7 +374,7 @@ class _Staging:
         return whole_view(port, argument)
 
     def _is_cut(self, node: fx.Node, shape: tuple[int, ...]) -> bool:
-        """True if a stage of this shape reads a node from memory."""
+        """True if a stage of the shape `shape` reads a node from memory instead of computing it."""
         root, views = self._places.root(node)
         port = self._places.ports.get(root)
         if port is None:

@@ -1,8 +1,7 @@
 """Moves sums over elements to the end of a step's VJP. Kernels return the terms, and the sums are computed afterwards.
 
-Some numbers that a step computes, and some inputs and captured tensors, broadcast. Their gradients are sums over
-elements. Factors of such a sum are multiplied into its terms: `sum(x) * y` becomes `sum(x * y)` if `y` is constant
-along the summed dimensions.
+The gradient of a value, an input or a captured tensor that broadcasts is a sum over elements. The factors of such a sum
+are multiplied into its terms: `sum(x) * y` becomes `sum(x * y)` if `y` is constant along the summed dimensions.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class _Sum:
 
 
 def sum_last(graph: fx.Graph, arguments: Sequence[Port], results: Sequence[Port]) -> None:
-    """Rewrites a lowered VJP so that it multiplies no value of the step by a sum over elements.
+    """Rewrites a lowered VJP so that no value of the step is multiplied by a sum over elements.
 
     Args:
         graph: the VJP. Its output is a list of nodes.
@@ -71,7 +70,7 @@ def sum_last(graph: fx.Graph, arguments: Sequence[Port], results: Sequence[Port]
 
 
 def own_last_sums(graph: fx.Graph, results: Sequence[Port]) -> None:
-    """Copies the last sums of each input's gradient if other values use them, because kernels omit these sums."""
+    """Copies the sums at the end of each input's gradient, because kernels omit them, but other values may use them."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     entries = list(output.args[0])
     for i, (entry, port) in enumerate(zip(entries, results, strict=True)):
@@ -121,13 +120,13 @@ class _Sums:
         self._graph.eliminate_dead_code()
 
     def _is_sum(self, node: fx.Node) -> bool:
-        """True if a stage can write a result: it has no sum, or is (a view of) the sum of a value without sums."""
+        """True if a result contains no sums before those at its end, so that a stage can write the result's terms."""
         while node.op == "call_function" and (node.target in ALIAS_OPS or node.target is SUM_OP):
             node = node.all_input_nodes[0]
         return node not in self._of_sums
 
     def _move(self, node: fx.Node) -> fx.Node | None:
-        """Replaces a node with an equal value whose sum comes last. `None` if the node contains no sum."""
+        """Replaces a node with an equal sum over elements and returns the sum. `None` if no equal sum is found."""
         with self._graph.inserting_after(node):
             cursor = self._graph.call_function(_prims.view_of.default, (node,))  # new nodes are inserted before it
         summed = None
@@ -143,7 +142,7 @@ class _Sums:
         return summed
 
     def _sum(self, node: fx.Node) -> _Sum | None:
-        """A node as a sum over elements, or `None` if it is not such a sum."""
+        """An equivalent sum over elements, or `None` if the node cannot be expressed as such a sum."""
         if node not in self._of_sums or node.op != "call_function":
             return None
         target: Any = node.target

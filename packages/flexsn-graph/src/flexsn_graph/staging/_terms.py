@@ -1,4 +1,4 @@
-"""Gradients of captured tensors: sums over time, either of one value per step or of the product of two values."""
+"""Finds the terms of captured tensors' gradients, which are sums over time of single values or of products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _prims = torch.ops.prims
 
 
 class SumsOverTime:
-    """Sums over time, and the operations on them after the loop.
+    """The sums over time for gradients of captured tensors, and the linear operations on these sums after the loop.
 
     Args:
         stored: the values that have a place in memory, including values that are added later.
@@ -73,7 +73,7 @@ class SumsOverTime:
                 yield Term(lifted, None, (self._view(leaf),), calls)
 
     def _summands(self, node: fx.Node) -> list[tuple[fx.Node, tuple[Call, ...]]]:
-        """A gradient as a list of summands: the values that are summed over time, with the linear ops on each sum."""
+        """A gradient as a list of summands: values that are summed over time, each with the linear ops on its sum."""
         results: list[tuple[fx.Node, tuple[Call, ...]]] = []
         waiting: list[tuple[fx.Node, tuple[Call, ...]]] = [(node, ())]
         while waiting:
@@ -89,9 +89,9 @@ class SumsOverTime:
         return results
 
     def _linear_in(self, node: fx.Node) -> fx.Node | None:
-        """The value of the step in which a node is linear. Captured tensors may be factors.
+        """The value of the step in which a node is linear, or `None`. Captured tensors may be factors of the node.
 
-        For example, the core may multiply a matrix by a mask or by another matrix before it uses the matrix.
+        For example, the core may multiply one captured matrix by a mask or by another captured matrix before use.
         """
         if is_linear_in_one(node):
             return node.all_input_nodes[0]
@@ -133,7 +133,7 @@ class SumsOverTime:
         return bool(self._factors(node))
 
     def _factors(self, node: fx.Node) -> list[fx.Node]:
-        """The factors of a product of two values of the step, such as a matrix's gradient. Empty for other nodes."""
+        """The factors of a product of two values of the step, such as a gradient of a matrix. Empty for other nodes."""
         target: Any = node.target
         facts = PRODUCTS.get(target)
         if target is convolution_weight:

@@ -1,4 +1,4 @@
-"""Functions for nodes of a graph that are views of values with a place in memory."""
+"""Functions for nodes that are views of other nodes, and for the pieces of assembled values."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def unsummed_shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def before_sums(node: fx.Node) -> fx.Node:
-    """The value before the last sums of a node and before the views of these sums."""
+    """The value whose sums and views lead to a node."""
     while is_view(node) or node.target is SUM_OP:
         node = node.all_input_nodes[0]
     return node

@@ -102,8 +102,8 @@ def trace_cells(
         arguments: tensors, of which only shape, dtype and device matter.
         requires_grad: for each argument, True if autograd follows it.
         name: name of the function, for messages.
-        gradient: True if `cells_gradient_of` made `fn`.
-        must_cut: True to reject a function that cuts nothing and whose arguments broadcast. `trace_pointwise` traces
+        gradient: True if `cells_gradient_of` created `fn`.
+        must_cut: True to refuse a function that cuts nothing and whose arguments broadcast. `trace_pointwise` traces
             such functions.
         reads: records the values that `fn` reads in this trace in addition to its arguments.
 
@@ -116,7 +116,7 @@ def trace_cells(
     with undisturbed():
         graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
         # A second trace with other sizes of the uncut dimensions shows if the graph depends on these sizes. If the
-        # graph depends on them, a third trace keeps the size of the row.
+        # graph depends on them, another trace keeps the size of the row.
         row = _row_of(graph)
         for fixed in (None, row) if row is not None else (None,):
             free = tuple(tuple(None if f == fixed else f for f in dims) for dims in graph.free)
@@ -159,7 +159,7 @@ def cells_effects(
 
 
 _SIZES = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)
-# Ops that cut. All other ops that move elements are rejected elsewhere.
+# A function cuts or reduces dimensions if it contains one of these ops.
 _CUTS = (
     CUTTING_OPS
     | REDUCTIONS
@@ -174,7 +174,7 @@ _CUTS = (
 
 
 def _row_of(graph: CellGraph) -> int | None:
-    """The number of the reduced axis among the numbers in `free`."""
+    """The number in `free` that identifies the reduced axis, or `None`."""
     for step in graph.steps:
         if step.rows and step.where[-1] is not None:
             argument, dim = step.where[-1]

@@ -1,4 +1,4 @@
-"""A step whose tensors have different shapes, and the pieces into which it splits them."""
+"""Traces a step whose tensors have different shapes, and finds the pieces into which the step splits the tensors."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class CutTrace(CoreTrace):
         return True
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The captured tensors. The step on pieces lifts them itself."""
+        """Returns the captured tensors. The step on pieces lifts them itself."""
         return tuple(captured)
 
     def of_twin(self, core: Callable[..., Any]) -> None:
-        """Returns `None`: each core is analysed separately. The steps on pieces share their traces."""
+        """Returns `None`, because each core is analysed separately. The steps on pieces share their traces."""
 
 
 def cut_step(

@@ -3,7 +3,7 @@
 All arguments are recorded with one shape. Arguments without dimensions are exceptions, because different promotion
 rules apply to them. The gradient of such an argument is a sum over the elements. A kernel returns the terms of the sum,
 and the terms are summed afterwards. For this purpose, the op `terms` is applied to this gradient and undoes the sum.
-The gradient of the gradient receives one number for all terms, repeated for each term. The op `uniform` returns this
+In a second derivative, the gradient of this gradient repeats one number for all terms. The op `uniform` returns this
 number.
 """
 
@@ -84,7 +84,7 @@ def trace_pointwise(
             of that shape or without dimensions.
         dimensions: number of dimensions of the arguments that are not scalars, at most `MAX_DIMENSIONS`.
         name: name of the function, for messages.
-        gradient: True if `gradient_of` made `fn`.
+        gradient: True if `gradient_of` created `fn`.
         reads: records the values that `fn` reads in this trace in addition to its arguments.
 
     Raises:
@@ -136,7 +136,7 @@ def pointwise_effects(
 
 
 def _examples(arguments: Sequence[ArgumentType], sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-    # One element is enough for any size, because the tracer uses only shape, dtype and device.
+    # One element in memory is enough for any shape, because the tracer uses only shape, dtype and device.
     elements = [torch.empty((), dtype=a.dtype, device=device) for a in arguments]
     return [e if a.scalar else e.expand(tuple(sizes)) for e, a in zip(elements, arguments, strict=True)]
 
@@ -242,7 +242,7 @@ def _trace(
 
 
 class _NoCaptures(Captures):
-    """Rejects captured tensors."""
+    """Refuses captured tensors."""
 
     def __init__(self, name: str, mode: FakeTensorMode) -> None:
         super().__init__(mode)

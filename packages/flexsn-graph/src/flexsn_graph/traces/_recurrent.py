@@ -30,7 +30,7 @@ class NoProductsError(Exception):
 class RecurrentTrace(CoreTrace):
     """A traced step function with products of its values and captured matrices. `trace_core` creates it.
 
-    `lift` computes everything that depends on captured tensors alone before the loop, such as a mask times a matrix.
+    `lift` computes all values that depend on captured tensors alone before the loop, such as a mask times a matrix.
 
     Attributes:
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`, as stages and products.
@@ -39,7 +39,7 @@ class RecurrentTrace(CoreTrace):
     forward: StagedStep
 
     def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
-        """The shape of the widest results.
+        """The shape of the results with the most neurons.
 
         Results may have different numbers of neurons, but must have equal numbers of rows.
         """
@@ -117,20 +117,20 @@ def trace_core(
     follow: bool = True,
     hoist: bool = True,
 ) -> StepTrace | RecurrentTrace | CutTrace:
-    """Traces a core like `trace_step`, but the core may also combine values of the step.
+    """Traces a core like `trace_step`, but the core may also combine elements of the step.
 
-    The core may multiply values of the step by captured matrices, or reduce them along the last dimension.
-    Alternatively, it may combine elements of small dimensions that some results lack, if the step can be split into
-    pieces with one value per element.
+    The core may multiply values of the step by captured matrices, or reduce values along the last dimension.
+    Alternatively, the core may combine elements of small dimensions that some results lack, if the step can be split
+    into pieces with one value per element.
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, follow: as in `trace_step`.
-        hoist: True if `lift` computes everything that depends on captured tensors alone. Pass False for a core that
-            defines its own gradient, as an `autograd.Function` does: this part then stays in the step.
+        hoist: True if `lift` computes all values that depend on captured tensors alone. If False, they are computed in
+            the step. Pass False for a core with its own gradient formula, such as an `autograd.Function`.
 
     Returns:
-        The result of `trace_step` if it accepts the core. Otherwise, a trace of stages and products or, if there are no
-        products, of pieces.
+        The result of `trace_step` if the core is pointwise. Otherwise, a trace of stages and products if the core has
+        products, or else a trace of pieces.
 
     Raises:
         The errors of `trace_step`.
@@ -169,5 +169,5 @@ def trace_core(
         except (WrittenViewError, UnsupportedCoreError, CoreReturnError):
             pass
         raise refusal
-    finally:  # the error refers to this frame, and thereby to all callers' values until the next garbage collection
+    finally:  # the error refers to this frame, which would keep all callers' values alive until a garbage collection
         del refusal

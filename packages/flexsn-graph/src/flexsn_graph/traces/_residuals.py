@@ -1,8 +1,8 @@
 """A step and its VJP with residuals: intermediate values that the forward saves and the VJP does not recompute.
 
 The values to save form a minimum cut through the part of the VJP that depends on the step's arguments alone. The cost
-of a value is the number of bytes moved. An input exists anyway and is read once more. Other values are written and
-read. Captured tensors are free, because they are the same at all steps.
+of a value is the number of bytes that are moved for it. An input is only read once more. Any other value is written and
+read. Captured tensors cost nothing, because they are the same at all steps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Residuals:
 
 
 def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) -> Residuals:
-    """A step and its VJP with residuals.
+    """Selects the residuals of a step and its VJP, so that the fewest bytes are moved.
 
     Args:
         vjp: the VJP of the step, from the gradients of all differentiable results.
@@ -64,7 +64,7 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
     def cost(node: fx.Node) -> float:
         value = node.meta["val"]
         if not isinstance(value, Tensor):
-            return math.inf  # an op with several results, each of which has its own node
+            return math.inf  # an op with several results. Each result has its own node
         if node in inputs:
             return float(value.element_size() * value.numel() / size) if size else 0.0
         if not rounded and node.op == "call_function" and value.dtype in (torch.float16, torch.bfloat16):
@@ -82,7 +82,7 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
 
 
 def without_cotangents(vjp: StepGraph, absent: Collection[Port]) -> StepGraph:
-    """The VJP without the cotangents in `absent`, which are zero."""
+    """The VJP without the arguments `absent`, which are cotangents that are always zero."""
     linear = _depending_on(vjp, *_COTANGENTS)
     zero = {node for port, node in vjp.placeholders.items() if port in absent}
     graph, new = fx.Graph(), dict[fx.Node, Any]()

@@ -61,7 +61,8 @@ class CoreTrace:
         inputs, states, outputs: a `StepValue` for each tensor.
         captured: the captured tensors, each once, in order of first use. They are the user's own objects.
         captured_values: a `StepValue` for each captured tensor.
-        aliases: captured tensors that share their memory with a tensor in `captured`, with the position of that tensor.
+        aliases: other captured tensors that share their memory with a tensor in `captured`, each with the position of
+            that tensor.
         lifted_values: a `StepValue` for each lifted tensor. `lift` computes lifted tensors from captured tensors.
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, True if a gradient can flow through it.
@@ -130,9 +131,9 @@ class CoreTrace:
         """A copy of this trace, adapted to another core without running that core.
 
         Returns:
-            `None` unless `core` has the same code, reads equal numbers and the same objects, and reads tensors with the
-            properties that this trace's core has read. See `reads/_twins.py`. The result does not refer to this trace's
-            tensors.
+            `None` unless `core` has the same code as this trace's core, and reads equal numbers, the same or
+            corresponding objects, and tensors with the same properties. See `reads/_twins.py`. The copy does not refer
+            to the tensors of this trace.
         """
         core = unwrap_compiled(core)
         reads = self.reads.of_twin(core)
@@ -158,8 +159,8 @@ class CoreTrace:
         """A copy of this trace for another size of the step's first dimension. The core is not run.
 
         Returns:
-            `None` if any other property differs, if a size is 0 or 1, or if the size of the first dimension matters.
-            The size matters if the core depends on sizes, or if a captured tensor varies along the dimension.
+            `None` if the arguments differ in any other property, if a size is 0 or 1, or if the graph depends on the
+            size. The graph depends on it if the core reads sizes, or if a captured tensor varies along the dimension.
         """
         old, values = self.step_shape, (*inputs, *states)
         mine = (*self.inputs, *self.states)
@@ -190,7 +191,7 @@ class CoreTrace:
         raise NotImplementedError
 
     def _retraced(self) -> Tracer:
-        """The tracer. Runs the core again if there is no tracer, as for the first VJP of a twin."""
+        """The tracer. Runs the core again if the trace has no tracer, which is the case for a twin's first VJP."""
         if self._tracer is None:
             example = partial(torch.empty, (), device=self._device)
             examples = [example(dtype=v.dtype).expand(v.shape) for v in (*self.inputs, *self.states)]
@@ -211,7 +212,7 @@ class CoreTrace:
         return self._tracer
 
     def _adopt(self, own: Self) -> None:
-        """Adopts the data that VJPs need from another trace of this core."""
+        """Copies the data that VJPs need from another trace of this core."""
 
     @property
     def lifted(self) -> tuple[Tensor, ...]:
@@ -240,10 +241,10 @@ class CoreTrace:
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Computes the lifted tensors from the current values of captured tensors.
 
-        Captured tensors are lifted unchanged, unless the core computes a value from them alone that a step cannot
-        compute. For example, the core may index or sum captured tensors, multiply matrices, or read one tensor in two
-        layouts. `lift` computes such values once for all steps. `lift` is differentiable: the gradients of lifted
-        tensors flow on to the captured tensors.
+        Captured tensors are lifted unchanged, unless the core computes a value from captured tensors alone in a way
+        that is impossible in a step. For example, the core may index or sum captured tensors, multiply matrices, or
+        read one tensor in two layouts. `lift` computes such values once for all steps. `lift` is differentiable: the
+        gradients of lifted tensors flow on to the captured tensors.
 
         Args:
             captured: for each tensor of `self.captured`, this tensor or another tensor of equal shape and dtype.
@@ -338,7 +339,7 @@ class StepTrace(CoreTrace):
         """Does nothing: the graph does not depend on sizes."""
 
     def _is_differentiated_alike(self) -> bool:
-        """True if a step can differentiate captured tensors that the core writes to, or that have a custom gradient."""
+        """True if a VJP can be traced, even if the core changes captured values or defines their gradients itself."""
         if self._retraced().is_plain:
             return True
         try:
@@ -426,12 +427,12 @@ def trace_step(
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`, pointwise over the step's elements.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
-        example_inputs: inputs and states of one step, each of shape `[*step]` (an input may be smaller and broadcast).
-            Only shape, dtype and device matter.
+        example_inputs: inputs and states of one step, each of shape `[*step]`. An input may also broadcast to this
+            shape. Only shape, dtype and device matter.
         follow: True to record the values that the core reads in addition to its arguments in `reads`.
         on_pieces: True if the core may join its arguments, reduce and multiply small dimensions of the joined values,
-            and cut them again.
-        hoist: True if `lift` computes everything that depends on captured tensors alone and that no step can compute.
+            and cut the results into pieces.
+        hoist: True if `lift` computes the values that depend on captured tensors alone and that no step can compute.
 
     Raises:
         ExampleError: an example is not a dense tensor.

@@ -23,9 +23,9 @@ _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.detach.default, torch.op
 
 
 def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
-    """The numbers of the captured tensors that are read, and the graphs of lifted values that are not captured.
+    """The numbers of the captured tensors that are read, and the graphs that compute all other lifted values from them.
 
-    The graphs take these tensors as arguments, in the order of `tracer.captures.tensors`.
+    The graphs take the captured tensors as arguments, in the order of `tracer.captures.tensors`.
     """
     captures = tracer.captures
     captured = list(captures.tensors)
@@ -46,7 +46,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
         for value, given in zip(values, arguments[first + len(captured) :], strict=True):
             try:
                 result = tracer.gradients_of(value, given, calls)
-            except UnsupportedCoreError as error:  # reported only when a gradient is required, as inference needs none
+            except UnsupportedCoreError as error:  # raised when a gradient is required. Inference does not need it
                 refusals[len(gradients)] = error
                 result = [None] * len(trained)
             gradients.append(tuple(i for i, g in zip(trained, result, strict=True) if g is not None))
@@ -92,7 +92,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
 
 
 def _functional(recorded: fx.GraphModule, tracer: Tracer) -> fx.GraphModule:
-    """Removes mutations, and nodes on which no result depends."""
+    """Removes mutations, copies, and nodes on which no result depends."""
     functional = lower(recorded, tracer.mode, LEFT)
     for node in functional.graph.nodes:
         if node.target in _COPIES and not node.kwargs:
@@ -157,11 +157,11 @@ _LINEAR_OPS = frozenset(_LINEAR.split())
 
 
 def _nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
-    """The error for a gradient that is not a linear function of its argument, or `None`.
+    """The error for a gradient that is not a linear function of the incoming gradient, or `None`.
 
-    In the loop, the backward of a custom function receives the gradient of each step. Before the loop, the backward
-    receives the sum of these gradients. The results are equal if the backward is linear. Torch's own formulas are
-    linear.
+    If a custom function runs in the loop, its backward receives the gradient of each step. If the function runs before
+    the loop, its backward receives the sum of these gradients. The results are equal if the backward is linear. Torch's
+    own formulas are linear.
     """
     linear = {_placeholders(graph)[place]}
     for node in graph.nodes:
@@ -208,7 +208,7 @@ def _is_linear(node: fx.Node, linear: Collection[fx.Node]) -> bool:
 
 
 def _vanishes(value: Any, linear: Collection[fx.Node]) -> bool:
-    """True if the value is linear in the gradient, or zero."""
+    """True if the value is zero, or linear in the incoming gradient."""
     if not isinstance(value, fx.Node):
         return bool(value == 0)
     return value in linear

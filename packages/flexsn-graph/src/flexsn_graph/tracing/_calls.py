@@ -1,4 +1,4 @@
-"""Observes the calls of a core before autograd does: calls that read a value, and calls on captured tensors alone."""
+"""Observes the torch functions that a core calls: those that read a value, and those on captured tensors alone."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _Known:
     """A tensor of the core that was computed from captured tensors alone, and its state at that time.
 
     Attributes:
-        number: number of the value that the tensor holds, with its autograd history.
-        memory: the tensor's memory. It is kept alive even if the tensor gets other memory, so that `storage` is unique.
-        replaced: True if calls with other arguments receive the value that was computed before the loop.
+        number: number of the value that the tensor had at that time. The autograd history is part of the value.
+        memory: the tensor's memory at that time. It is kept alive so that no other memory gets the id `storage`.
+        replaced: True if calls that also have other arguments receive the value that was computed before the loop.
     """
 
     number: int
@@ -49,11 +49,11 @@ class _Known:
         return cls(number, tensor, tensor._version, storage, memory, tensor.requires_grad, tensor.grad_fn, replaced)
 
     def holds(self) -> bool:
-        """True if the tensor still holds this value."""
+        """True if the tensor still has this value, possibly with another autograd history."""
         return self.tensor._version == self.version and storage_of(self.tensor) == self.storage
 
     def is_same(self) -> bool:
-        """True if the tensor still holds this value with this autograd history."""
+        """True if the tensor still has this value with this autograd history."""
         tensor = self.tensor
         return self.holds() and tensor.requires_grad == self.requires_grad and tensor.grad_fn is self.node
 
@@ -61,23 +61,24 @@ class _Known:
 class CoreCalls(TorchFunctionMode):
     """Replaces values that the core computes from captured tensors alone, and that no step can compute, with variables.
 
-    The variables are also leaves for autograd: the gradient of the step ends at these variables, and continues outside
-    of the step through the computation before the loop.
+    For autograd, the variables are leaves. The gradient of the step ends at them, and continues outside of the step
+    through the computation before the loop.
 
     Args:
         mode: the dispatch mode under which the core runs.
-        hoists: a predicate for the calls that are replaced.
-        keep_views: True to replace a view of a computed value where the core combines it with other values, instead of
-            where the core creates it. An in-place op on the view then changes all views. If False, the op is rejected.
-        whole: True to replace no calls. The core runs unchanged, and the computed values are stored in `computed`.
+        hoists: selects the calls whose results are replaced.
+        keep_views: True to replace a view of a computed value where the core combines the view with other values. An
+            in-place op on the view then changes all views. If False, the view is replaced where the core creates it,
+            and the in-place op is refused.
+        whole: True to replace no results. The core runs unchanged, and the computed values are stored in `computed`.
         arguments: the core's arguments, on which no value computed before the loop depends. `None` in a backward pass.
-        note: called with a name and a location when the core reads a tensor's property that may differ in a call.
+        note: called with a name and a location when the core reads a tensor's property that may differ in later calls.
 
     Attributes:
-        variables: the variables that have a gradient, by the number of the value that they replace. A captured tensor
-            with an autograd history has a variable, too.
-        computed: for each number, the lifted values with their histories.
-        is_core_running: True until the core has returned. After that, the tracer reads the results.
+        variables: the variables that require a gradient, by the number of the replaced value. Captured tensors with an
+            autograd history are also replaced.
+        computed: the computed values that are lifted, with their histories, by number.
+        is_core_running: True until the core has returned. Afterwards, the tracer itself reads the results.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class CoreCalls(TorchFunctionMode):
         self._whole = whole
         self._arguments = arguments
         self._note = note
-        # Keyed by the tensor's id. The tensors are kept alive, so that no other tensor gets their ids or their memory.
+        # By the tensor's id. The tensors are kept alive, so that no other tensors get their ids or their memory.
         self._known: dict[int, _Known] = {}
         self._nodes: dict[Any, int] = {}
         self._fixed_nodes: dict[Any, bool] = {}
@@ -117,9 +118,9 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         reductions = as_reductions(func, args, kwargs)
         if reductions is not None and self.is_core_running:
-            if isinstance(func, Op):  # inside a captured graph. Tensors of the graph itself do not belong to a step
+            if isinstance(func, Op):  # in a compiler's graph, whose own tensors belong to no step
                 return reductions(*args, **kwargs)
-            with self:  # inner calls without a tensor of the step are computed before the loop
+            with self:  # nested calls without a tensor of the step are computed before the loop
                 return reductions(*args, **kwargs)
         if func in VALUE_READS:
             raise reads_value(f"Tensor.{func.__name__}", user_location())
@@ -137,7 +138,7 @@ class CoreCalls(TorchFunctionMode):
             raise writes_out(func.__name__, user_location())
         if func not in _OF_THE_TENSOR_ITSELF:
             for tensor in tensors:
-                self._without_history(tensor)  # required before any unrecorded op uses the tensor
+                self._without_history(tensor)  # must precede any op on the tensor that is not recorded
         known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
         if known and func in HOOKS and known[0]:
             raise adds_hook(func.__name__, user_location())
@@ -159,7 +160,7 @@ class CoreCalls(TorchFunctionMode):
             self._note(f"Tensor.{name}", SourceLocation.of(frame))
 
     def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the results of the core with computed values replaced. Called last in a run."""
+        """Replaces computed values among the results of the core. Call this method at the end of a run."""
         if self._hoists is not Hoists.NOTHING:
             for tensor in results:
                 self._find(tensor)
@@ -212,7 +213,7 @@ class CoreCalls(TorchFunctionMode):
     def _new_call(
         self, func: Callable[..., Any], refs: Any, ops: Sequence[CalledOp], result: Any, own: set[int]
     ) -> RecordedCall:
-        """Decides how a call is treated when the call occurs for the first time."""
+        """Decides where a call is computed when the call occurs for the first time."""
         leaves = pytree.tree_leaves(result)
         new = [t for t in leaves if isinstance(t, Tensor) and not self._captures.is_captured(t)]
         has_gradient = any(t.requires_grad for t in new)
@@ -305,7 +306,7 @@ class CoreCalls(TorchFunctionMode):
         return number if number is not None and _place(self._captures.stand_ins[number]) == place else None
 
     def _know_history(self, old: int, tensor: Tensor) -> _Known | None:
-        """Records that a custom `autograd.Function` has given a known value another history."""
+        """Records a tensor to which a custom `autograd.Function` has assigned another history, with the same value."""
         with self._mode.on_trial():
             node = tensor.grad_fn
         if (node is None and tensor.requires_grad) or not self._is_fixed(node):
@@ -346,16 +347,16 @@ class CoreCalls(TorchFunctionMode):
         return set[int]().union(*(self._mode.behind(t) for t in tensors))
 
     def _is_recorded(self, numbers: set[int]) -> bool:
-        """True if the step has arguments for these values. Other values are only used by calls before the loop."""
+        """True if the step has arguments for these values. All other values are used only before the loop."""
         return self._whole or self._captures.lifted is None or numbers <= set(self._captures.lifted)
 
     # -- captured tensors with a history -----------------------------------------------------------------
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a torch function so that its result does not include the history of captured tensors.
+        """Calls a torch function so that its result does not include the autograd history of captured tensors.
 
-        One captured tensor may have been computed from another captured tensor. The gradient of the latter would then
-        be counted twice. The gradient of the history continues outside of the core.
+        If a captured tensor was computed from another captured tensor, the gradient of the other tensor would be
+        counted twice. The gradient continues through the history outside of the core.
         """
         if func in _OF_THE_TENSOR_ITSELF:
             return func(*args, **kwargs)
@@ -371,7 +372,7 @@ class CoreCalls(TorchFunctionMode):
         return self._captures.is_captured(tensor) and tensor.requires_grad and not tensor.is_leaf
 
     def _without_history(self, tensor: Tensor) -> Tensor:
-        """Replaces a captured tensor that was computed from other tensors with a leaf, at which its gradient ends."""
+        """Replaces a captured tensor that has an autograd history with a leaf, at which the gradient ends."""
         if not self._has_history(tensor):
             return tensor
         return self._leaf(self._mode.number_of(tensor, user_location()), requires_grad=True)
@@ -383,7 +384,7 @@ class CoreCalls(TorchFunctionMode):
         if self._whole or known is None or not known.replaced or not self._is_same(known):
             return tensor
         standing = self._variable(known.number, tensor)
-        self._mode.freeze(standing)  # because a write would not reach the views
+        self._mode.freeze(standing)  # because a write would not change the views
         return standing
 
     def _leaf(self, number: int, requires_grad: bool) -> Tensor:

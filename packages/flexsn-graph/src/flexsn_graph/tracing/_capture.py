@@ -47,21 +47,21 @@ class UnexpectedWriteError(Exception):
 
 
 class CaptureMode(TorchDispatchMode):
-    """Runs a core on fake tensors, replaces captured tensors, and rejects ops that a scan cannot contain.
+    """The dispatch mode in which a core runs. It replaces captured tensors, and refuses ops that a scan cannot contain.
 
     Args:
         captures: the captured tensors that are known so far.
-        may_add: True to record a new captured tensor (discovery). If False, a new captured tensor is rejected
-            (recording), because the graph has no argument for the tensor.
+        may_add: True during discovery, to record new captured tensors. If False, during recording, a new captured
+            tensor is refused, because the graph has no argument for it.
         frozen: the core's arguments or the incoming gradients, which the core must not change in place.
 
     Attributes:
         trail: the calls of the core. The calls of different runs are compared.
         met: the values of `captures` that the step read.
-        refusal: the error that this mode raised. It is stored because TorchScript replaces it with another error.
+        refusal: the error that this mode raised. The error is stored because TorchScript replaces it with another one.
     """
 
-    supports_higher_order_operators = True  # lets them reach `__torch_dispatch__`, which rejects them
+    supports_higher_order_operators = True  # such operators then reach `__torch_dispatch__`, which refuses them
 
     def __init__(self, captures: Captures, *, may_add: bool, frozen: Sequence[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -80,7 +80,9 @@ class CaptureMode(TorchDispatchMode):
 
     @contextmanager
     def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
-        """Context whose ops lift nothing. The ops are not part of the step, unless `recorded` is True.
+        """Context in which an op that reads a captured value does not lift this value.
+
+        The ops in this context become part of the step only if `recorded` is True.
 
         Yields:
             A list to which the ops are added.
@@ -111,15 +113,15 @@ class CaptureMode(TorchDispatchMode):
             self._guarded = around
 
     def defer(self, tensor: Tensor, roots: set[int]) -> None:
-        """Makes later uses of `tensor`, created within `apart`, count as reads of the values in `roots`."""
+        """Makes later uses of `tensor`, which was created in `apart`, count as reads of the values in `roots`."""
         self._deferred.setdefault(self._note(tensor), set()).update(roots)
 
     def freeze(self, tensor: Tensor) -> None:
-        """Rejects later writes to a tensor."""
+        """Refuses later writes to a tensor."""
         self._frozen.add(self._note(tensor))
 
     def tie(self, tensors: Sequence[Tensor]) -> None:
-        """Raises `WrittenViewError` on later writes to one of these tensors, which would not change the others."""
+        """Makes later writes to one of these tensors raise `WrittenViewError`, because the others would not change."""
         for tensor in tensors:
             self._tied.add(self._note(tensor))
 
@@ -200,14 +202,14 @@ class CaptureMode(TorchDispatchMode):
     def behind(self, tensor: Tensor) -> set[int]:
         """Numbers of the captured values from which a tensor was computed.
 
-        For a tensor in the memory of a captured value, the set contains the number of that value.
+        If the tensor has the memory of a captured value, the result is the number of this value.
         """
         storage = storage_of(self.captures.stand_in(tensor))
         number = self.captures.number_of(storage)
         return self._deferred.get(storage, set()) if number is None else {number}
 
     def _mark(self, value: Any) -> str:
-        """Describes an op's argument. Descriptions in different calls are equal if the core behaves equally."""
+        """Describes an op's argument. If a core does the same in two calls, the descriptions are equal."""
         if not isinstance(value, Tensor):
             return repr(value)
         # A constant that the core creates is a new tensor each time, so its value identifies it.
@@ -219,7 +221,7 @@ class CaptureMode(TorchDispatchMode):
         if in_backward:
             return location or self.captures.locations.get(number)
         if location is not None:
-            # Several ops may have this number, but only the first one has a node.
+            # Several ops may have this number, but only the first of them has an autograd node.
             self.captures.locations.setdefault(number, location)
         return location
 
@@ -271,8 +273,8 @@ def _on_one_device(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Moves CPU tensors without dimensions to the GPU of the other tensors.
 
-    Eager mode accepts both devices in one op, but decompositions reject them. For example, the number in
-    `h[1:] = 0.25` is such a tensor.
+    Eager mode accepts such tensors in one op with tensors on a GPU, but decompositions do not. For example, torch turns
+    the number in `h[1:] = 0.25` into such a tensor.
     """
     tensors = [a for a in leaves if isinstance(a, Tensor)]
     elsewhere = {t.device for t in tensors if t.device.type != "cpu"}

@@ -1,4 +1,4 @@
-"""Numbered values that a core reads in addition to its arguments."""
+"""Assigns numbers to the tensors that a core captures, and to the values that it computes from them alone."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class Captures:
     Attributes:
         stand_ins: a fake tensor for each captured or computed value. Its index is the value's number.
         tensors: the captured tensors, by number, in order of first use.
-        aliases: captured tensors that share the memory of another captured tensor, each with the number of the latter.
+        aliases: captured tensors that share the memory of a tensor in `tensors`, each with the number of that tensor.
         passing: ids of tensors that the core itself derives from captured tensors, such as `w.data`.
         decided: the calls that compute the computed values, by function and arguments.
-        lifted: the values that the step needs, once they are known. All other values are only used by `calls`.
+        lifted: numbers of the values that the step needs, or `None` until they are known. All other values are used
+            only before the loop.
         reads_sizes: True if the core may depend on the sizes of its arguments.
         locations: for each autograd sequence number, the user's line in the last run of the core. Errors in backward
             formulas name this line.
@@ -60,7 +61,7 @@ class Captures:
         return id(tensor) in self._by_identity
 
     def find(self, tensor: Tensor) -> int | None:
-        """The number of a captured tensor, or of another tensor with the same memory (`w.data` is a new object)."""
+        """The number of a captured tensor, found by identity or by memory (`w.data` is a new object), or `None`."""
         if id(tensor) in self._by_identity:
             return self._by_identity[id(tensor)][0]
         memory = _memory_of(tensor)
@@ -117,7 +118,7 @@ class Captures:
         return tuple(map(id, others))
 
     def location_of(self, sequence_number: int) -> SourceLocation | None:
-        """The user's line of an autograd node. The number of a custom function precedes the numbers of its ops."""
+        """The user's line of an autograd node. A custom function has a smaller number than its ops."""
         later = [number for number in self.locations if number >= sequence_number]
         return self.locations[min(later)] if later else None
 
@@ -126,7 +127,7 @@ class Captures:
         return self._by_storage.get(storage)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """The stand-in of a captured tensor that a core returns unchanged. A fake tensor is returned unchanged."""
+        """The stand-in of a captured tensor. Returns a tensor that is not captured as it is."""
         if not self.is_captured(tensor):
             return tensor
         number = self.find(tensor)

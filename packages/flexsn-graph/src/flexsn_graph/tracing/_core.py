@@ -16,7 +16,7 @@ from flexsn_graph.errors import ComplexDtypeError, CoreArityError, CoreReturnErr
 def check_arity(
     core: Callable[..., Any], num_inputs: int, num_states: int, num_outputs: int, num_examples: int
 ) -> None:
-    """Raises `CoreArityError` if `core` cannot take the inputs and states, or examples are missing."""
+    """Raises `CoreArityError` if `core` cannot take the inputs and states, or if the number of examples is wrong."""
     expected = num_inputs + num_states
     if min(num_inputs, num_states, num_outputs) < 0 or num_outputs + num_states == 0:
         raise CoreArityError(
@@ -31,7 +31,7 @@ def check_arity(
     try:
         signature = inspect.signature(called)
     except (TypeError, ValueError):
-        return  # a built-in without a signature: the call itself raises
+        return  # a built-in has no signature. The call itself raises an error if the number is wrong
     try:
         signature.bind(*range(expected))
     except TypeError as error:

@@ -15,7 +15,7 @@ from flexsn_graph.tracing._refusals import storage_of
 
 
 class Origins:
-    """Origins of the memory of one run: its dependence on the step's arguments, and the lines that computed it.
+    """The origin of each tensor's memory in one run: dependence on the step's arguments, and the line that computed it.
 
     Args:
         arguments: arguments of the step, or incoming gradients.
@@ -53,7 +53,7 @@ class Origins:
 
 
 class Following(TorchDispatchMode):
-    """Reports all operations to `origins`."""
+    """A dispatch mode that records all operations in `origins`."""
 
     def __init__(self, origins: Origins) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

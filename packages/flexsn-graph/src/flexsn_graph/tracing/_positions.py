@@ -1,15 +1,16 @@
 """Maps the elements of each value to elements of the step and of the captured tensors.
 
-A kernel processes one position of the step at a time. It can omit all views of a lowered graph, and all sums of
-a backward formula, if the result does not change. This module proves that the result does not change, or rejects the
-graph. Each value has strided tensors without data: one for the step, and one for each captured tensor on which the
-value depends. These tensors have the value's shape. The strides define the element of the step (or of the captured
-tensor) from which an element of the value comes. A stride of 0 marks a dimension along which the value does not vary.
-Views of the value are replayed on these tensors. For example, in a step of shape `[B, C]`, a value of shape `[C, 1]`
-with strides `(1, 0)` in the step varies along the step's second axis.
+A kernel processes one position of the step at a time. It can omit all views of a lowered graph, and all sums of a
+backward formula, if the result does not change. This module proves that the result does not change, or refuses the
+graph. Each value is described by strided tensors without data: one for the step, and one for each captured tensor on
+which the value depends. These tensors have the value's shape. For each element of the value, the strides define the
+position in the step, or the element of the captured tensor, to which the element corresponds. A stride of 0 marks a
+dimension along which the value does not vary. Views of the value are replayed on these tensors. For
+example, in a step of shape `[B, C]`, a value of shape `[C, 1]` with strides `(1, 0)` in the step varies along the
+step's second axis.
 
-Sums: the gradient of an argument that broadcasts is a sum over axes of the step. The kernel omits this sum. Its caller
-computes the sum once, over the gradient that was accumulated over time. The gradient is the same as long as all
+The gradient of an argument that broadcasts is a sum over axes of the step. The kernel omits this sum. The caller of the
+kernel computes the sum once, from the gradient that was accumulated over time. The gradient is the same as long as all
 operations after the sum are linear in the sum.
 """
 
@@ -70,16 +71,16 @@ def check_positions(
         graph: the lowered graph, with views.
         step_shape: shape of one step.
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
-        gradient_of: for each result, the placeholder whose gradient it is, or `None`. If there are
-            gradients, sums are allowed.
+        gradient_of: for each result, the placeholder whose gradient it is, or `None`. If a result is a gradient, sums
+            are allowed.
         known: layouts in another graph of the step. `graph` must have the same layouts.
-        sums_allowed: True to allow sums without such results. `graph` then computes gradients and returns their terms.
+        sums_allowed: True to allow sums in any case, because `graph` computes gradients and returns their terms.
 
     Returns:
         The layout of each lifted tensor that is read.
 
     Raises:
-        NonPointwiseError: an op mixes elements of the step, or a sum cannot be moved to a point after the scan.
+        NonPointwiseError: an op mixes elements of the step, or a sum cannot be computed after the scan.
         CaptureError: a lifted tensor is read in two layouts, or in a layout that no strides express.
     """
     return _Check(tuple(step_shape), lifted, gradient_of, known, sums_allowed).run(graph)
@@ -193,7 +194,8 @@ class _Check:
         if step is None:
             return
         if not compatible(step, self._step.place(after)):
-            self._moved = self._moved or node  # the error names this node, unless a later view moves the elements back
+            # An error names this node. There is no error if a later view moves the elements back.
+            self._moved = self._moved or node
         if numel(after) < numel(before):
             raise self._refusal(node, f"{called_op(node)} selects only some of the step's elements")
 
@@ -246,13 +248,13 @@ class _Check:
         return _Value(after, {_STEP: without(step, dims)}, value.summed | gone)
 
     def _summed(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
-        """The axes over which the op's result is summed. Rejects ops that are not linear in a sum."""
+        """The axes over which the op's result is summed. Refuses ops that are not linear in a sum."""
         axes = {operand.summed for operand in operands if operand.summed}
         if not axes:
             return frozenset()
         facts = facts_of(node.target)
         summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._value(a).summed}
-        # The op is jointly linear in some of its arguments. Of these arguments, all that are not sums have to be 0.
+        # The op must be jointly linear in a set of arguments with all sums. The other arguments of the set must be 0.
         linear = facts is not None and any(
             summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
             for together in facts.linear
@@ -288,7 +290,7 @@ class _Check:
             raise self._moved_refusal(node)
         here = {axis for d in range(where.dim()) for axis in self._step.axes_of(where, d)}
         if here | value.summed != self._step.varying:
-            # Otherwise, each element would be counted once for each element of the step that shares it.
+            # Otherwise, the sum would count each element once for each element of the step that shares it.
             raise self._refusal(node, f"the gradient of {who} is not a sum over the elements that share it")
         self._record_layouts(value, where, node)
 

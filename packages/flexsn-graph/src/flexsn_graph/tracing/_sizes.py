@@ -52,7 +52,7 @@ def _is_whole(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-# If the core calls one of these functions with its arguments, a kernel for one size may be wrong for other sizes.
+# If the core calls one of these functions, a kernel for one size of the arguments may be wrong for other sizes.
 OF_SIZES: frozenset[Callable[..., Any]] = frozenset(
     {
         *(getattr(Tensor, name).__get__ for name in ("shape", "nbytes")),

@@ -1,4 +1,4 @@
-"""Side effects of a function: the tensors that it captures, and the arguments that it changes."""
+"""Finds the tensors that a function captures, and the arguments that it changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flexsn_graph.tracing._origins import Following, Origins
 
 
 class Converted(TorchFunctionMode):
-    """Converts arguments of torch functions.
+    """A function mode that converts the arguments of torch functions.
 
     Args:
         convert: maps an argument to its replacement. It is applied to each element of lists and tuples.

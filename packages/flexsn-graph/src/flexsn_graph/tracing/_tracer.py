@@ -55,7 +55,8 @@ class Tracer:
         as_results: converts the return value of `fn` to a tuple of tensors, or raises an error.
         requires_grad: for each argument, True if it is differentiable. `None` means all floating-point arguments.
         hoists: selects the calls on captured tensors alone that are computed before the step.
-        keep_views: True if views of such values remain views, so that an in-place op on one view changes all views.
+        keep_views: True if views of the computed values remain views, so that an in-place op on one view changes all
+            views.
         reads: records the other values that `fn` reads.
         captures: creates the object that stores the captured tensors.
 
@@ -131,17 +132,17 @@ class Tracer:
         return Prologue(tensors, self.lifted, before)
 
     def aliases(self, captured: Sequence[Tensor]) -> tuple[tuple[int, Tensor], ...]:
-        """Captured tensors that share memory with one of `captured`, each with the position of the latter."""
+        """Other captured tensors that share memory with one of `captured`, each with the position of that tensor."""
         numbers = [next(n for n, t in self.captures.tensors.items() if t is one) for one in captured]
         return tuple((numbers.index(n), t) for n, t in self.captures.aliases if n in numbers)
 
     def compute(self, arguments: Sequence[Tensor]) -> tuple[list[Tensor], CoreCalls]:
-        """The values that are computed from captured tensors alone, from a complete run of the function."""
+        """Computes the lifted values that are not captured, by a complete run of the function."""
         with torch.enable_grad():
             leaves = self._leaves(arguments)
             results, calls = self._run(leaves, whole=True)
             computed = dict(calls.computed)
-            if any(number not in computed for number in self.computed):  # a backward formula computes it
+            if any(number not in computed for number in self.computed):  # a backward formula computes the value
                 roots = [t for t in results if t.requires_grad]
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
                 targets = [*([t] for t in leaves if t.requires_grad), *self._trained_targets(calls).values()]
@@ -176,7 +177,7 @@ class Tracer:
         """Records `[*primals] -> [*results]` as ATen ops."""
 
         def forward(*arguments: Tensor) -> list[Tensor]:
-            # Gradients are enabled, though unused, so that the lifted values are the same as in the VJP.
+            # Gradients are enabled so that the lifted values are the same as in the VJP. None is computed here.
             with torch.enable_grad():
                 results, _ = self._run(self._leaves(arguments[: len(self.examples)]))
             return [self.captures.stand_in(t).detach() for t in results]
@@ -190,7 +191,7 @@ class Tracer:
         """Records `[*primals, *present cotangents] -> [*results if with_results, *gradients]` as ATen ops.
 
         Returns:
-            The graph, and for each primal the position of its gradient among the gradients, or `None`.
+            The graph, and for each primal, the position of its gradient among the gradients, or `None`.
         """
         positions: list[int | None] = []
 
@@ -264,7 +265,7 @@ class Tracer:
             returned = self._fn(*arguments)
             calls.is_core_running = False
             results = calls.finish(self._as_results(returned))
-        # Autograd itself makes a few more calls. They depend on the tensors that require gradients.
+        # Autograd itself makes a few calls, which depend on the tensors that require gradients.
         captured = (t.requires_grad for t in self.captures.tensors.values())
         recording = (torch.is_grad_enabled(), whole, *self._requires_grad, *captured)
         if (mode.trail, mode.met) != self._done.setdefault(recording, (mode.trail, mode.met)):
@@ -312,7 +313,7 @@ class Tracer:
 
     @contextmanager
     def _as_discovered(self) -> Iterator[None]:
-        """Restores `requires_grad` of captured tensors from discovery, because the user may have changed it since."""
+        """Resets `requires_grad` of captured tensors to its value at discovery, because users may have changed it."""
         captured = self.captures.tensors.items()
         changed = [t for n, t in captured if t.requires_grad != self._trained.get(n, t.requires_grad)]
         for tensor in changed:
@@ -329,8 +330,8 @@ class Tracer:
         The backward is necessary because a surrogate's parameter may be read in the backward formula only.
         """
         with self.mode, torch.no_grad():
-            # The first run is without gradients, so that an in-place op on an argument is rejected by name. Autograd
-            # would only report that the argument is a leaf.
+            # Gradients are disabled in the first run, so that the error for an in-place op on an argument names the op.
+            # Autograd would only report that the argument is a leaf.
             self._run([t.detach() for t in self.examples], set())
         with self.mode, torch.enable_grad():
             leaves = self._leaves(self.examples)
@@ -347,7 +348,7 @@ class Tracer:
                 of_leaves = [[t] for t in leaves if t.requires_grad]
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
                 of_captured: list[Tensor | None] = [targets[0] for targets in captured.values()]
-                # If a gradient is required, this error is raised again later. Inference does not need gradients.
+                # An error is raised again later if a gradient is required. Inference does not need gradients.
                 with suppress(RuntimeError), self._reads.of_backward(), self._capturing(ones, needed):
                     result = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
                     of_captured = result[len(of_leaves) :]
@@ -357,9 +358,9 @@ class Tracer:
         return described, tuple(t.requires_grad for t in results)
 
     def _reached_from(self, result: Tensor, leaves: Sequence[Tensor], calls: CoreCalls) -> set[int] | None:
-        """The values that autograd reaches from a result.
+        """The examples and captured values that autograd reaches from a result.
 
-        The result contains the position of each example, and -1 minus the number of each captured value. `None` if
+        The set contains the position of each example, and -1 minus the number of each captured value. `None` if
         autograd reaches any other variable.
         """
         if not result.requires_grad:
@@ -379,7 +380,7 @@ class Tracer:
         return match
 
     def _positions(self, reached: set[int] | None) -> frozenset[int]:
-        """The positions in `primals` for a result of `_reached_from`. All positions if that result is `None`."""
+        """The positions in `primals` for a set from `_reached_from`. If `reached` is `None`, all positions."""
         count = len(self.examples)
         places = {-1 - number: i for i, number in enumerate(self.lifted, count)}
         if reached is None or any(one < 0 and one not in places for one in reached):
@@ -392,7 +393,7 @@ class Tracer:
         return frozenset({places.get(one, one) for one in reached} | later)
 
     def _find_constants(self, error: TorchError) -> None:
-        """Finds the examples that torch cannot differentiate, after an `error` with all examples."""
+        """Finds the examples that torch cannot differentiate. A run that differentiated all examples raised `error`."""
         all_of_them = self._requires_grad
         for i, want in enumerate(all_of_them):
             self._requires_grad = [want and i == j for j in range(len(all_of_them))]
@@ -434,7 +435,7 @@ class Tracer:
     # -- targets of autograd ----------------------------------------------------------------------
 
     def _targets(self, number: int, calls: CoreCalls) -> list[Tensor]:
-        """Tensors that represent a value for autograd: the captured tensor, and the variable that replaces it."""
+        """The tensors that represent a value for autograd: the captured tensor, and the variable that replaces it."""
         both = (self.captures.tensors.get(number), calls.variables.get(number))
         return [t for t in both if t is not None and t.requires_grad]
 
@@ -445,7 +446,7 @@ class Tracer:
     def _gradients_of(
         self, roots: Sequence[Tensor], targets: Sequence[Sequence[Tensor]], given: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """The gradient of each entry of `targets`: the sum of the gradients of its tensors."""
+        """The gradient of each value in `targets`, which is the sum of the gradients of its tensors."""
         self._check_histories(roots)
         results = iter(gradients(roots, [t for known_as in targets for t in known_as], given))
         sums: list[Tensor | None] = []
@@ -455,7 +456,7 @@ class Tracer:
         return sums
 
     def _check_histories(self, roots: Sequence[Tensor]) -> None:
-        """Rejects a captured tensor whose autograd history leads to another captured tensor, if it cannot be replaced.
+        """Refuses a captured tensor that was not replaced and whose autograd history leads to another captured tensor.
 
         Autograd would continue through this history and count the gradient of the other tensor twice.
         """
@@ -491,7 +492,7 @@ class Tracer:
         except (UnsupportedCoreError, UnsupportedVersionError):
             raise
         except RuntimeError as error:
-            # The node of an op without a derivative has no number. In that case, a node before it has the location.
+            # The node of an op without a derivative has no location. In that case, the node that ran before it is used.
             results = (self.captures.location_of(node._sequence_nr()) for node in reversed(ran))
             location = next((one for one in results if one is not None), None)
             message = f"autograd cannot differentiate the core: {error}"
