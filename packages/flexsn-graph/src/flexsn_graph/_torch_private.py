@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from flexsn_graph._torch_private_ops import OpOverload
 from flexsn_graph._trace_lock import TRACE_LOCK
-from flexsn_graph.versions import expect, needed, private, say_if_newer
+from flexsn_graph.versions import expect, needed, private, warn_if_newer
 
 __all__ = [
     "DataDependentOutputException",
@@ -45,7 +45,7 @@ __all__ = [
     "without_hooks",
 ]
 
-say_if_newer("torch")
+warn_if_newer("torch")
 
 _NO_TRACE = "step functions cannot be traced, and nothing can be compiled"
 _NO_VJP = "gradients cannot be traced: kernels infer, but do not train"

@@ -66,7 +66,7 @@ def private(
         return needed(module, name, without, takes=takes)
     except UnsupportedVersionError as error:
         message = str(error)
-    _say(message)
+    _warn(message)
     return default if default is not inspect.Parameter.empty else _stand_in(name, message)
 
 
@@ -82,9 +82,9 @@ def needed(module: str, name: str, without: str, *, takes: Collection[str] = ())
     try:
         result: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
-        raise UnsupportedVersionError(lack(module, name, without)) from error
+        raise UnsupportedVersionError(describe_missing(module, name, without)) from error
     if missing := [parameter for parameter in takes if not _takes(result, parameter)]:
-        raise UnsupportedVersionError(lack(module, f"{name}({', '.join(missing)}=...)", without))
+        raise UnsupportedVersionError(describe_missing(module, f"{name}({', '.join(missing)}=...)", without))
     return result
 
 
@@ -96,7 +96,7 @@ def lacking(module: str, names: Iterable[str]) -> list[str]:
     loaded = sys.modules.get(module)
     text = _source_of(module)
 
-    def is_there(name: str) -> bool:
+    def is_defined(name: str) -> bool:
         name, _, attribute = name.partition(".")
         if loaded is not None and not hasattr(loaded, name):
             return False
@@ -104,28 +104,28 @@ def lacking(module: str, names: Iterable[str]) -> list[str]:
             return True
         return _defines(text, attribute or name)
 
-    return [name for name in names if not is_there(name)]
+    return [name for name in names if not is_defined(name)]
 
 
 def expect(module: str, names: Iterable[str], without: str) -> None:
     """Checks names that are imported later, when they are used. Reports the names that `module` lacks."""
     for name in lacking(module, names):
-        _say(lack(module, name, without))
+        _warn(describe_missing(module, name, without))
 
 
-def lack(module: str, name: str, without: str) -> str:
+def describe_missing(module: str, name: str, without: str) -> str:
     """Returns the message about a missing name."""
     library = module.partition(".")[0]
-    known = TESTED[library]
-    return f"{installed(library)} has no {module}.{name}: {without}. Tested are {known[0]} to {known[-1]}."
+    tested = TESTED[library]
+    return f"{installed(library)} has no {module}.{name}: {without}. Tested are {tested[0]} to {tested[-1]}."
 
 
-def say_if_newer(library: str) -> None:
+def warn_if_newer(library: str) -> None:
     """Warns once per process if a library is newer than the tested versions. The library is used nevertheless."""
-    known = TESTED[library]
+    tested = TESTED[library]
     name, version = installed(library).split()
-    if _number(version) > _number(known[-1]):
-        message = f"FlexSN was tested with {name} {known[0]} to {known[-1]}; this is {version}."
+    if _number(version) > _number(tested[-1]):
+        message = f"FlexSN was tested with {name} {tested[0]} to {tested[-1]}; this is {version}."
         # Python shows a warning once per registry. All packages use the library's registry, so it is shown only once.
         registry = sys.modules[library].__dict__.setdefault("__warningregistry__", {})
         warnings.warn_explicit(message, UserWarning, filename=library, lineno=1, module=library, registry=registry)
@@ -174,7 +174,7 @@ def _source_of(module: str) -> str:
     return ""
 
 
-def _say(message: str) -> None:
+def _warn(message: str) -> None:
     warnings.warn(message, UnsupportedVersionWarning, stacklevel=3)
 
 
