@@ -16,10 +16,10 @@ import torch
 from torch import fx
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(__file__) + os.sep
 # contextlib is included because an error that leaves a `with` block of torch passes through contextlib.
-_NOT_THE_USERS = (_TORCH, _HERE, "<frozen", contextlib.__file__)
-_TRACER = os.path.join(_HERE, "tracing", "_tracer.py")  # calls the core
+_LIBRARY_PATHS = (_TORCH, _PACKAGE, "<frozen", contextlib.__file__)
+_TRACER = os.path.join(_PACKAGE, "tracing", "_tracer.py")  # calls the core
 _OP_LINE = re.compile(r"^    called as (\S+)$", re.MULTILINE)
 _TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n    (?P<text>.*))?')
 
@@ -56,7 +56,7 @@ def user_location() -> SourceLocation | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
         file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_USERS):
+        if not file.startswith(_LIBRARY_PATHS):
             return SourceLocation.of(frame)
         frame = frame.f_back
     return None
@@ -66,7 +66,7 @@ def raised_at(error: BaseException) -> SourceLocation | None:
     """The innermost line of user code that an error passed through."""
     frames = [(entry.tb_frame, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     for frame, line in reversed(frames):
-        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        if not frame.f_code.co_filename.startswith(_LIBRARY_PATHS):
             return SourceLocation(frame.f_code.co_filename, line, frame.f_code.co_name)
     return None
 
@@ -77,13 +77,13 @@ def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
         entry = entry.tb_next
 
 
-def told_by_torch(error: BaseException) -> bool:
+def is_raised_by_torch(error: BaseException) -> bool:
     """True if torch itself raised `error`, and not a `raise` statement in the user's code."""
     if isinstance(error, AttributeError | NameError):
         return False  # the user's object lacks an attribute, for which `nn.Module` raises the error
     *_, last = _entries(error.__traceback__)
     code = last.tb_frame.f_code
-    if code.co_filename.startswith((_TORCH, _HERE)):
+    if code.co_filename.startswith((_TORCH, _PACKAGE)):
         return True
     return isinstance(error, RuntimeError) and code.co_code[last.tb_lasti] != dis.opmap["RAISE_VARARGS"]
 

@@ -33,10 +33,10 @@ __all__ = [
     "gradients",
     "is_stand_in",
     "min_cut_partitioner",
-    "nodes_behind",
-    "noting_nodes",
     "op_location_key",
+    "reachable_nodes",
     "record",
+    "recording_nodes",
     "rounded",
     "set_stack_trace",
     "trace_again",
@@ -119,7 +119,7 @@ Table = Mapping[Any, Callable[..., Any]]
 _MOST_FAKE_RESULTS = 10_000
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 # For each running trace, the autograd node whose backward formula started it, or `None`. The innermost trace is last.
-_around: list[Any] = []
+_enclosing_nodes: list[Any] = []
 
 
 def forget_fake_results() -> None:
@@ -143,8 +143,8 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
     For a device that torch was not built for, autograd aborts the process, even if the tensor is fake.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    here = {"cpu", accelerator.type if accelerator is not None else "cpu"}
-    device = tensor.device if tensor.device.type in here else torch.device("cpu")
+    available = {"cpu", accelerator.type if accelerator is not None else "cpu"}
+    device = tensor.device if tensor.device.type in available else torch.device("cpu")
     with _disable_current_modes(), mode, torch.no_grad():
         # `mode.from_tensor` would keep `requires_grad`, and raises an error for a fake tensor of another mode.
         return cast(
@@ -171,7 +171,7 @@ def op_location_key() -> tuple[bool, int]:
     An op and the backward formula that autograd runs for it have the same sequence number.
     """
     node = _current_autograd_node()
-    if node is not None and node is not _around[-1]:
+    if node is not None and node is not _enclosing_nodes[-1]:
         return True, node._sequence_nr()
     # The op's own autograd node already exists, so its number is one less than the next number.
     return False, cast(int, _next_sequence_nr()) - 1
@@ -192,10 +192,10 @@ def _uncompiled() -> AbstractContextManager[object]:
 
     In recent versions of torch, the context affects the current thread only.
     """
-    in_this_thread = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
-    if in_this_thread is None:  # an older torch: compiled functions run uncompiled in other threads, too
-        in_this_thread = functools.partial(torch.compiler.set_stance, "force_eager")
-    result: AbstractContextManager[object] = in_this_thread()
+    make_context = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
+    if make_context is None:  # an older torch: compiled functions run uncompiled in other threads, too
+        make_context = functools.partial(torch.compiler.set_stance, "force_eager")
+    result: AbstractContextManager[object] = make_context()
     return result
 
 
@@ -227,11 +227,11 @@ def undisturbed() -> Iterator[None]:
             config = torch._dynamo.config
             if hasattr(config, "error_on_nested_fx_trace"):
                 stack.enter_context(config.patch(error_on_nested_fx_trace=False))
-        _around.append(_current_autograd_node())
+        _enclosing_nodes.append(_current_autograd_node())
         try:
             yield
         finally:
-            _around.pop()
+            _enclosing_nodes.pop()
 
 
 @contextmanager
@@ -259,11 +259,11 @@ def _unsaved() -> Iterator[None]:
 @contextmanager
 def _silent(name: str) -> Iterator[None]:
     logger = logging.getLogger(name)
-    was, logger.disabled = logger.disabled, True
+    was_disabled, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
-        logger.disabled = was
+        logger.disabled = was_disabled
 
 
 def gradients(
@@ -281,45 +281,45 @@ def gradients(
     return result
 
 
-def nodes_behind(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[tuple[Any, Any]]:
+def reachable_nodes(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[tuple[Any, Any]]:
     """Yields the autograd nodes that a gradient reaches from `starts`, each with the node from which it is reached.
 
     Args:
         stop: nodes at which a gradient ends. These nodes are yielded, but the gradient does not pass through them.
     """
     waiting: list[tuple[Any, Any]] = [(node, None) for node in starts]
-    seen = {None}
+    visited = {None}
     while waiting:
-        node, before = waiting.pop()
-        if node in seen:
+        node, previous = waiting.pop()
+        if node in visited:
             continue
-        seen.add(node)
-        yield node, before
+        visited.add(node)
+        yield node, previous
         if node not in stop:
             waiting += [(following, node) for following, _ in node.next_functions]
 
 
 @contextmanager
-def noting_nodes(starts: Iterable[Any], stop: Container[Any]) -> Iterator[list[Any]]:
+def recording_nodes(starts: Iterable[Any], stop: Container[Any]) -> Iterator[list[Any]]:
     """Yields a list to which autograd's nodes are appended when they run.
 
     After an error, the last entry is the node that raised the error.
     """
-    ran: list[Any] = []
+    executed: list[Any] = []
     hooks = [
-        node.register_prehook(functools.partial(_note, ran, node))
-        for node, _ in nodes_behind(starts, stop)
+        node.register_prehook(functools.partial(_append_node, executed, node))
+        for node, _ in reachable_nodes(starts, stop)
         if node not in stop and not hasattr(node, "variable")
     ]
     try:
-        yield ran
+        yield executed
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _note(ran: list[Any], node: Any, gradients: Any) -> None:
-    ran.append(node)
+def _append_node(executed: list[Any], node: Any, gradients: Any) -> None:
+    executed.append(node)
 
 
 @contextmanager
@@ -331,8 +331,8 @@ def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
             live.clear()
         yield
     finally:
-        for live, kept in hooks:
-            live.update(kept)
+        for live, saved in hooks:
+            live.update(saved)
 
 
 def custom_op_body(op: OpOverload) -> Callable[..., Any] | None:

@@ -46,5 +46,5 @@ def without_fx_wrapper(entry: Any) -> Any:
 
 def hooks_of_all_modules() -> dict[str, dict[Any, Any]]:
     """The global hooks by name. `nn.Module.__call__` runs them in addition to the module's own hooks."""
-    result = vars(torch.nn.modules.module).items()
-    return {name: value for name, value in result if name.startswith("_global_") and isinstance(value, dict)}
+    variables = vars(torch.nn.modules.module).items()
+    return {name: value for name, value in variables if name.startswith("_global_") and isinstance(value, dict)}

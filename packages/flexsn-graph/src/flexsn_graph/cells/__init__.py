@@ -77,6 +77,6 @@ def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) 
     for _ in range(_MAX_ATTEMPTS):
         try:
             return Pass(module, refined, blamed, sums_allowed, rows).run()
-        except Refined as one:
-            refined[one.key], blamed[one.key] = one.factors, one.node
+        except Refined as refinement:
+            refined[refinement.key], blamed[refinement.key] = refinement.factors, refinement.node
     raise AssertionError("the factors of the dimensions are not found")

@@ -141,13 +141,13 @@ def _var(
     value, dtype = work.value(x), node.meta["val"].dtype
     reduced = _dims(value, dims)
     count = math.prod(size_of(value.dims[d]) for d in reduced)
-    mean = work.one(node, "div", work.sum(node, value, reduced), float(count), dtype=dtype)
+    mean = work.apply_prim(node, "div", work.sum(node, value, reduced), float(count), dtype=dtype)
     for d in sorted(reduced):
         mean = work.unsqueeze(mean, d)
-    distance = work.one(node, "sub", value, mean, dtype=dtype)
-    squares = work.sum(node, work.one(node, "mul", distance, distance, dtype=dtype), reduced)
-    left = max(0.0, count - float(correction))
-    return work.one(node, "div", squares, left, dtype=dtype)
+    distance = work.apply_prim(node, "sub", value, mean, dtype=dtype)
+    squares = work.sum(node, work.apply_prim(node, "mul", distance, distance, dtype=dtype), reduced)
+    divisor = max(0.0, count - float(correction))
+    return work.apply_prim(node, "div", squares, divisor, dtype=dtype)
 
 
 @rule(_aten.expand.default)
@@ -156,11 +156,11 @@ def _expand(work: Pass, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> Value:
 
 
 @rule(_prims.broadcast_in_dim.default)
-def _broadcast_in_dim(work: Pass, node: fx.Node, x: fx.Node, shape: Sequence[int], places: Sequence[int]) -> Value:
+def _broadcast_in_dim(work: Pass, node: fx.Node, x: fx.Node, shape: Sequence[int], positions: Sequence[int]) -> Value:
     value = work.value(x)
     dims: list[Dim] = [()] * len(shape)
-    for place, dim in zip(places, value.dims, strict=True):
-        dims[place] = dim
+    for position, dim in zip(positions, value.dims, strict=True):
+        dims[position] = dim
     return work.expand(node, replace(value, dims=tuple(dims)))
 
 
@@ -171,10 +171,10 @@ def _permute(work: Pass, node: fx.Node, x: fx.Node, order: Sequence[int]) -> Val
 
 
 @rule(_aten.transpose.int)
-def _transpose(work: Pass, node: fx.Node, x: fx.Node, one: int, other: int) -> Value:
+def _transpose(work: Pass, node: fx.Node, x: fx.Node, dim: int, other_dim: int) -> Value:
     value = work.value(x)
     order = list(range(len(value.dims)))
-    order[one], order[other] = order[other], order[one]
+    order[dim], order[other_dim] = order[other_dim], order[dim]
     return work.permute(node, value, order)
 
 

@@ -94,8 +94,8 @@ def with_chosen(dims: Sequence[Dim], flat: int, counts: Sequence[int]) -> Any:
     for count in reversed(counts):
         chosen.append(flat % count)
         flat //= count
-    given = iter(reversed(chosen))
-    return tuple(tuple(f if isinstance(f, OpenAxis) else (f, next(given)) for f in dim) for dim in dims)
+    cells = iter(reversed(chosen))
+    return tuple(tuple(f if isinstance(f, OpenAxis) else (f, next(cells)) for f in dim) for dim in dims)
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:

@@ -73,9 +73,9 @@ def generate_forward_and_backward_graph(
                 "tensor that requires a gradient."
             )
         step_shape = _common_shape(tracer)
-        _, known = tracer.lower(tracer.record_forward(), step_shape)
+        _, forward_layouts = tracer.lower(tracer.record_forward(), step_shape)
         joint, gradients = tracer.record_vjp(tracer.differentiable, [True] * len(tracer.primals), with_results=True)
-        _, layouts = tracer.lower(joint, step_shape, gradients, known)
+        _, layouts = tracer.lower(joint, step_shape, gradients, forward_layouts)
         halves = split_joint(joint, len(tracer.primals), len(tracer.results), tracer.mode)
         lowered = [lower(half, tracer.mode) for half in halves]
         saved = sum(n.op == "placeholder" for n in lowered[1].graph.nodes) - sum(tracer.differentiable)

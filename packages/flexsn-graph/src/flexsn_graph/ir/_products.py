@@ -112,7 +112,7 @@ def replay(calls: Sequence[Call], value: Any) -> Any:
         if target in _TO_SHAPE:
             value = value.view(args[0])
         elif target is _prims.collapse.default:
-            value = value.view(_collapsed(value, *args))
+            value = value.view(_collapse_shape(value, *args))
         else:
             value = target(value, *args, **kwargs)
     return value
@@ -121,7 +121,7 @@ def replay(calls: Sequence[Call], value: Any) -> Any:
 _TO_SHAPE = frozenset({_aten._unsafe_view.default, _prims.reshape.default})
 
 
-def _collapsed(value: Tensor, start: int, end: int) -> list[int]:
+def _collapse_shape(value: Tensor, start: int, end: int) -> list[int]:
     """The shape of a tensor after the dimensions from `start` to `end` are merged."""
     shape = list(value.shape)
     size = 1

@@ -46,11 +46,11 @@ def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
     """
     dtype = torch.result_type(*values)
     if dtype in _HALF_DTYPES:
-        values = tuple(_as_half(value, dtype) for value in values)
+        values = tuple(_round_to_half(value, dtype) for value in values)
     return decomposition(*values)
 
 
-def _as_half(value: Any, dtype: torch.dtype) -> Any:
+def _round_to_half(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype)
     return rounded(value, dtype) if isinstance(value, float) else value
@@ -60,7 +60,7 @@ def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 
     """Rounds numbers to the half dtype of the other arguments, then adds. Eager mode rounds them on the CPU only."""
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
-        x, y, alpha = (_as_half(value, dtype) for value in (x, y, alpha))
+        x, y, alpha = (_round_to_half(value, dtype) for value in (x, y, alpha))
     # If `alpha` is passed, torch's table multiplies by it, even if it is 1.
     return decomposition(x, y) if alpha == 1 else decomposition(x, y, alpha=alpha)
 
@@ -99,7 +99,7 @@ def _signbit(x: Tensor) -> Tensor:
     return negative & (x == x) if x.dtype == torch.float16 and x.device.type != "cpu" else negative
 
 
-def _rounding_the_logarithm(decomposition: Callable[..., Any], logarithm: Callable[..., Any], x: Any, y: Any) -> Any:
+def _round_logarithm(decomposition: Callable[..., Any], logarithm: Callable[..., Any], x: Any, y: Any) -> Any:
     """Decomposes `xlogy` and `xlog1py` of half values: rounds the logarithm, then the product.
 
     The decomposition in torch's table rounds only the product.
@@ -116,7 +116,7 @@ def _fake_quantize(x: Tensor, scale: Any, zero_point: Any, low: int, high: int) 
 
     The second result is the mask of unclamped values.
     """
-    wide = _widened(x)
+    wide = _widen(x)
     inverse = 1.0 / scale if isinstance(scale, Tensor) else rounded(1.0 / rounded(scale, torch.float32), torch.float32)
     quantized = torch.round(wide * inverse) + zero_point
     inside = (quantized >= low) & (quantized <= high)
@@ -140,21 +140,21 @@ def _fake_quantize_per_channel(
 
 def _glu(x: Tensor, dim: int = -1) -> Tensor:
     """Rounds half values once, at the end. The decomposition in torch's table rounds them after each op instead."""
-    value, gate = (_widened(half) for half in x.chunk(2, dim))
+    value, gate = (_widen(half) for half in x.chunk(2, dim))
     return (value * torch.sigmoid(gate)).to(x.dtype)
 
 
 def _glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
-    value, gate = (_widened(half) for half in x.chunk(2, dim))
-    slope, share = _widened(grad), torch.sigmoid(gate)
+    value, gate = (_widen(half) for half in x.chunk(2, dim))
+    slope, share = _widen(grad), torch.sigmoid(gate)
     if x.device.type == "cpu":  # eager mode rounds the share, because it stores the share in the gradient's memory
-        share = _widened(share.to(x.dtype))
+        share = _widen(share.to(x.dtype))
     return torch.cat([share * slope, (1.0 - share) * share * slope * value], dim).to(x.dtype)
 
 
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
     """Rounds half values once, at the end. The decomposition in torch's table rounds them after each op instead."""
-    wide = _widened(x)
+    wide = _widen(x)
     if not wide.is_floating_point():
         wide = wide.to(torch.get_default_dtype())
     if eps is not None:
@@ -164,7 +164,7 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 def _logit_backward(grad: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
     """Computes the gradient of `logit`. Unlike the decomposition in torch's table, it is correct at -0 and NaN."""
-    wide, slope = _widened(x), _widened(grad)
+    wide, slope = _widen(x), _widen(grad)
     inside = slope / (wide * (1.0 - wide))
     if eps is not None:
         result = torch.where((wide < eps) | (wide > 1.0 - eps), 0.0, inside)
@@ -193,7 +193,7 @@ def _bce_with_logits(
 
 def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
     """Computes the gradient. Unlike torch's decomposition, it is correct where the arguments are NaN or equal."""
-    slope, distance = _widened(grad), _widened(x) - _widened(target)
+    slope, distance = _widen(grad), _widen(x) - _widen(target)
     if reduction == 1:
         slope = slope / x.numel()
     result = torch.where(distance >= beta, slope, slope * distance / beta)
@@ -230,7 +230,7 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
     return x if high is None else torch.where(x > high, high, x)
 
 
-def _widened(x: Tensor) -> Tensor:
+def _widen(x: Tensor) -> Tensor:
     return x.to(torch.float32) if x.dtype in _HALF_DTYPES else x
 
 
@@ -247,20 +247,20 @@ _PRODUCTS = [getattr(getattr(_aten, name), kind) for name in ("mul", "div") for 
 
 _LOGARITHMS = {_aten.xlogy: torch.log, _aten.special_xlog1py: torch.log1p}
 _PRODUCTS_WITH_LOGARITHMS: Table = {
-    op: functools.partial(_rounding_the_logarithm, decomposition_table[op], logarithm)
+    op: functools.partial(_round_logarithm, decomposition_table[op], logarithm)
     for packet, logarithm in _LOGARITHMS.items()
     for op in (getattr(packet, overload) for overload in packet.overloads())
     if op in decomposition_table and "out" not in op._overloadname.lower()
 }
 
-_OF_NUMBERS: Table = {
+_POLYNOMIALS_OF_NUMBERS: Table = {
     getattr(packet, overload): functools.partial(_polynomial, packet.default)
     for packet in (getattr(_aten, name) for name in POLYNOMIALS)
     for overload in ("n_scalar", "x_scalar")
 }
 
 # Ops that torch's tables do not decompose, because torch's own backends have kernels for them.
-LEFT: Table = {
+MISSING_IN_TORCH: Table = {
     _aten.copy.default: _copy,
     _aten.index_put.default: _index_put,
     _aten.__lshift__.Scalar: torch.bitwise_left_shift,
@@ -273,7 +273,7 @@ LEFT: Table = {
 _VIEW_PRIMS = ("broadcast_in_dim", "collapse_view", "split_dim", "squeeze", "transpose", "view_of")
 
 # Ops that are decomposed during recording: `functionalize` decomposes them differently, or not at all.
-AS_RECORDED: Table = {
+DURING_RECORDING: Table = {
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
     **{getattr(torch.ops.prims, name).default: getattr(torch.ops.prims, name).impl_aten for name in _VIEW_PRIMS},
 }
@@ -283,8 +283,8 @@ TO_PRIMS: Table = {
     **{op: functools.partial(_in_common_dtype, decomposition_table[op]) for op in _IN_COMMON_DTYPE},
     **{op: functools.partial(_sum_on_cpu, decomposition_table[op]) for op in _SUMS},
     **{op: functools.partial(_product_on_cpu, decomposition_table[op]) for op in _PRODUCTS},
-    **LEFT,
-    **_OF_NUMBERS,
+    **MISSING_IN_TORCH,
+    **_POLYNOMIALS_OF_NUMBERS,
     **_PRODUCTS_WITH_LOGARITHMS,
     _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_quantize_tensor_qparams,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantize_per_channel,

@@ -39,7 +39,7 @@ def is_library_class(cls: type) -> bool:
     return is_library(cls.__module__)
 
 
-def keeps_to_itself(cls: type) -> bool:
+def is_internal(cls: type) -> bool:
     """True if a library uses objects of this class internally, such as loggers, locks and context managers."""
     module = cls.__module__
     if not is_library(module):

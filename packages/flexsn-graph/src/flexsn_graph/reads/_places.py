@@ -19,7 +19,7 @@ Bind = Callable[[Any], str]
 
 ANY_NAME = "*"
 
-_GONE = (KeyError, AttributeError, ValueError, IndexError, ReferenceError, TypeError)
+_LOOKUP_ERRORS = (KeyError, AttributeError, ValueError, IndexError, ReferenceError, TypeError)
 
 
 class NotTwinsError(Exception):
@@ -92,7 +92,7 @@ class Place:
         """Returns the value in the place, or `MISSING`."""
         try:
             return self.get()
-        except _GONE:
+        except _LOOKUP_ERRORS:
             return MISSING
 
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
@@ -111,9 +111,9 @@ class Place:
         """The object with which the condition compares."""
         return before
 
-    def same(self, now: Any, before: Any) -> bool:
-        """True if a core behaves in the same way whether it reads `now` or `before`."""
-        return same(now, before)
+    def same(self, current: Any, before: Any) -> bool:
+        """True if a core behaves in the same way whether it reads `current` or `before`."""
+        return same(current, before)
 
 
 class DictEntry(Place):
@@ -212,10 +212,10 @@ class ClassKeys(Place):
     def token(self, before: Any) -> Any:
         return len(before)
 
-    def same(self, now: Any, before: Any) -> bool:
+    def same(self, current: Any, before: Any) -> bool:
         if ANY_NAME in self._relevant:
-            return set(now) == set(before)
-        return not any(name in self._relevant or name[:2] == "__" == name[-2:] for name in set(now) ^ set(before))
+            return set(current) == set(before)
+        return not any(name in self._relevant or name[:2] == "__" == name[-2:] for name in set(current) ^ set(before))
 
 
 class Cell(Place):
@@ -314,8 +314,8 @@ class Equal(Result):
     def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
         self._compare(before, other)
 
-    def same(self, now: Any, before: Any) -> bool:
-        return bool(now == before)
+    def same(self, current: Any, before: Any) -> bool:
+        return bool(current == before)
 
 
 class Content(Place):
@@ -344,8 +344,8 @@ class Content(Place):
     def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
         if len(before) != len(other):
             raise NotTwinsError
-        for element, others in zip(before, other, strict=True):
-            twins.pair(element, others)
+        for element, other_element in zip(before, other, strict=True):
+            twins.pair(element, other_element)
 
     def get(self) -> Any:
         return list(self._read(self._container))
@@ -359,10 +359,11 @@ class Content(Place):
         elements = len(before) // 2 if pairs else len(before)
         return f"{length}({container}) == {elements} and all(map({bind(is_)}, {read}({container}), {token}))"
 
-    def same(self, now: Any, before: Any) -> bool:
+    def same(self, current: Any, before: Any) -> bool:
         # Tensors in the container have their own places.
-        return len(now) == len(before) and all(
-            (isinstance(a, Tensor) and isinstance(b, Tensor)) or same(a, b) for a, b in zip(now, before, strict=True)
+        return len(current) == len(before) and all(
+            (isinstance(a, Tensor) and isinstance(b, Tensor)) or same(a, b)
+            for a, b in zip(current, before, strict=True)
         )
 
 
@@ -372,22 +373,22 @@ class TensorAttributes(Content):
     __slots__ = ()
 
     def get(self) -> Any:
-        return _without_notes(self._container)
+        return _list_user_attributes(self._container)
 
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
-        container, now = bind(self._container), bind(_without_notes)
+        container, current = bind(self._container), bind(_list_user_attributes)
         if not before:
-            return f"(not {container} or not {now}({container}))"
-        return f"{bind(_identical)}({now}({container}), {token})"
+            return f"(not {container} or not {current}({container}))"
+        return f"{bind(_are_identical)}({current}({container}), {token})"
 
 
-def _without_notes(attributes: dict[str, Any]) -> list[Any]:
-    own = {name: value for name, value in attributes.items() if not name.startswith("_dynamo_")}
-    return [*own.keys(), *own.values()]
+def _list_user_attributes(attributes: dict[str, Any]) -> list[Any]:
+    user_attributes = {name: value for name, value in attributes.items() if not name.startswith("_dynamo_")}
+    return [*user_attributes.keys(), *user_attributes.values()]
 
 
-def _identical(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and all(map(is_, now, before))
+def _are_identical(current: list[Any], before: list[Any]) -> bool:
+    return len(current) == len(before) and all(map(is_, current, before))
 
 
 class Cached(Place):
@@ -419,22 +420,22 @@ class Cached(Place):
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
         if not before:
             return None
-        now = f"map({bind(self._cache)}.get, {token})"
-        return f"all(map({bind(is_)}, {now}, {token}.values()))"
+        current = f"map({bind(self._cache)}.get, {token})"
+        return f"all(map({bind(is_)}, {current}, {token}.values()))"
 
-    def same(self, now: Any, before: Any) -> bool:
-        return all(key in now and now[key] is value for key, value in before.items())
+    def same(self, current: Any, before: Any) -> bool:
+        return all(key in current and current[key] is value for key, value in before.items())
 
 
-def _entries_of(mapping: dict[Any, Any]) -> Iterable[Any]:
+def _list_entries(mapping: dict[Any, Any]) -> Iterable[Any]:
     return chain(dict.keys(mapping), dict.values(mapping))
 
 
-def _ordered(mapping: OrderedDict[Any, Any]) -> Iterable[Any]:
+def _list_ordered_entries(mapping: OrderedDict[Any, Any]) -> Iterable[Any]:
     return chain(OrderedDict.keys(mapping), OrderedDict.values(mapping))
 
 
-def _viewed(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
+def _list_viewed_entries(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
     return chain(mapping.keys(), mapping.values())
 
 
@@ -442,11 +443,11 @@ def _viewed(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
 # `__iter__` or `__len__` of subclasses.
 _READERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any], int]]] = {
     list: (list.__iter__, list.__len__),
-    OrderedDict: (_ordered, dict.__len__),
-    dict: (_entries_of, dict.__len__),
+    OrderedDict: (_list_ordered_entries, dict.__len__),
+    dict: (_list_entries, dict.__len__),
     set: (set.__iter__, set.__len__),
     deque: (deque.__iter__, deque.__len__),
-    MappingProxyType: (_viewed, len),
+    MappingProxyType: (_list_viewed_entries, len),
 }
 
 

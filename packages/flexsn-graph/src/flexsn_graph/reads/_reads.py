@@ -49,8 +49,8 @@ class Reads:
         self._values: dict[Place, Any] = {}
         self._tensors: tuple[Tensor, ...] = ()
         self._places: list[list[Place]] = []
-        self._is_kept = False
-        self._kinds: list[tuple[Any, ...]] = []  # kinds of the tensors at the time of the trace
+        self._is_complete = False
+        self._properties: list[tuple[Any, ...]] = []  # kinds of the tensors at the time of the trace
         self._guard = Guard({})
         self.holds = self._guard.holds
         self._backward_guard = self._guard
@@ -63,12 +63,12 @@ class Reads:
             return
         with self._recorder.recording(self._core):
             yield
-        known = len(self._values)
+        num_before = len(self._values)
         for place in self._recorder.places.values():
             if place not in self._values and place.name not in self.changed_by_core:
                 self._values[place] = place.read()
         self._forget_overwritten()
-        if self._is_kept and len(self._values) > known:
+        if self._is_complete and len(self._values) > num_before:
             self.keep(self._tensors)
 
     def restored(self) -> AbstractContextManager[None]:
@@ -89,7 +89,7 @@ class Reads:
 
         Afterwards, every object that the core reaches is restored.
         """
-        with self.restored(), self.run(_CHECKED):
+        with self.restored(), self.run(_CHECKED_ORIGIN):
             yield
 
     @property
@@ -114,14 +114,14 @@ class Reads:
 
         The result is also `None` if some reads of this core have no place, such as a read of a clock or of an identity.
         """
-        if not self._is_kept or self._recorder is None or self.changed_by_core or self._recorder.once:
+        if not self._is_complete or self._recorder is None or self.changed_by_core or self._recorder.once:
             return None
         if self._recorder.reads_identities or self._recorder.overwritten or self.derived:
             return None
-        read = {place: value for place, value in self._values.items() if not _is_note(place)}
+        values_read = {place: value for place, value in self._values.items() if not _is_note(place)}
         try:
             twins = Twins(self._core, core)
-            values = twins.values(read)
+            values = twins.values(values_read)
             tensors = [twins.counterpart(tensor) for tensor in self._tensors]
             # The trace is valid for the recorded tensors. Tensors of the first core may have changed since the trace.
             for place, before in self._values.items():
@@ -129,7 +129,7 @@ class Reads:
                     return None
         except NotTwinsError:
             return None
-        if self._kinds != [_kind(tensor) for tensor in tensors]:
+        if self._properties != [_list_properties(tensor) for tensor in tensors]:
             return None
         if len({_memory(tensor) for tensor in tensors}) != len({_memory(tensor) for tensor in self._tensors}):
             return None
@@ -166,29 +166,29 @@ class Reads:
         Args:
             tensors: the tensors that the core's operations used.
         """
-        if not self._is_kept:
-            self._kinds = [_kind(tensor) for tensor in tensors]
-        self._tensors, self._is_kept = tuple(tensors), True
-        number = {id(t): i for i, t in enumerate(tensors)}
-        by_memory = {_memory(t): i for i, t in enumerate(tensors)}
-        known = {place.key for place in self._values}
+        if not self._is_complete:
+            self._properties = [_list_properties(tensor) for tensor in tensors]
+        self._tensors, self._is_complete = tuple(tensors), True
+        index_by_id = {id(t): i for i, t in enumerate(tensors)}
+        index_by_memory = {_memory(t): i for i, t in enumerate(tensors)}
+        known_keys = {place.key for place in self._values}
         self._places = [[] for _ in tensors]
-        beside: list[Place] = []
+        descriptions: list[Place] = []
         for place, value in self._values.items():
             if not isinstance(value, Tensor):
                 continue
-            if id(value) in number:
-                self._places[number[id(value)]].append(place)
+            if id(value) in index_by_id:
+                self._places[index_by_id[id(value)]].append(place)
                 continue
             # No operation used this object itself, but the core may have read its properties.
-            description = Equal(place.name, _NOTE, _described, value)
-            if description.key not in known:
-                known.add(description.key)
-                beside.append(description)
-            if _memory(value) in by_memory:
-                self._places[by_memory[_memory(value)]].append(place)
-        self._values |= {place: place.read() for place in beside}
-        self._arm()
+            description = Equal(place.name, _NOTE, _describe, value)
+            if description.key not in known_keys:
+                known_keys.add(description.key)
+                descriptions.append(description)
+            if _memory(value) in index_by_memory:
+                self._places[index_by_memory[_memory(value)]].append(place)
+        self._values |= {place: place.read() for place in descriptions}
+        self._create_guards()
 
     def keep_more(self) -> None:
         """Also compares the values that were recorded in a second trace, except for values that the core changes.
@@ -198,7 +198,7 @@ class Reads:
         self.settle()
         self.keep(self._tensors)
 
-    def _arm(self) -> None:
+    def _create_guards(self) -> None:
         self._guard = Guard(self._values)
         self.holds = self._guard.holds
         read_backward = {place: value for place, value in self._values.items() if place.in_backward}
@@ -219,19 +219,19 @@ class Reads:
         for i, places in enumerate(self._places):
             if changed.keys().isdisjoint(places):
                 continue
-            results = [place.read() for place in places]
+            values = [place.read() for place in places]
             if any(self._values[place] is not self._tensors[i] for place in places):
                 return None  # one tensor under two names, such as `w` and `w.data`
-            if not isinstance(results[0], Tensor) or any(other is not results[0] for other in results[1:]):
+            if not isinstance(values[0], Tensor) or any(other is not values[0] for other in values[1:]):
                 return None
-            tensors[i] = results[0]
-        known = {place for places in self._places for place in places}
-        if any(place not in known for place in changed):
+            tensors[i] = values[0]
+        tensor_places = {place for places in self._places for place in places}
+        if any(place not in tensor_places for place in changed):
             return None
         self._tensors = tuple(tensors)
-        for place, now in changed.items():
-            self._values[place] = now
-            self._guard.expect(place, now)
+        for place, current in changed.items():
+            self._values[place] = current
+            self._guard.expect(place, current)
         return self._tensors
 
     def changed(self) -> dict[Place, Any]:
@@ -244,7 +244,7 @@ class Reads:
 
     def has_other_numbers(self) -> bool:
         """True if a changed value can contain numbers: the value is neither a flag nor a text nor a tensor."""
-        return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
+        return any(not isinstance(value, _WITHOUT_NUMBERS) for value in self.changed().values())
 
     def holds_for_backward(self) -> bool:
         """True if the values that backward formulas read are unchanged. See also `changed_for_backward`."""
@@ -285,7 +285,7 @@ def _is_note(place: Place) -> bool:
     return isinstance(place, Equal) and place.kind == _NOTE
 
 
-_CHECKED = Origin(lambda t: isinstance(t, FakeTensor), lambda t: True, lambda t: False, lambda t: None)
+_CHECKED_ORIGIN = Origin(lambda t: isinstance(t, FakeTensor), lambda t: True, lambda t: False, lambda t: None)
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
@@ -294,9 +294,9 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
+def _list_properties(tensor: Tensor) -> tuple[Any, ...]:
     return (*_memory(tensor)[1:], tensor.requires_grad, tensor.is_leaf)
 
 
-def _described(tensor: Tensor) -> tuple[Any, ...]:
+def _describe(tensor: Tensor) -> tuple[Any, ...]:
     return (*_memory(tensor), tensor.requires_grad)

@@ -18,7 +18,7 @@ from flexsn_graph.reads._values import MISSING, SCALARS, is_numpy, is_python_cla
 
 # Attributes of a class that Python or the recorder sets.
 _NOT_OF_THE_CORE = frozenset({"__getattribute__", "__dict__", "__weakref__", "__doc__"})
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 
 Values = dict[Any, Any]
 
@@ -47,21 +47,21 @@ class Store:
         """Sets a value, or removes it if it is `MISSING`."""
         raise NotImplementedError
 
-    def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
+    def restore(self, before: Values, is_chosen: Callable[[Any, Any], bool]) -> None:
         """Restores the values of `before` that differ from the current values.
 
         Args:
-            chosen: a function of a key and its current value that returns True if the value is to be restored.
+            is_chosen: a function of a key and its current value that returns True if the value is to be restored.
         """
-        now = self.take()
-        for key in now.keys() | before.keys():
-            present, earlier = now.get(key, MISSING), before.get(key, MISSING)
-            if present is not earlier and chosen(key, present):
+        current = self.take()
+        for key in current.keys() | before.keys():
+            value, earlier = current.get(key, MISSING), before.get(key, MISSING)
+            if value is not earlier and is_chosen(key, value):
                 self.put(key, earlier)
 
-    def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
+    def find_tensor(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
         """A tensor that must not outlast the run, within a value that the core has written, or `None`."""
-        return holds_any(value, is_traced)
+        return find_tensor_in(value, is_traced)
 
     def name_of(self, key: Any) -> str:
         """Name of the value under `key`, for messages."""
@@ -184,13 +184,15 @@ class Container(Store):
     def put(self, key: Any, value: Any) -> None:
         raise NotImplementedError  # `restore` writes all elements together
 
-    def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
-        now = self.take()
-        alike = len(now) == len(before) and all(
-            _is_key(a, b) and now[a] is before[b] for a, b in zip(now, before, strict=True)
+    def restore(self, before: Values, is_chosen: Callable[[Any, Any], bool]) -> None:
+        current = self.take()
+        is_equal = len(current) == len(before) and all(
+            _is_key(a, b) and current[a] is before[b] for a, b in zip(current, before, strict=True)
         )
-        changed = [key for key in now.keys() | before.keys() if now.get(key, MISSING) is not before.get(key, MISSING)]
-        if alike or not (not changed or any(chosen(key, now.get(key, MISSING)) for key in changed)):
+        changed = [
+            key for key in current.keys() | before.keys() if current.get(key, MISSING) is not before.get(key, MISSING)
+        ]
+        if is_equal or not (not changed or any(is_chosen(key, current.get(key, MISSING)) for key in changed)):
             return
         base, container = self._base, self._container
         if base is list:
@@ -222,7 +224,7 @@ class BufferStore(Store):
     def put(self, key: Any, value: Any) -> None:
         self._value[...] = value
 
-    def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
+    def restore(self, before: Values, is_chosen: Callable[[Any, Any], bool]) -> None:
         if is_numpy(self._value, "ndarray"):
             if self._value.flags.writeable and self._value.tobytes() != before[""].tobytes():
                 self._value[...] = before[""]
@@ -252,9 +254,9 @@ class Cache(Store):
         if value is MISSING:
             self._cache.pop(key, None)
 
-    def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
+    def find_tensor(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
         # Any tensor counts, because an object of a C extension in the result may contain a traced tensor.
-        return holds_any((key, value), lambda tensor: True)
+        return find_tensor_in((key, value), lambda tensor: True)
 
     def name_of(self, key: Any) -> str:
         return self.name
@@ -282,19 +284,19 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
     """The stores of an object, each with a key. Equal keys identify one store."""
     results: list[tuple[Hashable, Store]] = []
     kind = type(value)
-    own = _dict_of(value)
-    if own is not None and not issubclass(kind, type):
+    attributes = _dict_of(value)
+    if attributes is not None and not issubclass(kind, type):
         watched = is_python_class(kind) and not issubclass(kind, FunctionType | ModuleType | Tensor)
-        results.append((("attributes", id(own)), Attributes(name, own, watched=watched)))
+        results.append((("attributes", id(attributes)), Attributes(name, attributes, watched=watched)))
         if issubclass(kind, nn.Module):
             results += [
                 (("attributes", id(part)), Attributes(name, part, watched=True))
-                for part in map(own.get, REGISTRIES)
+                for part in map(attributes.get, REGISTRIES)
                 if isinstance(part, dict)
             ]
             results += [
                 (("content", id(part)), Container(f"{name}.{key}", part))
-                for key, part in own.items()
+                for key, part in attributes.items()
                 if key.endswith(("_hooks", "_kwargs", "_set", "_called")) and base_of(part) is not None
             ]
     if kind is FunctionType:
@@ -315,16 +317,16 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
     return results
 
 
-def holds_any(value: Any, is_wanted: Callable[[Tensor], bool]) -> Tensor | None:
-    """The first tensor in `value` or in its parts for which `is_wanted` returns True."""
-    waiting, seen = [value], set[int]()
-    while waiting and len(seen) < _MOST_PARTS:
+def find_tensor_in(value: Any, predicate: Callable[[Tensor], bool]) -> Tensor | None:
+    """The first tensor in `value` or in its parts for which `predicate` returns True."""
+    waiting, visited = [value], set[int]()
+    while waiting and len(visited) < _MAX_PARTS:
         part = waiting.pop()
         if isinstance(part, Tensor):
-            if is_wanted(part):
+            if predicate(part):
                 return part
-        elif id(part) not in seen:
-            seen.add(id(part))
+        elif id(part) not in visited:
+            visited.add(id(part))
             waiting += _parts_of(part)
     return None
 
@@ -366,8 +368,8 @@ def _slots_of(kind: type) -> dict[str, MemberDescriptorType]:
     }
 
 
-def _is_key(now: Any, before: Any) -> bool:
-    return now is before or (type(now) is int and now == before)
+def _is_key(current: Any, before: Any) -> bool:
+    return current is before or (type(current) is int and current == before)
 
 
 def _dict_of(value: Any) -> dict[str, Any] | None:

@@ -29,16 +29,16 @@ class AttributeWatch:
         self._watched: dict[int, Any] = {}  # by id. The objects are kept alive, so that no other objects get their ids
         self._classes: dict[type, Any] = {}
         self._modules: list[tuple[ModuleType, type]] = []
-        self._busy = False
+        self._is_paused = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Context in which reads are not reported, because the recorder itself reads attributes."""
-        before, self._busy = self._busy, True
+        before, self._is_paused = self._is_paused, True
         try:
             yield
         finally:
-            self._busy = before
+            self._is_paused = before
 
     def watch(self, value: Any) -> None:
         """Starts to watch a module, or an object of a class for which `is_python_class` returns True."""
@@ -57,11 +57,11 @@ class AttributeWatch:
         """Restores all classes."""
         for module, cls in self._modules:
             module.__class__ = cls
-        for cls, own in self._classes.items():
-            if own is None:
+        for cls, original in self._classes.items():
+            if original is None:
                 type.__delattr__(cls, "__getattribute__")
             else:
-                type.__setattr__(cls, "__getattribute__", own)
+                type.__setattr__(cls, "__getattribute__", original)
         self._modules.clear()
         self._classes.clear()
 
@@ -83,7 +83,7 @@ class AttributeWatch:
             if (
                 id(owner) in watched
                 and ident() == thread
-                and not self._busy
+                and not self._is_paused
                 # `on_read` has already recorded the entries that `nn.Module` reads from `__dict__`.
                 and (name != "__dict__" or sys._getframe(1).f_globals.get("__name__") != MODULE_CODE)
             ):
@@ -102,7 +102,7 @@ class _Module(ModuleType):
 OnCall = Callable[[FrameType], None]
 OnBuiltin = Callable[[FrameType, Any], None]
 Profile = Callable[[FrameType, str, Any], None]
-_at_work: list[Profile] = []
+_active_profiles: list[Profile] = []
 
 
 @contextmanager
@@ -127,12 +127,12 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
         before.disable()
     elif is_native:
         _warn_of_displaced(before)
-    _at_work.append(profile)
+    _active_profiles.append(profile)
     sys.setprofile(profile)
     try:
         yield
     finally:
-        _at_work.pop()
+        _active_profiles.pop()
         sys.setprofile(None if is_native else before)
         if can_pause:
             before.enable()
@@ -150,10 +150,10 @@ def _warn_of_displaced(profiler: object) -> None:
 def suspend() -> Profile | None:
     """Pauses the observation of calls during code whose calls are irrelevant. Pass the result to `resume`."""
     profile = sys.getprofile()
-    if profile is None or not _at_work or profile is not _at_work[-1]:
+    if profile is None or not _active_profiles or profile is not _active_profiles[-1]:
         return None
     sys.setprofile(None)
-    return _at_work[-1]
+    return _active_profiles[-1]
 
 
 def resume(profile: Profile | None) -> None:

@@ -37,22 +37,22 @@ def drop_copies(graph: fx.Graph) -> None:
 
 def _copy_before_a_view(graph: fx.Graph, needed: set[fx.Node]) -> fx.Node | None:
     """A copy that is not in `needed` and has to remain because a view needs it. `None` if there is no such copy."""
-    seen: dict[fx.Node, Any] = {}
-    behind: dict[fx.Node, fx.Node | None] = {}  # maps a value to the copy of which it is a view
+    stand_ins: dict[fx.Node, Any] = {}
+    copy_of: dict[fx.Node, fx.Node | None] = {}  # maps a value to the copy of which it is a view
     for node in graph.nodes:
         source = node.all_input_nodes[0] if is_view(node) or node.target is COPY_OP else None
         if source is None or node in needed:
             value = node.meta.get("val")
-            seen[node] = torch.empty(value.shape, device="meta") if isinstance(value, Tensor) else None
-            behind[node] = None
+            stand_ins[node] = torch.empty(value.shape, device="meta") if isinstance(value, Tensor) else None
+            copy_of[node] = None
         elif node.target is COPY_OP:
-            seen[node], behind[node] = seen[source], node
+            stand_ins[node], copy_of[node] = stand_ins[source], node
         else:
-            behind[node] = behind[source]
+            copy_of[node] = copy_of[source]
             try:
-                seen[node] = replay([call_of(node)], seen[source])
+                stand_ins[node] = replay([call_of(node)], stand_ins[source])
             except RuntimeError:
-                if behind[node] is None:
+                if copy_of[node] is None:
                     raise
-                return behind[node]
+                return copy_of[node]
     return None

@@ -24,20 +24,20 @@ class Keys:
             if node.op == "placeholder":
                 key: Any = next(ports)
             elif node.op == "call_function":
-                key = (node.target, _frozen(node.args, results), _frozen(node.kwargs, results), _dtype_of(node))
+                key = (node.target, _freeze(node.args, results), _freeze(node.kwargs, results), _dtype_of(node))
             else:
                 continue
             results[node] = self._numbers.setdefault(key, len(self._numbers))
         return results
 
 
-def _frozen(value: Any, found: Mapping[fx.Node, int]) -> Any:
+def _freeze(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
     if isinstance(value, fx.Node):
-        return ("node", found.get(value, value))
+        return ("node", numbers.get(value, value))
     if isinstance(value, list | tuple):
-        return tuple(_frozen(v, found) for v in value)
+        return tuple(_freeze(v, numbers) for v in value)
     if isinstance(value, dict):
-        return tuple((k, _frozen(v, found)) for k, v in sorted(value.items()))
+        return tuple((k, _freeze(v, numbers)) for k, v in sorted(value.items()))
     return (type(value).__name__, repr(value))
 
 

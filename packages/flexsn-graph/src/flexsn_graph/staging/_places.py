@@ -20,13 +20,13 @@ class Places:
         arguments: ports of its placeholders.
         carried: role of the values that are carried from step to step.
         keys: numbers of the nodes. Equal values have equal numbers.
-        known: ports of the values that already exist, by the number in `keys`.
+        existing: ports of the values that already exist, by the number in `keys`.
 
     Attributes:
         ports: the ports of values that have a place in memory, by the node that represents the whole value.
         moving: nodes that depend on values of the step. Each other node depends on captured tensors alone.
         of_carried: nodes that depend on carried values.
-        saved: the values of `known` that are read.
+        saved: the values of `existing` that are read.
         assembled: values that several parts write, one piece each.
         rows: values with one element per row that are computed from reductions. `find_rows` sets them.
     """
@@ -37,7 +37,7 @@ class Places:
         arguments: Sequence[Port],
         carried: Role,
         keys: Mapping[fx.Node, int],
-        known: Mapping[int, Port],
+        existing: Mapping[int, Port],
     ) -> None:
         self.ports: dict[fx.Node, Port] = {}
         self.moving: set[fx.Node] = set()
@@ -59,9 +59,9 @@ class Places:
             if self.moving.isdisjoint(node.all_input_nodes):
                 continue
             self.moving.add(node)
-            if keys.get(node) in known and node.op == "call_function":
+            if keys.get(node) in existing and node.op == "call_function":
                 self.ports[node] = Port(Role.SAVED, len(self.saved))
-                self.saved.append(known[keys[node]])
+                self.saved.append(existing[keys[node]])
             elif not self.of_carried.isdisjoint(node.all_input_nodes):
                 self.of_carried.add(node)
 

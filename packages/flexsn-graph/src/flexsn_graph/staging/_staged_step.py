@@ -43,8 +43,8 @@ class View:
 
     def __call__(self, value: Tensor) -> Tensor:
         """Applies the views to a value of one step."""
-        seen: Tensor = replay(self.calls, value)
-        return seen
+        result: Tensor = replay(self.calls, value)
+        return result
 
 
 @dataclass(frozen=True, slots=True)

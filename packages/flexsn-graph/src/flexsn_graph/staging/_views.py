@@ -45,10 +45,10 @@ def realigns(node: fx.Node) -> bool:
     before = torch.empty(source.shape, device="meta")
     if broadcast_shapes([tuple(source.shape), tuple(value.shape)]) != tuple(value.shape):
         return True
-    seen: Tensor = replay([call_of(node)], before)
-    spread = before.expand(value.shape)
-    pairs = zip(value.shape, seen.stride(), spread.stride(), strict=True)
-    return any(size > 1 and one != other for size, one, other in pairs)
+    replayed: Tensor = replay([call_of(node)], before)
+    expanded = before.expand(value.shape)
+    pairs = zip(value.shape, replayed.stride(), expanded.stride(), strict=True)
+    return any(size > 1 and stride != expanded_stride for size, stride, expanded_stride in pairs)
 
 
 def differs(argument: Any, node: fx.Node) -> bool:

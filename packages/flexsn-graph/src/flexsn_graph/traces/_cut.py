@@ -39,7 +39,7 @@ class CutTrace(CoreTrace):
         if arguments == shape and all(value.shape == shape for value in results):
             # The dimensions may be small enough to be written out in one call, and too large in another call.
             raise NonPointwiseError("all values of the step have one shape, so there are no pieces.", "", None)
-        tracer = self._retraced()
+        tracer = self._get_tracer()
         lowered = tracer.lowered(tracer.record_forward(), CUT_IN_STEPS)
         self.pieces = pieces_of(lowered, self.num_inputs, self.num_states, self.num_outputs)
         self.lifted_values = self.captured_values

@@ -51,12 +51,12 @@ class RecurrentTrace(CoreTrace):
     def _trace(self) -> None:
         arguments = self._primals
         results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
-        tracer = self._retraced()
+        tracer = self._get_tracer()
         lowered = tracer.lowered(tracer.record_forward(), KEPT_OPS)
         if not has_products(lowered.graph, arguments):
             raise NoProductsError
         self._keys = Keys()
-        self.forward, self._offered = stage(lowered, arguments, results, carried=Role.STATE, keys=self._keys)
+        self.forward, self._port_by_key = stage(lowered, arguments, results, carried=Role.STATE, keys=self._keys)
 
     def _is_of_any_batch(self) -> bool:
         return is_of_any_batch(self.forward, self.step_shape, [value.shape for value in self.lifted_values])
@@ -64,8 +64,8 @@ class RecurrentTrace(CoreTrace):
     def _resize(self, old: int, new: int) -> None:
         self.forward = resized(self.forward, old, new)
 
-    def _adopt(self, own: Self) -> None:
-        self._keys, self._offered = own._keys, own._offered
+    def _adopt(self, other: Self) -> None:
+        self._keys, self._port_by_key = other._keys, other._port_by_key
 
     def vjp(
         self, cotangents: Sequence[bool], wanted: Sequence[bool], kept: Collection[Port] | None = None
@@ -82,18 +82,23 @@ class RecurrentTrace(CoreTrace):
         """
         self._check_masks(cotangents, wanted)
         primals = self._primals
-        given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
-        arguments = (*primals, *(port for port, is_present in zip(given, cotangents, strict=True) if is_present))
-        known = {key: port for key, port in self._offered.items() if kept is None or port in kept}
+        cotangent_ports = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
+        arguments = (
+            *primals,
+            *(port for port, is_present in zip(cotangent_ports, cotangents, strict=True) if is_present),
+        )
+        existing = {key: port for key, port in self._port_by_key.items() if kept is None or port in kept}
         with undisturbed(), self.reads.restored():
-            tracer = self._retraced()
+            tracer = self._get_tracer()
             recorded, gradients = tracer.record_vjp(cotangents, wanted)
             lowered = tracer.lowered(recorded, KEPT_OPS)
             results = [
-                Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None
+                Port(GRADIENTS[p.role], p.index)
+                for p, position in zip(primals, gradients, strict=True)
+                if position is not None
             ]
             results = _without_zeros(lowered.graph, results)
-            staged, _ = stage(lowered, arguments, results, carried=Role.GRAD_STATE, keys=self._keys, known=known)
+            staged, _ = stage(lowered, arguments, results, carried=Role.GRAD_STATE, keys=self._keys, existing=existing)
         return replace(staged, shifts=self.forward.shifts)
 
 
@@ -101,10 +106,10 @@ def _without_zeros(vjp: fx.Graph, gradients: Sequence[Port]) -> list[Port]:
     """Removes the gradients that are the constant 0 from a lowered VJP. Returns the other gradients."""
     output = next(n for n in reversed(vjp.nodes) if n.op == "output")
     entries: Any = output.args[0]
-    kept = [i for i, entry in enumerate(entries) if not is_zero(entry)]
-    output.args = (tuple(entries[i] for i in kept),)
+    positions = [i for i, entry in enumerate(entries) if not is_zero(entry)]
+    output.args = (tuple(entries[i] for i in positions),)
     vjp.eliminate_dead_code()
-    return [gradients[i] for i in kept]
+    return [gradients[i] for i in positions]
 
 
 def trace_core(

@@ -140,12 +140,12 @@ class CoreTrace:
         if reads is None:
             return None
         count = len(self.captured)
-        captured, others = reads.tensors[:count], reads.tensors[count:]
+        captured, aliases = reads.tensors[:count], reads.tensors[count:]
         if [StepValue.of(t) for t in captured] != list(self.captured_values) or not self.fits(captured):
             return None
         twin = copy(self)
         twin.core, twin.reads, twin.captured = core, reads, captured
-        twin.aliases = tuple((i, alias) for (i, _), alias in zip(self.aliases, others, strict=True))
+        twin.aliases = tuple((i, alias) for (i, _), alias in zip(self.aliases, aliases, strict=True))
         twin._prologue = self._prologue.of(captured)
         twin._tracer, twin._reads_sizes = None, self.reads_sizes
         return twin
@@ -163,24 +163,24 @@ class CoreTrace:
             size. The graph depends on it if the core reads sizes, or if a captured tensor varies along the dimension.
         """
         old, values = self.step_shape, (*inputs, *states)
-        mine = (*self.inputs, *self.states)
+        traced_values = (*self.inputs, *self.states)
         sizes = {v.shape[0] for v in values if len(v.shape) == len(old)} - {1}
-        if len(sizes) != 1 or not old or self.reads_sizes or len(values) != len(mine):
+        if len(sizes) != 1 or not old or self.reads_sizes or len(values) != len(traced_values):
             return None
         (batch,) = sizes
         if min(batch, old[0]) < 2 or any(v.shape[:1] != old[:1] for v in self.outputs) or not self._is_of_any_batch():
             return None
-        for value, before in zip(values, mine, strict=True):
-            is_whole = len(before.shape) == len(old) and before.shape[0] == old[0]
-            if value != (before.of_batch(batch) if is_whole else before):
+        for value, traced in zip(values, traced_values, strict=True):
+            is_whole = len(traced.shape) == len(old) and traced.shape[0] == old[0]
+            if value != (traced.of_batch(batch) if is_whole else traced):
                 return None
-        found = copy(self)
-        found.inputs, found.states = tuple(inputs), tuple(states)
-        found.outputs = tuple(value.of_batch(batch) for value in self.outputs)
-        found.step_shape = (batch, *old[1:])
-        found._tracer, found._reads_sizes = None, self.reads_sizes
-        found._resize(old[0], batch)
-        return found
+        resized = copy(self)
+        resized.inputs, resized.states = tuple(inputs), tuple(states)
+        resized.outputs = tuple(value.of_batch(batch) for value in self.outputs)
+        resized.step_shape = (batch, *old[1:])
+        resized._tracer, resized._reads_sizes = None, self.reads_sizes
+        resized._resize(old[0], batch)
+        return resized
 
     def _is_of_any_batch(self) -> bool:
         """True if the forward has the same graph for every size of the first dimension."""
@@ -190,12 +190,12 @@ class CoreTrace:
         """Changes the size of the first dimension in the forward."""
         raise NotImplementedError
 
-    def _retraced(self) -> Tracer:
+    def _get_tracer(self) -> Tracer:
         """The tracer. Runs the core again if the trace has no tracer, which is the case for a twin's first VJP."""
         if self._tracer is None:
             example = partial(torch.empty, (), device=self._device)
             examples = [example(dtype=v.dtype).expand(v.shape) for v in (*self.inputs, *self.states)]
-            own = type(self)(
+            retraced = type(self)(
                 self.core,
                 self.num_inputs,
                 self.num_states,
@@ -206,12 +206,12 @@ class CoreTrace:
                 keep_views=self._keep_views,
                 **self._kind,
             )
-            self._tracer, self.reads = own._tracer, own.reads
-            self._adopt(own)
+            self._tracer, self.reads = retraced._tracer, retraced.reads
+            self._adopt(retraced)
         assert self._tracer is not None
         return self._tracer
 
-    def _adopt(self, own: Self) -> None:
+    def _adopt(self, other: Self) -> None:
         """Copies the data that VJPs need from another trace of this core."""
 
     @property
@@ -265,7 +265,7 @@ class CoreTrace:
                 f"{expected[0]} results and {expected[1]} arguments (inputs, states, lifted)."
             )
 
-    def _primal_values(self) -> tuple[StepValue, ...]:
+    def _list_primal_values(self) -> tuple[StepValue, ...]:
         return (*self.inputs, *self.states, *self.lifted_values)
 
     @property
@@ -290,7 +290,7 @@ class StepTrace(CoreTrace):
     _elements: Elements | None = None
 
     def _trace(self) -> None:
-        tracer = self._retraced()
+        tracer = self._get_tracer()
         recorded = tracer.record_forward()
         if self.is_on_pieces:
             self._elements = elements_of(tracer, recorded, self.step_shape)
@@ -309,26 +309,30 @@ class StepTrace(CoreTrace):
 
     def _count_pieces(self, lifted: Sequence[Pieces]) -> None:
         """Registers each piece of a lifted tensor as a lifted tensor."""
-        values, places = list[StepValue](), list[list[int]]()
+        values, positions_by_lifted = list[StepValue](), list[list[int]]()
         first = self.num_inputs + self.num_states
         for pieces, value in zip(lifted, self.lifted_values, strict=True):
             shape = value.shape if pieces.count == 1 else pieces.shape(value.shape)
-            places.append(list(range(first + len(values), first + len(values) + pieces.count)))
+            positions_by_lifted.append(list(range(first + len(values), first + len(values) + pieces.count)))
             values += [StepValue(shape, value.dtype)] * pieces.count
         self.lifted_values = tuple(values)
         self.leads_to = tuple(
-            frozenset(to for at in places_of for to in ([at] if at < first else places[at - first]))
-            for places_of in self.leads_to
+            frozenset(
+                to
+                for position in positions
+                for to in ([position] if position < first else positions_by_lifted[position - first])
+            )
+            for positions in self.leads_to
         )
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         lifted = super().lift(captured)
         if self._elements is None:
             return lifted
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for pieces, tensor in zip(self._elements.lifted, lifted, strict=True):
-            found += [tensor] if pieces.count == 1 else pieces.split(tensor)
-        return tuple(found)
+            results += [tensor] if pieces.count == 1 else pieces.split(tensor)
+        return tuple(results)
 
     lift.__doc__ = CoreTrace.lift.__doc__
 
@@ -340,10 +344,10 @@ class StepTrace(CoreTrace):
 
     def _is_differentiated_alike(self) -> bool:
         """True if a VJP can be traced, even if the core changes captured values or defines their gradients itself."""
-        if self._retraced().is_plain:
+        if self._get_tracer().is_plain:
             return True
         try:
-            self.vjp(self.differentiable, [v.dtype.is_floating_point for v in self._primal_values()])
+            self.vjp(self.differentiable, [v.dtype.is_floating_point for v in self._list_primal_values()])
         except UnsupportedCoreError:
             return False
         return True
@@ -366,49 +370,58 @@ class StepTrace(CoreTrace):
         """
         self._check_masks(cotangents, wanted)
         primals = self._primals
-        given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
-        arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
+        cotangent_ports = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
+        arguments = (
+            *primals,
+            *(port for port, is_present in zip(cotangent_ports, cotangents, strict=True) if is_present),
+        )
         with undisturbed(), self.reads.restored():
             if self._elements is not None:
-                return _without_zeros(self._vjp_in_elements(self._elements, cotangents, wanted, arguments))
-            tracer = self._retraced()
+                return _without_zeros(self._trace_vjp_in_elements(self._elements, cotangents, wanted, arguments))
+            tracer = self._get_tracer()
             recorded, gradients = tracer.record_vjp(cotangents, wanted)
             lowered, layouts = tracer.lower(recorded, self.step_shape, gradients, self.forward.layouts)
             graph = normalize(lowered, [port.name for port in arguments])
-        results = [Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None]
+        results = [
+            Port(GRADIENTS[p.role], p.index)
+            for p, position in zip(primals, gradients, strict=True)
+            if position is not None
+        ]
         return _without_zeros(StepGraph(graph, arguments, tuple(results), layouts))
 
-    def _vjp_in_elements(
+    def _trace_vjp_in_elements(
         self, elements: Elements, cotangents: Sequence[bool], wanted: Sequence[bool], arguments: tuple[Port, ...]
     ) -> StepGraph:
         """The VJP of a step on pieces. See `vjp`."""
-        count, asked = self.num_inputs + self.num_states, iter(wanted)
-        each = [[next(asked)] for _ in range(count)]
-        each += [[next(asked) for _ in range(pieces.count)] for pieces in elements.lifted]
-        tracer = self._retraced()
-        recorded, gradients = tracer.record_vjp(cotangents, [any(pieces) for pieces in each])
-        found = elements_of(tracer, recorded, self.step_shape, gradients, elements)
-        if found.lifted != elements.lifted:
+        count, requests = self.num_inputs + self.num_states, iter(wanted)
+        requested = [[next(requests)] for _ in range(count)]
+        requested += [[next(requests) for _ in range(pieces.count)] for pieces in elements.lifted]
+        tracer = self._get_tracer()
+        recorded, gradients = tracer.record_vjp(cotangents, [any(pieces) for pieces in requested])
+        backward_elements = elements_of(tracer, recorded, self.step_shape, gradients, elements)
+        if backward_elements.lifted != elements.lifted:
             raise NonPointwiseError(
                 "a backward formula cuts a captured tensor into other pieces than the step does. Capture the pieces as "
                 "separate tensors.",
                 "backward",
                 None,
             )
-        graph = normalize(found.module, [port.name for port in arguments])
+        graph = normalize(backward_elements.module, [port.name for port in arguments])
         ports_of = iter(self._primals)
         results: list[Port] = []
-        kept: list[bool] = []
-        for pieces, at in zip(each, gradients, strict=True):
-            mine = [next(ports_of) for _ in pieces]
-            if at is not None:
-                results += [Port(GRADIENTS[port.role], port.index) for port in mine]
-                kept += pieces
+        is_kept: list[bool] = []
+        for pieces, position in zip(requested, gradients, strict=True):
+            own_ports = [next(ports_of) for _ in pieces]
+            if position is not None:
+                results += [Port(GRADIENTS[port.role], port.index) for port in own_ports]
+                is_kept += pieces
         output = next(n for n in reversed(graph.nodes) if n.op == "output")
-        output.args = (tuple(entry for entry, keep in zip(output.args[0], kept, strict=True) if keep),)
+        output.args = (
+            tuple(entry for entry, is_requested in zip(output.args[0], is_kept, strict=True) if is_requested),
+        )
         graph.eliminate_dead_code()
-        results = [port for port, keep in zip(results, kept, strict=True) if keep]
-        return StepGraph(graph, arguments, tuple(results), found.layouts)
+        results = [port for port, is_requested in zip(results, is_kept, strict=True) if is_requested]
+        return StepGraph(graph, arguments, tuple(results), backward_elements.layouts)
 
 
 def trace_step(
@@ -458,12 +471,12 @@ def trace_step(
         if not hoist:
             return make(Hoists.NOTHING)
         try:
-            return _make(make)
+            return _trace_with_few_hoists(make)
         except WrittenViewError:
-            return _make(partial(make, keep_views=True))
+            return _trace_with_few_hoists(partial(make, keep_views=True))
 
 
-def _make(make: Callable[..., StepTrace]) -> StepTrace:
+def _trace_with_few_hoists(make: Callable[..., StepTrace]) -> StepTrace:
     """Creates a trace that computes as little as possible before the loop."""
     try:
         try:
@@ -481,20 +494,20 @@ def _make(make: Callable[..., StepTrace]) -> StepTrace:
             return make(Hoists.EVERYTHING)
         raise error from None
     with suppress(UnsupportedCoreError):
-        whole = make(Hoists.EVERYTHING)
-        if whole._is_differentiated_alike():
-            return whole
+        hoisted = make(Hoists.EVERYTHING)
+        if hoisted._is_differentiated_alike():
+            return hoisted
     return step
 
 
 def _without_zeros(vjp: StepGraph) -> StepGraph:
     """The VJP without the gradients that are the constant 0."""
     zeros = [n.target is torch.ops.prims.scalar_tensor.default and n.args[0] == 0 for n in vjp.entries]
-    kept = [i for i, zero in enumerate(zeros) if not zero]
+    positions = [i for i, is_zero in enumerate(zeros) if not is_zero]
     output = next(n for n in reversed(vjp.graph.nodes) if n.op == "output")
-    output.args = (tuple(vjp.entries[i] for i in kept),)
+    output.args = (tuple(vjp.entries[i] for i in positions),)
     vjp.graph.eliminate_dead_code()
-    return replace(vjp, results=tuple(vjp.results[i] for i in kept))
+    return replace(vjp, results=tuple(vjp.results[i] for i in positions))
 
 
 def _check_states(states: Sequence[StepValue], new_states: Sequence[StepValue]) -> None:

@@ -14,7 +14,7 @@ from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.tracing._prologue import RecordedCall, Ref
 from flexsn_graph.tracing._refusals import storage_of
 
-_TOLD_APART = (
+_UNAMBIGUOUS = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), slice, Ref),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
@@ -47,7 +47,7 @@ class Captures:
         self.reads_sizes = False
         self.locations: dict[int, SourceLocation] = {}
         # Objects kept alive, so that no other objects get their ids and addresses in the meantime.
-        self._kept: list[Any] = []
+        self._owners: list[Any] = []
         self._by_identity: dict[int, tuple[int, Tensor]] = {}
         self._by_memory: dict[tuple[Any, ...], int] = {}
         self._by_storage: dict[int, int] = {}
@@ -68,13 +68,13 @@ class Captures:
         number = self._by_memory.get(memory)
         if number is None or _memory_of(self.tensors[number]) != memory:
             return None
-        before = self.tensors[number]
-        if tensor.requires_grad and before.requires_grad:
+        recorded = self.tensors[number]
+        if tensor.requires_grad and recorded.requires_grad:
             return None  # a different variable, with its own gradient
-        if tensor.requires_grad or id(before) in self.passing:
+        if tensor.requires_grad or id(recorded) in self.passing:
             # `w.data` was recorded before `w`. Only `w` has a gradient and can be moved.
             self.tensors[number] = tensor
-            tensor, other = before, tensor
+            tensor, other = recorded, tensor
             self._by_identity[id(other)] = (number, other)
         if id(tensor) not in self.passing:
             self.aliases.append((number, tensor))
@@ -84,7 +84,7 @@ class Captures:
     def note_passing(self, tensors: Iterable[Tensor]) -> None:
         """Records tensors that exist only while the core runs."""
         for tensor in tensors:
-            self._kept.append(tensor)
+            self._owners.append(tensor)
             self.passing.add(id(tensor))
 
     def add(self, tensor: Tensor) -> int:
@@ -113,9 +113,9 @@ class Captures:
 
     def identities(self, arguments: Any) -> tuple[int, ...]:
         """Identities of arguments, such as NumPy arrays, whose `repr` is ambiguous."""
-        others = [a for a in pytree.tree_leaves(arguments) if not isinstance(a, _TOLD_APART)]
-        self._kept += others
-        return tuple(map(id, others))
+        ambiguous = [a for a in pytree.tree_leaves(arguments) if not isinstance(a, _UNAMBIGUOUS)]
+        self._owners += ambiguous
+        return tuple(map(id, ambiguous))
 
     def location_of(self, sequence_number: int) -> SourceLocation | None:
         """The user's line of an autograd node. A custom function has a smaller number than its ops."""

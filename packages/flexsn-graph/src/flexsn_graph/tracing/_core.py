@@ -52,11 +52,11 @@ def check_examples(examples: Sequence[Any]) -> None:
             raise complex_error(f"example {i}", example.dtype, None)
 
 
-def complex_error(what: str, dtype: torch.dtype, location: SourceLocation | None) -> ComplexDtypeError:
-    """The error for a complex tensor. `what` is the name of its op or argument."""
+def complex_error(name: str, dtype: torch.dtype, location: SourceLocation | None) -> ComplexDtypeError:
+    """The error for a complex tensor. `name` is the name of its op or argument."""
     return ComplexDtypeError(
-        f"{what} is {dtype}: complex numbers are not supported. Carry the real and the imaginary part as two tensors.",
-        what,
+        f"{name} is {dtype}: complex numbers are not supported. Carry the real and the imaginary part as two tensors.",
+        name,
         location,
     )
 

@@ -22,8 +22,8 @@ def _position(x: Tensor, dim: int, extreme: Callable[..., Tensor]) -> tuple[Tens
     shape = [1] * x.dim()
     shape[dim] = size
     numbers = torch.arange(size, dtype=torch.float32, device=x.device).view(shape)
-    has_it = (fixed == extreme(fixed, dim, keepdim=True)) | (fixed != fixed)
-    return numbers, torch.amin(torch.where(has_it, numbers, float(size)), dim, keepdim=True)
+    is_extreme = (fixed == extreme(fixed, dim, keepdim=True)) | (fixed != fixed)
+    return numbers, torch.amin(torch.where(is_extreme, numbers, float(size)), dim, keepdim=True)
 
 
 def _with_position(extreme: Callable[..., Tensor], result: Any, x: Tensor, dim: int, keepdim: bool = False) -> Any:

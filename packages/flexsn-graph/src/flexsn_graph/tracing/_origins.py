@@ -24,7 +24,7 @@ class Origins:
     def __init__(self, arguments: Sequence[Tensor]) -> None:
         self._of_step = {storage_of(t) for t in arguments}
         self._computed_at: dict[int, SourceLocation | None] = {}
-        self._kept: list[Any] = []  # memory kept alive, so that no other memory gets its id in the meantime
+        self._owners: list[Any] = []  # memory kept alive, so that no other memory gets its id in the meantime
 
     def follow(self, arguments: Sequence[Any], results: Any, location: SourceLocation | None) -> None:
         """Records an operation.
@@ -37,7 +37,7 @@ class Origins:
         for result in pytree.tree_leaves(results):
             if isinstance(result, FakeTensor):
                 storage = storage_of(result)
-                self._kept.append(result.untyped_storage())
+                self._owners.append(result.untyped_storage())
                 self._computed_at.setdefault(storage, location)
                 if of_step:
                     self._of_step.add(storage)

@@ -38,7 +38,7 @@ from flexsn_graph.ir._ops import (
     facts_of,
     is_pointwise,
 )
-from flexsn_graph.lowering._strides import StepAxes, broadcast_shapes, compatible, contiguous, numel, without
+from flexsn_graph.lowering._strides import StepAxes, broadcast_shapes, contiguous, drop_dims, is_compatible, numel
 from flexsn_graph.tracing._refusals import refuse_without_rule
 
 # The key of the step in `_Value.reads`. All other keys are indices of lifted tensors.
@@ -61,7 +61,7 @@ def check_positions(
     step_shape: Sequence[int],
     lifted: Sequence[int | None],
     gradient_of: Sequence[int | None],
-    known: Mapping[int, LiftedLayout],
+    forward_layouts: Mapping[int, LiftedLayout],
     *,
     sums_allowed: bool = False,
 ) -> dict[int, LiftedLayout]:
@@ -73,7 +73,7 @@ def check_positions(
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
         gradient_of: for each result, the placeholder whose gradient it is, or `None`. If a result is a gradient, sums
             are allowed.
-        known: layouts in another graph of the step. `graph` must have the same layouts.
+        forward_layouts: layouts in another graph of the step. `graph` must have the same layouts.
         sums_allowed: True to allow sums in any case, because `graph` computes gradients and returns their terms.
 
     Returns:
@@ -83,7 +83,7 @@ def check_positions(
         NonPointwiseError: an op mixes elements of the step, or a sum cannot be computed after the scan.
         CaptureError: a lifted tensor is read in two layouts, or in a layout that no strides express.
     """
-    return _Check(tuple(step_shape), lifted, gradient_of, known, sums_allowed).run(graph)
+    return _Check(tuple(step_shape), lifted, gradient_of, forward_layouts, sums_allowed).run(graph)
 
 
 class _Check:
@@ -92,7 +92,7 @@ class _Check:
         step_shape: tuple[int, ...],
         lifted: Sequence[int | None],
         gradient_of: Sequence[int | None],
-        known: Mapping[int, LiftedLayout],
+        forward_layouts: Mapping[int, LiftedLayout],
         sums_allowed: bool,
     ) -> None:
         self._step = StepAxes(step_shape)
@@ -101,7 +101,7 @@ class _Check:
         self._sums_allowed = sums_allowed or any(position is not None for position in gradient_of)
         self._values: dict[fx.Node, _Values] = {}
         self._moved: fx.Node | None = None
-        self._known = known
+        self._forward_layouts = forward_layouts
         self._layouts: dict[int, LiftedLayout] = {}
 
     def run(self, graph: fx.Graph) -> dict[int, LiftedLayout]:
@@ -168,7 +168,7 @@ class _Check:
     def _view(self, node: fx.Node) -> _Values:
         value = self._value(node.all_input_nodes[0])
         try:
-            moved = {index: _replay(node, seen) for index, seen in value.reads.items()}
+            moved = {index: _replay(node, strided) for index, strided in value.reads.items()}
         except RuntimeError as error:
             raise self._refusal(node, f"{called_op(node)} has no strides here ({error})") from None
         results = node.meta["val"]
@@ -182,7 +182,7 @@ class _Check:
             replace(
                 value,
                 shape=tuple(result.shape),
-                reads={index: seen[part] for index, seen in moved.items()},
+                reads={index: strided[part] for index, strided in moved.items()},
             )
             for part, result in enumerate(results)
         )
@@ -193,7 +193,7 @@ class _Check:
             raise self._sum_refusal(node)
         if step is None:
             return
-        if not compatible(step, self._step.place(after)):
+        if not is_compatible(step, self._step.place(after)):
             # An error names this node. There is no error if a later view moves the elements back.
             self._moved = self._moved or node
         if numel(after) < numel(before):
@@ -208,22 +208,22 @@ class _Check:
         summed = self._summed(node, operands)
         reads: dict[int, Tensor] = {}
         for operand in operands:
-            for index, seen in operand.reads.items():
-                seen = seen if operand.shape == shape else seen.expand(shape)
-                known = reads.get(index)
-                reads[index] = seen if known is None else self._merge(index, known, seen, node)
+            for index, strided in operand.reads.items():
+                strided = strided if operand.shape == shape else strided.expand(shape)
+                existing = reads.get(index)
+                reads[index] = strided if existing is None else self._merge(index, existing, strided, node)
         return _Value(shape, reads, summed, _is_zero(node, operands))
 
-    def _merge(self, index: int, one: Tensor, other: Tensor, node: fx.Node) -> Tensor:
-        pairs = list(zip(one.shape, one.stride(), other.stride(), strict=True))
-        same = all(size <= 1 or a == b for size, a, b in pairs)
-        if same and one.storage_offset() == other.storage_offset():
-            return one
+    def _merge(self, index: int, strided: Tensor, other: Tensor, node: fx.Node) -> Tensor:
+        pairs = list(zip(strided.shape, strided.stride(), other.stride(), strict=True))
+        is_same = all(size <= 1 or a == b for size, a, b in pairs)
+        if is_same and strided.storage_offset() == other.storage_offset():
+            return strided
         if index != _STEP:
-            raise self._two_layouts(index, node)
+            raise self._two_layouts_error(index, node)
         if not all(size <= 1 or a == b or 0 in (a, b) for size, a, b in pairs):
             raise self._moved_refusal(node)
-        return torch.empty_strided(one.shape, [max(a, b) for _, a, b in pairs], device="meta")
+        return torch.empty_strided(strided.shape, [max(a, b) for _, a, b in pairs], device="meta")
 
     # Sums.
 
@@ -234,18 +234,18 @@ class _Check:
         if numel(value.shape) == 0:  # a sum over no elements
             return _Value(after, zero=True)
         if all(value.shape[d] == 1 for d in dims) or value.zero:
-            reads = {i: without(seen, dims) for i, seen in value.reads.items()}
+            reads = {i: drop_dims(strided, dims) for i, strided in value.reads.items()}
             return _Value(after, {} if value.zero else reads, value.summed, value.zero)
         if not self._sums_allowed:
             raise self._refusal(node, f"{called_op(node)} sums over elements")
         step = value.reads.get(_STEP)
-        gone = frozenset(
+        summed_axes = frozenset(
             a for d in dims if step is not None and value.shape[d] > 1 for a in self._step.axes_of(step, d)
         )
-        if step is None or numel([self._step.shape[a] for a in gone]) != numel([value.shape[d] for d in dims]):
+        if step is None or numel([self._step.shape[a] for a in summed_axes]) != numel([value.shape[d] for d in dims]):
             raise self._refusal(node, f"{called_op(node)} sums a value that is the same for all elements")
         self._record_layouts(value, step, node)
-        return _Value(after, {_STEP: without(step, dims)}, value.summed | gone)
+        return _Value(after, {_STEP: drop_dims(step, dims)}, value.summed | summed_axes)
 
     def _summed(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
         """The axes over which the op's result is summed. Refuses ops that are not linear in a sum."""
@@ -271,34 +271,34 @@ class _Check:
     # Results.
 
     def _finish_result(self, value: _Value, node: fx.Node) -> None:
-        where = self._step.place(value.shape)
+        positions = self._step.place(value.shape)
         step = value.reads.get(_STEP)
-        if value.summed or (step is not None and not compatible(step, where)):
+        if value.summed or (step is not None and not is_compatible(step, positions)):
             raise self._moved_refusal(node)
-        self._record_layouts(value, where, node)
+        self._record_layouts(value, positions, node)
 
     def _finish_gradient(self, value: _Value, node: fx.Node, position: int) -> None:
         index = self._lifted[position]
         step = value.reads.get(_STEP)
-        where = self._step.place(value.shape)
-        who = f"argument number {position}" if index is None else f"captured tensor number {index}"
+        positions = self._step.place(value.shape)
+        owner = f"argument number {position}" if index is None else f"captured tensor number {index}"
         if index is not None:
             # An element of the gradient belongs to the element of the tensor at the same index.
-            where = torch.empty((), device="meta") if step is None else step
+            positions = torch.empty((), device="meta") if step is None else step
             value = replace(value, reads={**value.reads, index: contiguous(value.shape)})
-        elif step is not None and not compatible(step, where):
+        elif step is not None and not is_compatible(step, positions):
             raise self._moved_refusal(node)
-        here = {axis for d in range(where.dim()) for axis in self._step.axes_of(where, d)}
-        if here | value.summed != self._step.varying:
+        axes = {axis for d in range(positions.dim()) for axis in self._step.axes_of(positions, d)}
+        if axes | value.summed != self._step.varying:
             # Otherwise, the sum would count each element once for each element of the step that shares it.
-            raise self._refusal(node, f"the gradient of {who} is not a sum over the elements that share it")
-        self._record_layouts(value, where, node)
+            raise self._refusal(node, f"the gradient of {owner} is not a sum over the elements that share it")
+        self._record_layouts(value, positions, node)
 
     def _record_layouts(self, value: _Value, step: Tensor, node: fx.Node) -> None:
         """Records the layouts in which `value` reads the lifted tensors. Its elements are at the positions `step`."""
-        for index, seen in value.reads.items():
+        for index, strided in value.reads.items():
             if index != _STEP:
-                layout = self._step.layout(step, seen)
+                layout = self._step.layout(step, strided)
                 if layout is None:
                     raise CaptureError(
                         f"{called_op(node)} reads a captured tensor in a layout that has no strides in the step. "
@@ -306,15 +306,15 @@ class _Check:
                         called_op(node),
                         location_of(node),
                     )
-                before = self._layouts.setdefault(index, self._known.get(index, layout))
+                before = self._layouts.setdefault(index, self._forward_layouts.get(index, layout))
                 if layout != before:
-                    raise self._two_layouts(index, node)
+                    raise self._two_layouts_error(index, node)
 
     # Errors.
 
-    def _refusal(self, node: fx.Node, what: str, *, in_any_step: bool = False) -> NonPointwiseError:
+    def _refusal(self, node: fx.Node, reason: str, *, in_any_step: bool = False) -> NonPointwiseError:
         error = NonPointwiseError(
-            f"{what}: a step function must work on each element of the step by itself. Do this outside of the core.",
+            f"{reason}: a step function must work on each element of the step by itself. Do this outside of the core.",
             called_op(node),
             location_of(node),
         )
@@ -334,7 +334,7 @@ class _Check:
             location_of(node),
         )
 
-    def _two_layouts(self, index: int, node: fx.Node) -> TwoLayoutsError:
+    def _two_layouts_error(self, index: int, node: fx.Node) -> TwoLayoutsError:
         return TwoLayoutsError(
             f"captured tensor number {index} is read in two different layouts in one step. Make the "
             "second one a separate tensor outside of the core.",
@@ -343,19 +343,19 @@ class _Check:
         )
 
 
-def _replay(node: fx.Node, seen: Tensor) -> Any:
+def _replay(node: fx.Node, strided: Tensor) -> Any:
     target: Any = node.target
     if target in RESHAPE_OPS:
-        return seen.view(_shape(node))
-    return target(seen, *node.args[1:], **node.kwargs)
+        return strided.view(_shape(node))
+    return target(strided, *node.args[1:], **node.kwargs)
 
 
 def _first_use(node: fx.Node) -> fx.Node | None:
     """The first op that the core applies to a value, after the tracer's `detach`."""
     for user in node.users:
-        found = _first_use(user) if user.target is torch.ops.aten.detach.default else user
-        if found is not None:
-            return found
+        first_use = _first_use(user) if user.target is torch.ops.aten.detach.default else user
+        if first_use is not None:
+            return first_use
     return None
 
 

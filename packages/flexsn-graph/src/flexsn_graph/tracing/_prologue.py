@@ -140,8 +140,8 @@ class Prologue:
         values = iter(range(len(lifted)))
         # The graphs require captured tensors with these strides on this device.
         self._layouts = [] if computed is None else [(t.stride(), t.device) for t in self.captured]
-        self._places = [positions[n] if n in positions else len(positions) + next(values) for n in lifted]
-        self._as_they_are = computed is None and self._places == list(range(len(self.captured)))
+        self._positions = [positions[n] if n in positions else len(positions) + next(values) for n in lifted]
+        self._is_identity = computed is None and self._positions == list(range(len(self.captured)))
 
     def of(self, captured: Sequence[Tensor]) -> Prologue:
         """A copy of this prologue for other tensors, in the order of `captured`. `fits` must accept these tensors."""
@@ -159,7 +159,7 @@ class Prologue:
     def __call__(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Computes the lifted tensors. The result is differentiable if gradients are enabled."""
         values = tuple(captured)
-        if self._as_they_are:
+        if self._is_identity:
             return values
         if self.computed is not None:
             if torch.is_grad_enabled() and any(t.requires_grad for t in captured):
@@ -167,7 +167,7 @@ class Prologue:
             else:
                 with _as_recorded(self.computed):
                     values += tuple(self.computed.forward(*captured))
-        return tuple(values[place] for place in self._places)
+        return tuple(values[position] for position in self._positions)
 
 
 class _Computed(torch.autograd.Function):
@@ -181,7 +181,9 @@ class _Computed(torch.autograd.Function):
         # If one tensor represents two values, only one of the two may be differentiable.
         values = tuple(v.clone() if any(v is other for other in values[:i]) else v for i, v in enumerate(values))
         differentiable = [bool(to) or i in computed.refusals for i, to in enumerate(computed.gradients)]
-        ctx.mark_non_differentiable(*(v for v, is_so in zip(values, differentiable, strict=True) if not is_so))
+        ctx.mark_non_differentiable(
+            *(v for v, is_differentiable in zip(values, differentiable, strict=True) if not is_differentiable)
+        )
         return values
 
     @staticmethod
