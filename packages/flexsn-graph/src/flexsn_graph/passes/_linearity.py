@@ -1,4 +1,4 @@
-"""Linearity of a step's results in some of its arguments."""
+"""Detects results of a step that are linear in some of its arguments, and extracts the linear part of a step."""
 
 from __future__ import annotations
 

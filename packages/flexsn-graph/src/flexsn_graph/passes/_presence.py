@@ -24,7 +24,7 @@ _prims = torch.ops.prims
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """The presence of the gradient of a new state. It is the argument `Port(Role.CAME_STATE, state)` of the VJP.
+    """The presence of the gradient of a new state. The flag is the argument `Port(Role.CAME_STATE, state)` of a VJP.
 
     Attributes:
         given: True if the gradient is present at the last step.

@@ -11,7 +11,7 @@ from flexsn_graph.reads._places import Place
 
 
 class Guard:
-    """A check of all places by identity, as one generated Python function. The check takes about 20 ns per place.
+    """A check of all places, as one generated Python function. The check takes about 20 ns per place.
 
     Args:
         values: the values that were read, by place.

@@ -56,7 +56,7 @@ class Place:
 
     @property
     def key(self) -> Hashable:
-        """A value that is equal for equal places."""
+        """Identifies the place. Equal places have equal keys."""
         raise NotImplementedError
 
     @property
@@ -319,7 +319,7 @@ class Equal(Result):
 
 
 class Content(Place):
-    """All elements of a container in order. For a dictionary, all values follow all keys."""
+    """All elements of a container in order. For a dictionary, first all keys and then all values."""
 
     __slots__ = ("_container", "_length", "_read")
 

@@ -112,7 +112,7 @@ class Reads:
     def of_twin(self, core: Callable[..., Any]) -> Reads | None:
         """The reads of another core, found without running that core. `None` if that core would read different values.
 
-        The result is also `None` if some reads of this core have no place, such as a read of a clock or of an identity.
+        The result is also `None` if some reads of this core have no place, such as reads of a clock or of `id(x)`.
         """
         if not self._is_complete or self._recorder is None or self.changed_by_core or self._recorder.once:
             return None

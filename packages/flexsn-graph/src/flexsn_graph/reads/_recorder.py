@@ -66,7 +66,7 @@ from flexsn_graph.reads._surroundings import Origin, Surroundings
 from flexsn_graph.reads._values import MISSING, SCALARS, is_atom, is_numpy, is_python_class
 from flexsn_graph.reads._watch import AttributeWatch, calls_watched, resume, suspend
 
-# The largest numbers of elements and bytes. They are limited because all of them are compared at every call.
+# The largest numbers of elements and bytes that a core may read. They are limited, because every call compares them.
 MAX_ELEMENTS = 10_000
 MAX_BYTES = 65_536
 
@@ -101,7 +101,7 @@ class Recorder:
         once: for each library value that was read and cannot be compared, its name and the location of the read.
         surroundings: objects that the core can write to.
         overwritten: names of places that the core itself sets to tensors.
-        in_backward: True while a backward formula reads.
+        in_backward: True while a backward formula runs.
         reads_identities: True if the core contains the name of a function that may distinguish two equal objects.
     """
 
@@ -190,7 +190,7 @@ class Recorder:
     # -- values ------------------------------------------------------------------------------------------
 
     def _record_core(self, core: Any) -> None:
-        """Records the core itself, without the wrappers of this project. Messages call it `self`."""
+        """Records the core itself, without the wrappers of this project. In messages, the core is `self`."""
         if isinstance(core, partial) and isinstance(core.func, FunctionType) and is_library_function(core.func):
             for argument in core.args:
                 self._record_core(argument)

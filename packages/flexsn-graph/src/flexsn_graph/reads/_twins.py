@@ -179,7 +179,7 @@ class Twins:
                 self._register(attributes, counterpart)
 
     def _pair_common(self, value: Any) -> None:
-        """Pairs all functions inside an object that both cores share with themselves."""
+        """Pairs each function inside an object with itself, because both cores share the object."""
         if isinstance(value, staticmethod | classmethod):
             self.pair(value.__func__, value.__func__)
         elif isinstance(value, property):

@@ -1,4 +1,4 @@
-"""Comparison of the current value of a place with the value that the trace read."""
+"""Compares the current value of a place with the value that the trace has read."""
 
 from __future__ import annotations
 

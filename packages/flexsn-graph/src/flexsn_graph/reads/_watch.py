@@ -139,7 +139,7 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
 
 
 def _warn_of_displaced(profiler: object) -> None:
-    """Warns that a profiler does not record Python calls any more after a trace."""
+    """Warns that a profiler no longer records Python calls."""
     warn(
         f"a step is traced while {type(profiler).__name__} records Python calls (torch.profiler with "
         "with_stack=True), but only one of them can observe calls. From here on, the profiler records operations "

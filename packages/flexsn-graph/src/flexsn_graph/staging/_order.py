@@ -11,7 +11,7 @@ from flexsn_graph.ir._products import ASSEMBLIES
 from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase
 
-# The largest number of states that a stage of the loop may read only to compute an operand of a sum over time.
+# If the operand of a sum over time is computed from more states than this, a stage after the loop computes it.
 _MANY_STATES = 8
 
 

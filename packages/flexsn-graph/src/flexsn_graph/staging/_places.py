@@ -77,7 +77,7 @@ class Places:
                     self.rows.add(node)
 
     def moves(self, node: fx.Node) -> bool:
-        """True for a view that stages read from memory because it drops elements, or turns columns into rows."""
+        """True for a view that drops elements or turns columns into rows. Stages read such a view from memory."""
         return narrows(node) or (realigns(node) and node.all_input_nodes[0] in self.rows)
 
     def reaching(self, ends: Iterable[fx.Node]) -> set[fx.Node]:

@@ -25,7 +25,8 @@ _TO_SIZES = frozenset(
 def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes: Sequence[Sequence[int]]) -> bool:
     """True if a step `[batch, features]` can be resized to another size of its first dimension.
 
-    This is the case if this size differs from all other sizes, and if no captured tensor varies along the dimension.
+    The size of the first dimension must differ from all other sizes, and no captured tensor may vary along this
+    dimension.
     """
     if len(step_shape) != 2:
         return False

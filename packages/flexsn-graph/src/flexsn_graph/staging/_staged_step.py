@@ -147,7 +147,8 @@ class StagedStep:
         saved: for a VJP, the operands and products of the forward that the VJP reads as `SAVED`.
         terms: for a VJP, the parts of gradients of lifted tensors.
         shifts: states that are delayed copies. Maps a state to the value that a part writes and the delay in steps.
-        later: for a VJP, values of later steps that stages read. Maps a value to the product and the number of steps.
+        later: for a VJP, values of later steps that stages read. Maps the port of such a value to the
+            product and to the number of steps between the two.
         absent: for a VJP, the gradients of new states that are absent at the first step of the backward. See
             `absent_at_first`.
     """

@@ -1,9 +1,9 @@
 """Splits a step with matrix products into pointwise stages, one kernel each, and the products between them.
 
-The graph of a step is lowered to pointwise ops, views, and products with matrices that are made of captured tensors
-alone. A pointwise value that a product reads is called an operand, and a stage writes it. A stage reads arguments of
-the step and products, possibly through views (such as a quarter of the columns, for a gate of an LSTM). Stages exchange
-no other values, so each stage recomputes the intermediate values that it needs.
+The graph of a step is lowered to pointwise ops, views, and products with matrices that are computed from captured
+tensors alone. A pointwise value that a product reads is called an operand, and a stage writes it. A stage reads
+arguments of the step and products, possibly through views (such as a quarter of the columns, for a gate of an LSTM).
+Stages exchange no other values, so each stage recomputes the intermediate values that it needs.
 
 A product belongs to the loop over time if it depends on the state before the step, and if the state after the step
 depends on the product. A product that depends on inputs alone is computed before the loop, for all steps at once. A
@@ -347,7 +347,7 @@ class _Staging:
         if target in REDUCTIONS:
             factors: list[Any] = [node.args[0]]
             dims: Any = node.args[1]
-            last = [d - factors[0].meta["val"].dim() for d in dims]  # sequences have more dimensions
+            last = [d - factors[0].meta["val"].dim() for d in dims]  # from the end: sequences have more dims
             args = (self._build_argument(node.args[0]), last, *node.args[2:])
         else:
             factors = [node.args[i] for i in PRODUCTS[target].factors]
@@ -436,7 +436,7 @@ class _Staging:
         outputs = tuple(Port(Role.OUTPUT, i) for i in range(len(writes)))
         return Stage(phase, StepGraph(normal, tuple(ports), outputs, layouts), shape, tuple(views), writes)
 
-    # -- the rest --------------------------------------------------------------------------------------------
+    # -- data -----------------------------------------------------------------------------------------------
 
     def _list_values(self) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
         results = {}

@@ -128,7 +128,7 @@ class _Sums:
     def _move(self, node: fx.Node) -> fx.Node | None:
         """Replaces a node with an equal sum over elements and returns the sum. `None` if no equal sum is found."""
         with self._graph.inserting_after(node):
-            cursor = self._graph.call_function(_prims.view_of.default, (node,))  # new nodes are inserted before it
+            cursor = self._graph.call_function(_prims.view_of.default, (node,))  # new nodes precede this node
         summed = None
         with self._graph.inserting_before(cursor):
             result = self._find_sum(node)

@@ -26,7 +26,7 @@ class SumsOverTime:
         stored: the values that have a place in memory, including values that are added later.
         moving: the values of the step.
         view: maps a node to a view of a value that has a place.
-        fixed: maps an argument that is made of captured tensors alone to a value that is equal in all steps.
+        fixed: maps an argument that is computed from captured tensors alone to a value that is equal in all steps.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SumsOverTime:
         """Adds the gradient of a lifted tensor. Returns the values that a step has to store for it.
 
         Raises:
-            UnsupportedCoreError: a part of the gradient is made of captured tensors alone.
+            UnsupportedCoreError: a part of the gradient depends on captured tensors alone.
         """
         leaves: list[fx.Node] = []
         for leaf, calls in self._list_summands(gradient):

@@ -118,9 +118,10 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         reductions = as_reductions(func, args, kwargs)
         if reductions is not None and self.is_core_running:
-            if isinstance(func, Op):  # in a compiler's graph, whose own tensors belong to no step
+            # A compiler has captured this call in a graph. The tensors of that graph do not belong to a step.
+            if isinstance(func, Op):
                 return reductions(*args, **kwargs)
-            with self:  # nested calls without a tensor of the step are computed before the loop
+            with self:  # nested calls on captured tensors alone can still be hoisted
                 return reductions(*args, **kwargs)
         if func in VALUE_READS:
             raise reads_value(f"Tensor.{func.__name__}", user_location())
@@ -213,7 +214,7 @@ class CoreCalls(TorchFunctionMode):
     def _decide_call(
         self, func: Callable[..., Any], refs: Any, ops: Sequence[CalledOp], result: Any, own_storages: set[int]
     ) -> RecordedCall:
-        """Decides where a call is computed when the call occurs for the first time."""
+        """Creates the record of a call that occurs for the first time, and decides if the call stays in the step."""
         leaves = pytree.tree_leaves(result)
         new = [t for t in leaves if isinstance(t, Tensor) and not self._captures.is_captured(t)]
         has_gradient = any(t.requires_grad for t in new)

@@ -202,7 +202,7 @@ class CaptureMode(TorchDispatchMode):
     def sources_of(self, tensor: Tensor) -> set[int]:
         """Numbers of the captured values from which a tensor was computed.
 
-        If the tensor has the memory of a captured value, the result is the number of this value.
+        If the tensor has the memory of a captured value, the result contains only the number of this value.
         """
         storage = storage_of(self.captures.stand_in(tensor))
         number = self.captures.number_of(storage)

@@ -127,7 +127,7 @@ class Captures:
         return self._by_storage.get(storage)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """The stand-in of a captured tensor. Returns a tensor that is not captured as it is."""
+        """The stand-in of a captured tensor. A tensor that is not captured is returned unchanged."""
         if not self.is_captured(tensor):
             return tensor
         number = self.find(tensor)

@@ -5,9 +5,8 @@ backward formula, if the result does not change. This module proves that the res
 graph. Each value is described by strided tensors without data: one for the step, and one for each captured tensor on
 which the value depends. These tensors have the value's shape. For each element of the value, the strides define the
 position in the step, or the element of the captured tensor, to which the element corresponds. A stride of 0 marks a
-dimension along which the value does not vary. Views of the value are replayed on these tensors. For
-example, in a step of shape `[B, C]`, a value of shape `[C, 1]` with strides `(1, 0)` in the step varies along the
-step's second axis.
+dimension along which the value does not vary. Views of the value are replayed on these tensors. For example, in a step
+of shape `[B, C]`, a value of shape `[C, 1]` with strides `(1, 0)` in the step varies along the step's second axis.
 
 The gradient of an argument that broadcasts is a sum over axes of the step. The kernel omits this sum. The caller of the
 kernel computes the sum once, from the gradient that was accumulated over time. The gradient is the same as long as all

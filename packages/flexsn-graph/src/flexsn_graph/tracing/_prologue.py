@@ -56,7 +56,7 @@ class CalledOp:
 def stays(called: CalledOp, hoists: Hoists, *, has_gradient: bool) -> bool:
     """True if an op that is called on captured tensors alone can be a part of the step."""
     if hoists is Hoists.EVERYTHING:
-        return called.op is ELEMENT_WORD  # a draw of integers, which a kernel computes in a fraction of the time
+        return called.op is ELEMENT_WORD  # random integers, which a kernel computes much faster
     name = called.op._opname.rstrip("_") if called.writes else called.op._opname
     if torch.Tag.pointwise in called.op.tags or name in _STAYING_OPS:
         return True

@@ -54,9 +54,9 @@ class Tracer:
         examples: arguments of the function, of which only shape, dtype and device matter.
         as_results: converts the return value of `fn` to a tuple of tensors, or raises an error.
         requires_grad: for each argument, True if it is differentiable. `None` means all floating-point arguments.
-        hoists: selects the calls on captured tensors alone that are computed before the step.
-        keep_views: True if views of the computed values remain views, so that an in-place op on one view changes all
-            views.
+        hoists: selects the calls on captured tensors alone that run before the loop.
+        keep_views: True if views of values that are computed before the loop remain views. An in-place op on one view
+            then changes all views.
         reads: records the other values that `fn` reads.
         captures: creates the object that stores the captured tensors.
 
@@ -494,7 +494,7 @@ class Tracer:
                     )
 
     def _find_history_nodes(self) -> dict[Any, Tensor]:
-        """The first nodes of the captured tensors' own histories."""
+        """The autograd nodes that computed captured tensors, each with its tensor."""
         return {t.grad_fn: t for t in self.captures.tensors.values() if t.grad_fn is not None}
 
     @contextmanager
