@@ -13,7 +13,7 @@ from torch.utils import _device
 
 from flexsn_graph.versions import lacking, private
 
-_WITHOUT = "reads of step functions are not followed in full: a changed value may go unnoticed"
+_WITHOUT = "reads of step functions are recorded incompletely: a changed value may not be detected"
 
 # The dictionaries of a module that `__getattr__` searches, in this order.
 REGISTRIES = ("_parameters", "_buffers", "_modules")

@@ -79,4 +79,4 @@ def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) 
             return Pass(module, refined, blamed, sums_allowed, rows).run()
         except Refined as refinement:
             refined[refinement.key], blamed[refinement.key] = refinement.factors, refinement.node
-    raise AssertionError("the factors of the dimensions are not found")
+    raise AssertionError("the factors of the dimensions were not found")

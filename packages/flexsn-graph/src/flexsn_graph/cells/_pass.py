@@ -421,7 +421,7 @@ class Pass:
             missing = step // result
             size = factor.size if isinstance(factor, OpenAxis) else factor
             if step % result or (size % missing and missing % size):
-                raise self.refusal(node, f"{called_op(node)} takes every {step}th element of {size_of(dim)}")
+                raise self.refusal(node, f"{called_op(node)} takes one of every {step} elements of {size_of(dim)}")
             taken = min(size, missing)
             if isinstance(factor, OpenAxis):
                 raise Refined(node, factor, (True, size // taken), (False, taken))
@@ -446,7 +446,7 @@ class Pass:
         if count == size:
             return value
         if count == 0:
-            raise self.refusal(node, f"{called_op(node)} leaves nothing")
+            raise self.refusal(node, f"{called_op(node)} selects no elements")
         if step > 1 and count * step == size and start < step:
             rest, cells = self._split_trailing(node, value.dims[dim], step)
             value = self._with_dim(value, dim, (*rest, cells))
@@ -513,7 +513,7 @@ class Pass:
         count = size_of(value.dims[dim])
         if step > 1:
             if count * step != size:
-                raise self.refusal(node, f"{called_op(node)} takes every {step}th element of {size}")
+                raise self.refusal(node, f"{called_op(node)} takes one of every {step} elements of {size}")
             unsqueezed = self.unsqueeze(value, dim + 1)
             pieces = [self._zeros_like(unsqueezed, dim + 1, 1, like)] * step
             pieces[start] = unsqueezed

@@ -101,7 +101,7 @@ def _slice_scatter(
     first = start or 0
     last = min(size, _END if end is None else end)
     if step != 1:
-        raise work.refusal(node, f"{called_op(node)} writes to every {step}th element")
+        raise work.refusal(node, f"{called_op(node)} writes to one of every {step} elements")
     parts = [work.value(source)]
     if first:
         parts.insert(0, work.slice(node, value, dim, 0, first))

@@ -207,7 +207,7 @@ class Recorder:
         self._recorded[self.in_backward, id(value)] = value
         self.surroundings.register(value, path)
         if isinstance(value, Tensor):
-            self._record_content(value.__dict__, path, place=TensorAttributes(f"what is in {path}", value.__dict__))
+            self._record_content(value.__dict__, path, place=TensorAttributes(f"the content of {path}", value.__dict__))
         elif isinstance(value, FunctionType):
             self._record_function(value, path)
         elif isinstance(value, type):
@@ -343,7 +343,7 @@ class Recorder:
 
     def _record_content(self, container: Any, path: str, separator: str = "[", place: Content | None = None) -> None:
         """Records all elements of a mutable container."""
-        place = place or Content(f"what is in {path}", container)
+        place = place or Content(f"the content of {path}", container)
         if place.key in self.places:
             self._mark(self.places[place.key])
             place = self.places[place.key]  # type: ignore[assignment]

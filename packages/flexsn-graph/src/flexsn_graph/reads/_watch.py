@@ -142,8 +142,9 @@ def _warn_of_displaced(profiler: object) -> None:
     """Warns that a profiler no longer records Python calls."""
     warn(
         f"a step is traced while {type(profiler).__name__} records Python calls (torch.profiler with "
-        "with_stack=True), but only one of them can observe calls. From here on, the profiler records operations "
-        "without stacks. Call the network once before you profile it, so that the profiled calls need no trace."
+        "with_stack=True), but only the trace or the profiler can observe calls. From here on, the profiler "
+        "records operations without stacks. Call the network once before you profile it, so that the profiled calls "
+        "need no trace."
     )
 
 

@@ -225,15 +225,15 @@ class _Staging:
         if len(moving) != 1 and facts.contracted is None:
             raise NonPointwiseError(
                 f"{called_op(node)} convolves with a weight that depends on the step: in a step, the weight of a "
-                "convolution has to be made of captured tensors alone.",
+                "convolution has to be computed from captured tensors alone.",
                 called_op(node),
                 location_of(node),
             )
         if len(moving) != 1 or facts.contracted is None:
-            operands = "two values of the step by each other" if moving else "captured tensors alone, and adds to them"
+            operands = "two values of the step by each other" if moving else "captured tensors by each other"
             raise NonPointwiseError(
-                f"{called_op(node)} multiplies {operands}: one factor of a product in a step has to be made of "
-                "captured tensors alone. For element-by-element products, write `*`.",
+                f"{called_op(node)} multiplies {operands}: exactly one factor of a product in a step has to be "
+                "computed from captured tensors alone. For element-by-element products, write `*`.",
                 called_op(node),
                 location_of(node),
             )

@@ -100,8 +100,8 @@ def trace_pointwise(
             raise _make_shape_error(name, dimensions, error) from error
     if str(first.step.graph) != str(second.step.graph):
         raise TraceError(
-            f"the result of {name} depends on the sizes of its arguments (it reads a shape). "
-            "Pass the values that it computes from sizes as an argument."
+            f"the result of {name} depends on the sizes of its arguments, because {name} reads a shape. "
+            "Pass values that are computed from sizes as arguments."
         )
     return first
 
@@ -228,7 +228,7 @@ def _trace(
             if not isinstance(result, Tensor) or tuple(result.shape) not in (tuple(sizes), ()):
                 raise TraceError(
                     f"{name} returned {_describe(result)} for arguments of shape {list(sizes)}: each result "
-                    "is a tensor of the arguments' common shape, computed element by element."
+                    "has to be a tensor of the arguments' common shape, computed element by element."
                 )
         return tuple(result.expand(tuple(sizes)) for result in results)
 

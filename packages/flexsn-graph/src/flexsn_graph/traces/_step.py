@@ -516,8 +516,8 @@ def _check_states(states: Sequence[StepValue], new_states: Sequence[StepValue]) 
         if state != new:
             raise StateMismatchError(
                 f"state {i} goes in as {state} and comes out as {new}: a state keeps its shape and dtype "
-                "from step to step. Initialise it with what the core returns, or convert it back in the "
-                "core."
+                "from step to step. Initialise the state as the core returns it, or convert the result in "
+                "the core."
             )
 
 

@@ -136,7 +136,7 @@ def _select_arguments(module: fx.GraphModule, graph: fx.Graph, positions: Sequen
         new[arguments[position]] = copy.node_copy(arguments[position])
     for node in graph.nodes:
         if node.op == "placeholder":
-            assert node in new or not node.users, "it depends on an argument of the step"
+            assert node in new or not node.users, "the graph depends on an argument of the step"
         elif node.op == "output":
             copy.output(fx.node.map_arg(node.args[0], new.__getitem__))
         else:
@@ -184,8 +184,8 @@ def _find_nonlinear(graph: fx.Graph, position: int) -> UnsupportedCoreError | No
 def _nonlinear_error(node: fx.Node) -> UnsupportedCoreError:
     return UnsupportedCoreError(
         f"the backward of an autograd.Function on captured tensors alone is not linear in its gradient "
-        f"({called_op(node)}): the loop calls it with each step's gradient, and kernels with the sum of "
-        "all. Apply the function outside of the core.",
+        f"({called_op(node)}): the loop calls the backward with each step's gradient, but kernels call it "
+        "with the sum of these gradients. Apply the function outside of the core.",
         called_op(node),
         location_of(node),
     )

@@ -172,8 +172,8 @@ class CaptureMode(TorchDispatchMode):
         written = {storage_of(t) for t in writes}
         if not written.isdisjoint(self._tied):
             raise WrittenViewError(
-                "the core changes in place a view of another value that it computes from captured tensors alone "
-                f"({func}). Change a copy.",
+                "the core changes a value in place that is a view of another value, computed from captured tensors "
+                f"alone ({func}). Change a copy.",
                 str(func),
                 location,
             )
@@ -250,8 +250,8 @@ class CaptureMode(TorchDispatchMode):
             if not self.may_add:
                 raise CaptureError(
                     "the core used a captured tensor that it did not use when it was traced before: "
-                    f"{tuple(value.shape)} {value.dtype}. It must reach the same tensor objects in "
-                    "every call; create constants outside of it.",
+                    f"{tuple(value.shape)} {value.dtype}. The core must use the same tensor objects in "
+                    "every call. Create constants outside of the core.",
                     "capture",
                     location,
                 )

@@ -106,7 +106,8 @@ def refuse_op(
         raise RandomOpError(
             f"the core calls {name}: random ops are not supported, because the backward pass "
             "recomputes the step. Draw in the step with normal_like, uniform_like or bernoulli_like of "
-            "flexsn_nn.random, whose numbers are the same each time, or draw outside and pass an input sequence.",
+            "flexsn_nn.random, whose numbers are the same each time, or draw outside of the core and pass the numbers "
+            "as an input sequence.",
             name,
             location,
         )
@@ -124,7 +125,7 @@ def refuse_op(
             raise MutationError(
                 "the core changes an input, a state, a captured tensor, a value computed from captured tensors before "
                 f"the loop, or an incoming gradient in place ({name}). Return the new value instead, or change a "
-                "copy: in-place ops on values that the core made in the step are fine.",
+                "copy: in-place ops on values that the core made in the step are allowed.",
                 name,
                 location,
             )

@@ -276,7 +276,7 @@ class Tracer:
         recording = (torch.is_grad_enabled(), is_complete, *self._requires_grad, *captured)
         if (mode.trail, mode.numbers_read) != self._trails.setdefault(recording, (mode.trail, mode.numbers_read)):
             raise StatefulCoreError(
-                "the core does something else in each call, but it must depend on its arguments alone. Return "
+                "the core behaves differently in each call, but it must depend on its arguments alone. Return "
                 "changing values as states, and create captured tensors before tracing.",
                 "state",
                 None,
@@ -313,7 +313,7 @@ class Tracer:
             if any(t.is_inference() for t in self.captures.tensors.values()) and "Inference tensor" in str(error):
                 raise CaptureError(
                     "the core captures a tensor that was made under torch.inference_mode(), for which autograd records "
-                    "nothing. Make it outside of inference_mode, or capture a .clone() of it made outside.",
+                    "nothing. Create it outside of inference_mode, or capture a .clone() that is created outside.",
                     "capture",
                     raised_at(error.__cause__ or error.__context__ or error),
                 ) from None
