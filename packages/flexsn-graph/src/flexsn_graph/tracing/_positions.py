@@ -151,7 +151,7 @@ class _Check:
             source = self._values[node.all_input_nodes[0]]
             return source[node.args[1]] if isinstance(source, tuple) else source  # type: ignore[index]
         if target in (TERMS, UNIFORM):
-            # The code that inserts these ops has proved this. See `_pointwise`.
+            # The code that inserts these ops guarantees this. See `traces/_pointwise.py`.
             return _Value(_shape(node), {_STEP: self._step.place(_shape(node))})
         if target in ALIAS_OPS:
             return self._view(node)
