@@ -64,14 +64,14 @@ def user_location() -> SourceLocation | None:
 
 def raised_at(error: BaseException) -> SourceLocation | None:
     """The innermost line of user code that an error passed through."""
-    frames = [(entry.tb_frame, entry.tb_lineno) for entry in _entries(error.__traceback__)]
+    frames = [(entry.tb_frame, entry.tb_lineno) for entry in _iterate_entries(error.__traceback__)]
     for frame, line in reversed(frames):
         if not frame.f_code.co_filename.startswith(_LIBRARY_PATHS):
             return SourceLocation(frame.f_code.co_filename, line, frame.f_code.co_name)
     return None
 
 
-def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
+def _iterate_entries(entry: TracebackType | None) -> Iterator[TracebackType]:
     while entry is not None:
         yield entry
         entry = entry.tb_next
@@ -81,7 +81,7 @@ def is_raised_by_torch(error: BaseException) -> bool:
     """True if torch itself raised `error`, and not a `raise` statement in the user's code."""
     if isinstance(error, AttributeError | NameError):
         return False  # the user's object lacks an attribute, for which `nn.Module` raises the error
-    *_, last = _entries(error.__traceback__)
+    *_, last = _iterate_entries(error.__traceback__)
     code = last.tb_frame.f_code
     if code.co_filename.startswith((_TORCH, _PACKAGE)):
         return True

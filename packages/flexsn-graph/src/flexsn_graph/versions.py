@@ -67,7 +67,7 @@ def private(
     except UnsupportedVersionError as error:
         message = str(error)
     _warn(message)
-    return default if default is not inspect.Parameter.empty else _stand_in(name, message)
+    return default if default is not inspect.Parameter.empty else _make_stand_in(name, message)
 
 
 def needed(module: str, name: str, without: str, *, takes: Collection[str] = ()) -> Any:
@@ -94,7 +94,7 @@ def lacking(module: str, names: Iterable[str]) -> list[str]:
     A name may be followed by an attribute of the class or by a parameter of the function (``"CustomOpDef._init_fn"``).
     """
     loaded = sys.modules.get(module)
-    text = _source_of(module)
+    text = _read_source(module)
 
     def is_defined(name: str) -> bool:
         name, _, attribute = name.partition(".")
@@ -124,14 +124,14 @@ def warn_if_newer(library: str) -> None:
     """Warns once per process if a library is newer than the tested versions. FlexSN uses the library nevertheless."""
     tested = TESTED[library]
     name, version = installed(library).split()
-    if _number(version) > _number(tested[-1]):
+    if _parse_version(version) > _parse_version(tested[-1]):
         message = f"FlexSN was tested with {name} {tested[0]} to {tested[-1]}; this is {version}."
         # Python shows a warning once per registry. All packages use the library's registry, so they warn only once.
         registry = sys.modules[library].__dict__.setdefault("__warningregistry__", {})
         warnings.warn_explicit(message, UserWarning, filename=library, lineno=1, module=library, registry=registry)
 
 
-def _number(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
@@ -163,7 +163,7 @@ def _defines(text: str, name: str) -> bool:
 
 
 @functools.cache
-def _source_of(module: str) -> str:
+def _read_source(module: str) -> str:
     package, *path = module.split(".")
     file = sys.modules[package].__file__
     assert file is not None
@@ -178,7 +178,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, UnsupportedVersionWarning, stacklevel=3)
 
 
-def _stand_in(name: str, message: str) -> Any:
+def _make_stand_in(name: str, message: str) -> Any:
     class Missing(type):
         """Metaclass of a stand-in, which allows subclasses and `isinstance`. Creating an instance raises an error."""
 

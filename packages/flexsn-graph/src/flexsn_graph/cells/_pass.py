@@ -65,7 +65,7 @@ class Pass:
         self._parents: dict[Key, Key] = {}
         self._num_axes = 0
         self._inputs: list[Value] = []
-        self._axes_of_inputs: list[range] = []  # for each input, the numbers of its axes, which begin their keys
+        self._axes_of_inputs: list[range] = []  # for each input, the numbers with which its axes' keys begin
         # Axes that must be distinct. They are checked at the end of the pass, after all equal axes have been united.
         self._distinct: list[tuple[fx.Node, list[OpenAxis]]] = []
         self._zeros: dict[torch.dtype, fx.Node] = {}
@@ -99,31 +99,31 @@ class Pass:
 
     def _new_dim(self, size: int) -> Dim:
         self._num_axes += 1
-        return self._factors(OpenAxis((self._num_axes,), size)) if size != 1 else ()
+        return self._expand_factors(OpenAxis((self._num_axes,), size)) if size != 1 else ()
 
-    def _factors(self, axis: OpenAxis) -> Dim:
+    def _expand_factors(self, axis: OpenAxis) -> Dim:
         specs = self._refined.get(axis.key)
         if specs is None:
             return (axis,)
         results: list[Factor] = []
         for i, (is_axis, size) in enumerate(specs):
-            results += self._factors(OpenAxis((*axis.key, i), size)) if is_axis else (size,)
+            results += self._expand_factors(OpenAxis((*axis.key, i), size)) if is_axis else (size,)
         return tuple(results)
 
-    def _root(self, axis: OpenAxis) -> Key:
+    def _find_root(self, axis: OpenAxis) -> Key:
         key = axis.key
         while key in self._parents:
             key = self._parents[key]
         return key
 
     def _unite(self, axis: OpenAxis, other: OpenAxis) -> None:
-        first, second = sorted((self._root(axis), self._root(other)))
+        first, second = sorted((self._find_root(axis), self._find_root(other)))
         if first != second:
             self._parents[second] = first
 
     def _check_distinct(self) -> None:
         for node, axes in self._distinct:
-            roots = [self._root(a) for a in axes]
+            roots = [self._find_root(a) for a in axes]
             if len(set(roots)) != len(roots):
                 raise self.refusal(node, f"{called_op(node)} mixes elements of different positions")
 
@@ -287,7 +287,7 @@ class Pass:
             return frozenset()
         facts = facts_of(target)
         first = next(iter(sums.values()))
-        is_same = all({self._root(a) for a in s} == {self._root(a) for a in first} for s in sums.values())
+        is_same = all({self._find_root(a) for a in s} == {self._find_root(a) for a in first} for s in sums.values())
         linear = facts is not None and any(
             set(sums) <= together
             and all(operands[i].zero if i in operands else i < len(args) and args[i] == 0 for i in together - set(sums))
@@ -466,7 +466,7 @@ class Pass:
 
     def cat(self, node: fx.Node, values: Sequence[Value], dim: int) -> Value:
         dim %= len(values[0].dims)
-        sums = {frozenset(self._root(a) for a in v.summed) for v in values if not v.zero}
+        sums = {frozenset(self._find_root(a) for a in v.summed) for v in values if not v.zero}
         if len(sums) > 1:
             raise self.refusal(node, f"{called_op(node)} joins sums with values that are not sums")
         unit = math.gcd(*(size_of(v.dims[dim]) for v in values))
@@ -575,7 +575,9 @@ class Pass:
                 and self._may_be_row(reduced)
             ):
                 self._find_row_axes(node, value, dims)
-            row_axes = [a for a in reduced if self._row is not None and self._root(a) == self._root(self._row)]
+            row_axes = [
+                a for a in reduced if self._row is not None and self._find_root(a) == self._find_root(self._row)
+            ]
             if not row_axes:
                 return total
             axis = row_axes[0]
@@ -590,11 +592,11 @@ class Pass:
         """
         if self._row is None:
             return True
-        row = self._root(self._row)
+        row = self._find_root(self._row)
         for axis in axes:
-            axis_root = self._root(axis)
+            axis_root = self._find_root(axis)
             is_in_one_value = any(
-                {row, axis_root} <= {self._root(a) for a in distinct} for _, distinct in self._distinct
+                {row, axis_root} <= {self._find_root(a) for a in distinct} for _, distinct in self._distinct
             )
             if axis.size != self._row.size or (axis_root != row and is_in_one_value):
                 return False
@@ -684,7 +686,8 @@ class Pass:
                 results[i] = CellResult(-1, self._resolve_result(value, {}), constant)
             else:
                 row = () if self._row is None else (self._row,)
-                groups.setdefault(frozenset(self._root(a) for a in (*value.axes, *value.summed, *row)), []).append(i)
+                roots = frozenset(self._find_root(a) for a in (*value.axes, *value.summed, *row))
+                groups.setdefault(roots, []).append(i)
         parts = [Part(i, p) for i, cell_dims in enumerate(arguments) for p in cell_dims]
         steps = tuple(self._build_step(n, group, values, parts, results) for n, group in enumerate(groups.values()))
         return CutModule(steps, tuple(results[i] for i in range(len(values))), self._find_free_sizes())
@@ -700,11 +703,11 @@ class Pass:
         """The module that computes the results in `group`, which have equal axes."""
         # The axes are in the order of the result with the fewest summed axes. Usually, this result has no summed axes.
         first = min((values[i] for i in group), key=lambda v: len(v.summed))
-        axes = [*sorted(first.summed, key=self._root), *first.axes]
+        axes = [*sorted(first.summed, key=self._find_root), *first.axes]
         if self._row is not None:
-            row = self._root(self._row)
-            axes = [*(a for a in axes if self._root(a) != row), self._row]
-        numbers = {self._root(a): i for i, a in enumerate(axes)}
+            row = self._find_root(self._row)
+            axes = [*(a for a in axes if self._find_root(a) != row), self._row]
+        numbers = {self._find_root(a): i for i, a in enumerate(axes)}
         nodes, outputs = [], []
         for i in group:
             value = values[i]
@@ -713,7 +716,7 @@ class Pass:
                 cell_dims = with_chosen(value.dims, flat, counts_of(value.dims))
                 outputs.append(Part(i, self._resolve(cell_dims, numbers)))
                 nodes.append(written.nodes[node])
-            summed = tuple(sorted(numbers[self._root(a)] for a in value.summed))
+            summed = tuple(sorted(numbers[self._find_root(a)] for a in value.summed))
             results[i] = CellResult(number, self._resolve_result(value, numbers), None, summed)
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -735,8 +738,8 @@ class Pass:
         """
         return tuple(
             tuple(
-                Axis(numbers[self._root(f)])
-                if isinstance(f, OpenAxis) and self._root(f) in numbers
+                Axis(numbers[self._find_root(f)])
+                if isinstance(f, OpenAxis) and self._find_root(f) in numbers
                 else Cells(f.size if isinstance(f, OpenAxis) else f, 0)
                 for f in dim
             )
@@ -749,7 +752,7 @@ class Pass:
             factors: list[Axis | Cells] = []
             for factor in dim:
                 if isinstance(factor, OpenAxis):
-                    number = numbers.get(self._root(factor))
+                    number = numbers.get(self._find_root(factor))
                     # No result has this axis, so no result uses the part.
                     factors.append(Cells(factor.size, 0) if number is None else Axis(number))
                 else:
@@ -763,7 +766,7 @@ class Pass:
         for index, value in enumerate(self._inputs):
             for d, dim in enumerate(value.dims):
                 if len(dim) == 1 and isinstance(dim[0], OpenAxis):
-                    results.setdefault(self._root(dim[0]), []).append((index, d))
+                    results.setdefault(self._find_root(dim[0]), []).append((index, d))
         return results
 
     def _find_free_sizes(self) -> tuple[tuple[int | None, ...], ...]:
@@ -773,7 +776,7 @@ class Pass:
         cut.
         """
         dims = [dim for value in self._inputs for dim in value.dims if len(dim) > 1]
-        cut = {self._root(f) for dim in dims for f in dim if isinstance(f, OpenAxis)}
+        cut = {self._find_root(f) for dim in dims for f in dim if isinstance(f, OpenAxis)}
         free: list[list[int | None]] = [[None] * len(v.dims) for v in self._inputs]
         for number, (key, places) in enumerate(self._find_uncut_dimensions().items()):
             for index, d in places if key not in cut else ():

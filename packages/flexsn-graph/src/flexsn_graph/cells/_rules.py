@@ -113,10 +113,10 @@ def _slice_scatter(
 @rule(SUM_OP)
 def _sum(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, **_: Any) -> Value:
     value = work.value(x)
-    return work.sum(node, value, _dims(value, dims))
+    return work.sum(node, value, _normalize_dims(value, dims))
 
 
-def _dims(value: Value, dims: Sequence[int] | None) -> list[int]:
+def _normalize_dims(value: Value, dims: Sequence[int] | None) -> list[int]:
     rank = len(value.dims)
     return list(range(rank)) if dims is None else [d % rank for d in dims]
 
@@ -124,13 +124,13 @@ def _dims(value: Value, dims: Sequence[int] | None) -> list[int]:
 @rule(_prims.amax.default)
 def _amax(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, **_: Any) -> Value:
     value = work.value(x)
-    return work.extreme(node, value, _dims(value, dims), largest=True)
+    return work.extreme(node, value, _normalize_dims(value, dims), largest=True)
 
 
 @rule(_prims.amin.default)
 def _amin(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, **_: Any) -> Value:
     value = work.value(x)
-    return work.extreme(node, value, _dims(value, dims), largest=False)
+    return work.extreme(node, value, _normalize_dims(value, dims), largest=False)
 
 
 @rule(_prims.var.default)
@@ -139,7 +139,7 @@ def _var(
 ) -> Value:
     """The variance: the mean of the squared distances from the mean."""
     value, dtype = work.value(x), node.meta["val"].dtype
-    reduced = _dims(value, dims)
+    reduced = _normalize_dims(value, dims)
     count = math.prod(size_of(value.dims[d]) for d in reduced)
     mean = work.apply_prim(node, "div", work.sum(node, value, reduced), float(count), dtype=dtype)
     for d in sorted(reduced):

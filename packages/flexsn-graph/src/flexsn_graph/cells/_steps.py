@@ -100,8 +100,8 @@ class _StepPass(Pass):
             for factor in dim:
                 if not isinstance(factor, OpenAxis):
                     factors.append(factor)
-                elif self._root(factor) in numbers:
-                    factors.append(Axis(numbers[self._root(factor)]))
+                elif self._find_root(factor) in numbers:
+                    factors.append(Axis(numbers[self._find_root(factor)]))
                 else:
                     self.write_out(node, (factor,))
             results.append(tuple(factors))
@@ -109,7 +109,7 @@ class _StepPass(Pass):
 
     def _number_own_axes(self, value: Value, node: fx.Node) -> Pieces:
         """The pieces of a lifted tensor. The axes of the tensor retain their order."""
-        numbers = {self._root(axis): number for number, axis in enumerate(value.axes)}
+        numbers = {self._find_root(axis): number for number, axis in enumerate(value.axes)}
         return Pieces(self.number_axes(value.dims, numbers, node), len(numbers))
 
     def refusal(self, node: fx.Node, reason: str) -> NonPointwiseError:
@@ -152,7 +152,7 @@ class _Cut(_StepPass):
                 self._find_common(entry, dim, new_dim)
         self._unite_samples(values)
         self._check_distinct()
-        axes_of_results = [{self._root(a) for a in value.axes} for value in values]
+        axes_of_results = [{self._find_root(a) for a in value.axes} for value in values]
         common = set.intersection(*axes_of_results)
         if not common and any(axes_of_results):
             shapes = ", ".join(str(list(shape)) for shape in dict.fromkeys(map(shape_of, entries)))
@@ -162,11 +162,11 @@ class _Cut(_StepPass):
             )
         for entry, value in zip(entries, values, strict=True):
             for axis in value.axes:
-                if self._root(axis) not in common:
+                if self._find_root(axis) not in common:
                     self._write_out_result(entry, axis)
             if value.dims and any(not isinstance(factor, OpenAxis) for factor in value.dims[0]):
                 raise self.refusal(entry, "the step combines elements of its first dimension, the samples of a batch")
-        numbers = {self._root(axis): number for number, axis in enumerate(values[0].axes)}
+        numbers = {self._find_root(axis): number for number, axis in enumerate(values[0].axes)}
         placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]
         arguments = [
             Pieces(self.number_axes(value.dims, numbers, node), len(numbers))
@@ -305,7 +305,7 @@ class _OnElements(_StepPass):
         return [value.nodes[i] for i in value.cells.reshape(-1).tolist()]
 
     def _check_gradient(self, node: fx.Node, value: Value, varying: set[Key]) -> None:
-        if not value.zero and {self._root(axis) for axis in (*value.axes, *value.summed)} != varying:
+        if not value.zero and {self._find_root(axis) for axis in (*value.axes, *value.summed)} != varying:
             # Gradients are summed over the step later. The sum would count each element of this gradient several times.
             raise self.refusal(
                 node, f"{called_op(node)} gives a gradient that is not a sum over the elements that share its tensor"
@@ -324,14 +324,14 @@ class _OnElements(_StepPass):
             read_cells = [i for i, new in enumerate(value.nodes) if new.users]
             if read_cells:
                 self.number_axes(value.dims, numbers, next(iter(node.users)))  # may raise `Refined`
-                axis_numbers = [numbers[self._root(axis)] for axis in value.axes]
-                layout = LiftedLayout(_strides(value.axes, axis_numbers, len(numbers)), 0)
+                axis_numbers = [numbers[self._find_root(axis)] for axis in value.axes]
+                layout = LiftedLayout(_compute_strides(value.axes, axis_numbers, len(numbers)), 0)
                 layouts.update((count + i, layout) for i in read_cells)
             count += len(value.nodes)
         return tuple(pieces), layouts
 
 
-def _strides(axes: Sequence[OpenAxis], numbers: Sequence[int], rank: int) -> tuple[int, ...]:
+def _compute_strides(axes: Sequence[OpenAxis], numbers: Sequence[int], rank: int) -> tuple[int, ...]:
     """The stride of a contiguous tensor along each axis of the step. It is 0 along axes that the tensor lacks.
 
     Args:

@@ -182,7 +182,7 @@ def lacks_a_rule(op: object) -> bool:
 _WITHOUT_RULE = {_prims.cbrt.default}
 
 
-def _rows(
+def _add_rows(
     names: str, *linear: Sequence[int], continuous: Sequence[int] = (), exact: bool = False, namespace: str = "prims"
 ) -> None:
     """Adds equal rows for several ops, by name."""
@@ -193,16 +193,16 @@ def _rows(
 
 # -- the table -----------------------------------------------------------------------------------------------
 
-_rows("add sub", (0, 1), continuous=(0, 1))
-_rows("mul", (0,), (1,), continuous=(0, 1))
-_rows("div", (0,), continuous=(0, 1))
-_rows("neg", (0,), continuous=(0,), exact=True)
-_rows("convert_element_type", (0,), continuous=(0,))
-_rows("where", (1, 2), continuous=(1, 2), exact=True)
-_rows("maximum minimum", continuous=(0, 1), exact=True)
-_rows("atan cos erf exp reciprocal sin tanh", continuous=(0,))
-_rows("abs ceil conj_physical floor fmax fmin frexp nextafter round sign trunc", exact=True)
-_rows(
+_add_rows("add sub", (0, 1), continuous=(0, 1))
+_add_rows("mul", (0,), (1,), continuous=(0, 1))
+_add_rows("div", (0,), continuous=(0, 1))
+_add_rows("neg", (0,), continuous=(0,), exact=True)
+_add_rows("convert_element_type", (0,), continuous=(0,))
+_add_rows("where", (1, 2), continuous=(1, 2), exact=True)
+_add_rows("maximum minimum", continuous=(0, 1), exact=True)
+_add_rows("atan cos erf exp reciprocal sin tanh", continuous=(0,))
+_add_rows("abs ceil conj_physical floor fmax fmin frexp nextafter round sign trunc", exact=True)
+_add_rows(
     """
     acos acosh asin asinh atan2 atanh bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 bitwise_and
     bitwise_not bitwise_or bitwise_xor cosh digamma eq erf_inv erfc erfcx exp2 expm1 fmod gcd ge gt hypot igamma
@@ -213,7 +213,7 @@ _rows(
 # This op returns the bits unchanged, as another dtype of equal width.
 register_facts(_aten.view.dtype, OpFacts(exact=True))
 # Ops that torch does not decompose. Their integer arguments are not converted.
-_rows(
+_add_rows(
     """
     angle polygamma special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
     special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
@@ -228,4 +228,4 @@ POLYNOMIALS = (
     *(f"special_{name}" for name in ("hermite_polynomial_h", "hermite_polynomial_he")),
     *(f"special_{name}" for name in ("laguerre_polynomial_l", "legendre_polynomial_p")),
 )
-_rows(" ".join(POLYNOMIALS), namespace="aten")
+_add_rows(" ".join(POLYNOMIALS), namespace="aten")

@@ -57,10 +57,10 @@ def words_of_elements(low: Tensor, high: Tensor, row: Tensor, column: Tensor) ->
     low, high, row, column = torch.broadcast_tensors(*(t.long() & _MASK for t in (low, high, row, column)))
     zero = torch.zeros_like(row)
     first, second, third, _ = philox_4x32((column, row, zero, zero), (low, high))
-    return _int32(first), _int32(second), _int32(third)
+    return _to_int32(first), _to_int32(second), _to_int32(third)
 
 
-def _int32(word: Tensor) -> Tensor:
+def _to_int32(word: Tensor) -> Tensor:
     return ((word ^ 0x80000000) - 0x80000000).int()
 
 
@@ -91,9 +91,9 @@ def normal(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream
     Source: Box and Muller, "A note on the generation of random normal deviates", 1958.
     """
     a, b = words_of_steps(first, second, third, step, stream)
-    radius = _radius((a >> 1) | 1)
+    radius = _compute_radius((a >> 1) | 1)
     # cos(2 pi x) is sin(2 pi (1 / 4 - |x|)), for x from -1/2 to 1/2. sin(2 pi x) is cos(2 pi (x - 1 / 4)).
-    turn = _int32((b - ((step.long() & 1) << 30)) & _MASK).float() * 2.0**-32
+    turn = _to_int32((b - ((step.long() & 1) << 30)) & _MASK).float() * 2.0**-32
     angle = 0.25 - turn.abs()
     square = angle * angle
     sine = ((SINE[0] * square + SINE[1]) * square + SINE[2]) * square + SINE[3]
@@ -114,7 +114,7 @@ LOGARITHM = (
 """Coefficients of -2 log(1 + x) / x, from x**5 on, for 1 + x from sqrt(1/2) to sqrt(2). The error is below 7e-6."""
 
 
-def _radius(word: Tensor) -> Tensor:
+def _compute_radius(word: Tensor) -> Tensor:
     """`sqrt(-2 log(word / 2**31))`, with an error below 7e-6.
 
     The function avoids a square root, because a square root adds a branch on a GPU.
@@ -135,17 +135,17 @@ def _radius(word: Tensor) -> Tensor:
     return square * inverse
 
 
-def _one_word(low: Tensor, high: Tensor, row: Tensor, column: Tensor, *, index: int) -> Tensor:
+def _compute_word(low: Tensor, high: Tensor, row: Tensor, column: Tensor, *, index: int) -> Tensor:
     return words_of_elements(low, high, row, column)[index]
 
 
-def _shape(*tensors: Tensor, dtype: torch.dtype = torch.float32, **_: int) -> Tensor:
+def _fake_number(*tensors: Tensor, dtype: torch.dtype = torch.float32, **_: int) -> Tensor:
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     return tensors[0].new_empty(shape, dtype=dtype)
 
 
-def _shape_of_word(*tensors: Tensor, index: int) -> Tensor:
-    return _shape(*tensors, dtype=torch.int32)
+def _fake_word(*tensors: Tensor, index: int) -> Tensor:
+    return _fake_number(*tensors, dtype=torch.int32)
 
 
 for _definition in (
@@ -154,9 +154,9 @@ for _definition in (
     f"normal_number({_OF_STEP}) -> Tensor",
 ):
     library.define(_definition, tags=torch.Tag.pointwise)
-for _name, _function in {"element_word": _one_word, "uniform_number": uniform, "normal_number": normal}.items():
+for _name, _function in {"element_word": _compute_word, "uniform_number": uniform, "normal_number": normal}.items():
     library.impl(_name, _function, "CompositeExplicitAutograd")
-    _fake = _shape_of_word if _name == "element_word" else _shape
+    _fake = _fake_word if _name == "element_word" else _fake_number
     torch.library.register_fake(f"flexsn_graph::{_name}", _fake, lib=library)
 
 ELEMENT_WORD: Op = torch.ops.flexsn_graph.element_word.default

@@ -58,9 +58,9 @@ class _Normalizer:
                 new.meta["val"] = node.meta["val"]
                 self._replacements[node] = new
             elif node.op == "get_attr":
-                self._replacements[node] = self._constant_attribute(node)
+                self._replacements[node] = self._read_attribute(node)
             elif node.op == "call_function":
-                self._replacements[node] = self._call(node)
+                self._replacements[node] = self._translate_call(node)
             elif node.op == "output":
                 self._finish(node)
         self._graph.eliminate_dead_code()
@@ -74,7 +74,7 @@ class _Normalizer:
         self._graph.lint()
         return self._graph
 
-    def _constant_attribute(self, node: fx.Node) -> Any:
+    def _read_attribute(self, node: fx.Node) -> Any:
         value = getattr(self._module, str(node.target))
         if isinstance(value, FakeTensor):
             raise StatefulCoreError(
@@ -91,20 +91,20 @@ class _Normalizer:
             )
         return _read_scalar(value)
 
-    def _call(self, node: fx.Node) -> Any:
+    def _translate_call(self, node: fx.Node) -> Any:
         target: Any = node.target
         if target in FILL_OPS:
             position = FILL_OPS[target]
-            value = 0 if position is None else self._argument(node.args[position])
+            value = 0 if position is None else self._replace_argument(node.args[position])
             return _convert_scalar(value, node) if isinstance(value, bool | int | float) else value
         if target is TERMS:
-            return self._argument(_unconverted(node.args[0]))
+            return self._replace_argument(_skip_conversions(node.args[0]))
         if target in ALIAS_OPS or target in (SUM_OP, UNIFORM):
-            return self._argument(node.args[0])
+            return self._replace_argument(node.args[0])
         if target is operator.getitem and node.all_input_nodes[0].target in ALIAS_OPS:
-            return self._argument(node.args[0])
-        args = fx.node.map_arg(node.args, self._argument)
-        kwargs = fx.node.map_arg(node.kwargs, self._argument)
+            return self._replace_argument(node.args[0])
+        args = fx.node.map_arg(node.args, self._replace_argument)
+        kwargs = fx.node.map_arg(node.kwargs, self._replace_argument)
         if target is _prims.where.default and isinstance(args[0], bool):
             return args[1] if args[0] else args[2]
         if target is _prims.bitwise_or.default and _is_certain(args):
@@ -114,7 +114,7 @@ class _Normalizer:
             return folded
         return self._emit(node, _wrap_constants(node, args), kwargs)
 
-    def _argument(self, value: Any) -> Any:
+    def _replace_argument(self, value: Any) -> Any:
         return self._replacements[value] if isinstance(value, fx.Node) else value
 
     def _emit(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
@@ -132,12 +132,12 @@ class _Normalizer:
     def _finish(self, node: fx.Node) -> None:
         results = node.args[0]
         entries = results if isinstance(results, list | tuple) else (results,)
-        self._graph.output(tuple(self._result(entry) for entry in entries))
+        self._graph.output(tuple(self._make_result(entry) for entry in entries))
 
-    def _result(self, entry: Any) -> fx.Node | None:
+    def _make_result(self, entry: Any) -> fx.Node | None:
         if entry is None:
             return None
-        new = self._argument(entry)
+        new = self._replace_argument(entry)
         if isinstance(new, fx.Node):
             return new
         value = entry.meta["val"]
@@ -153,7 +153,7 @@ def _is_certain(sides: Sequence[Any]) -> bool:
     return equal is not None and equal == unequal and equal[0] is equal[1]
 
 
-def _unconverted(node: Any) -> Any:
+def _skip_conversions(node: Any) -> Any:
     """The sum before its last conversions. The dtype after a conversion may be too narrow for the terms of the sum."""
     source = node
     while source.target in ALIAS_OPS or source.target is _prims.convert_element_type.default:

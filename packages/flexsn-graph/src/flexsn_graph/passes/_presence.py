@@ -161,7 +161,7 @@ class Selection:
     def __init__(self, vjp: StepGraph, origins: Mapping[fx.Node, frozenset[Port]], is_present: Any) -> None:
         self._graph = graph = vjp.graph
         self._origins = origins
-        self._finite = _finite_values(graph)
+        self._finite = _find_finite_values(graph)
         self._zero: set[fx.Node] = set()  # values that are zero wherever all their gradients are absent
         self._selecting_users: dict[fx.Node, set[fx.Node]] = {}  # maps a value to the nodes that use the selected value
         self._is_always_present = is_present
@@ -201,7 +201,7 @@ class Selection:
                     combined[key] = (
                         flag_by_state[state]
                         if i == 0
-                        else _call(
+                        else _create_call(
                             graph,
                             _prims.bitwise_or.default,
                             (combined[key[:-1]], flag_by_state[state]),
@@ -209,7 +209,7 @@ class Selection:
                         )
                     )
             if node not in selected:
-                selected[node] = _call(graph, _prims.where.default, (combined[states], new[node], 0.0), node)
+                selected[node] = _create_call(graph, _prims.where.default, (combined[states], new[node], 0.0), node)
             return selected[node]
 
         for node in self._graph.nodes:
@@ -252,7 +252,7 @@ class Selection:
         return math.isfinite(value) if isinstance(value, int | float) else value in self._finite
 
 
-def _finite_values(graph: fx.Graph) -> set[fx.Node]:
+def _find_finite_values(graph: fx.Graph) -> set[fx.Node]:
     """Values that are finite for all arguments: masks, numbers, and their sums and products."""
     finite: set[fx.Node] = set()
     closed = (
@@ -283,7 +283,7 @@ def _is_zero(value: object) -> bool:
     return isinstance(value, int | float) and value == 0
 
 
-def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node) -> fx.Node:
+def _create_call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node) -> fx.Node:
     node = graph.call_function(target, args)
     node.meta["val"] = like.meta["val"]
     return node

@@ -131,7 +131,9 @@ class Reads:
             return None
         if self._properties != [_list_properties(tensor) for tensor in tensors]:
             return None
-        if len({_memory(tensor) for tensor in tensors}) != len({_memory(tensor) for tensor in self._tensors}):
+        if len({_describe_memory(tensor) for tensor in tensors}) != len(
+            {_describe_memory(tensor) for tensor in self._tensors}
+        ):
             return None
         result = Reads(core)
         result._values = dict(values.values())
@@ -170,7 +172,7 @@ class Reads:
             self._properties = [_list_properties(tensor) for tensor in tensors]
         self._tensors, self._is_complete = tuple(tensors), True
         index_by_id = {id(t): i for i, t in enumerate(tensors)}
-        index_by_memory = {_memory(t): i for i, t in enumerate(tensors)}
+        index_by_memory = {_describe_memory(t): i for i, t in enumerate(tensors)}
         known_keys = {place.key for place in self._values}
         self._places = [[] for _ in tensors]
         descriptions: list[Place] = []
@@ -185,8 +187,8 @@ class Reads:
             if description.key not in known_keys:
                 known_keys.add(description.key)
                 descriptions.append(description)
-            if _memory(value) in index_by_memory:
-                self._places[index_by_memory[_memory(value)]].append(place)
+            if _describe_memory(value) in index_by_memory:
+                self._places[index_by_memory[_describe_memory(value)]].append(place)
         self._values |= {place: place.read() for place in descriptions}
         self._create_guards()
 
@@ -288,15 +290,15 @@ def _is_note(place: Place) -> bool:
 _CHECKED_ORIGIN = Origin(lambda t: isinstance(t, FakeTensor), lambda t: True, lambda t: False, lambda t: None)
 
 
-def _memory(tensor: Tensor) -> tuple[Any, ...]:
+def _describe_memory(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.layout is not torch.strided:
         return (id(tensor),)
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _list_properties(tensor: Tensor) -> tuple[Any, ...]:
-    return (*_memory(tensor)[1:], tensor.requires_grad, tensor.is_leaf)
+    return (*_describe_memory(tensor)[1:], tensor.requires_grad, tensor.is_leaf)
 
 
 def _describe(tensor: Tensor) -> tuple[Any, ...]:
-    return (*_memory(tensor), tensor.requires_grad)
+    return (*_describe_memory(tensor), tensor.requires_grad)

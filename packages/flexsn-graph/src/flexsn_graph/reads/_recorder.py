@@ -304,7 +304,7 @@ class Recorder:
         elif is_numpy(value, "ndarray"):
             self._record_array(value, path)
         elif type(value).__name__ in ("bytearray", "array", "memoryview"):
-            self._record_bytes(Equal(path, "bytes", _bytes, value), len(bytes(value)), path)
+            self._record_bytes(Equal(path, "bytes", _read_bytes, value), len(bytes(value)), path)
         elif isinstance(value, SimpleNamespace):
             self._record_content(value.__dict__, path, ".")
         elif value is os.environ:
@@ -335,7 +335,7 @@ class Recorder:
         self._entered.add(cls)
         self.surroundings.register(cls, cls.__qualname__)
         for name, entry in list(cls.__dict__.items()):
-            for function in () if name == "__getattribute__" else _functions_of(entry):
+            for function in () if name == "__getattribute__" else _list_functions(entry):
                 self._methods.setdefault(id(function), []).append((cls, name))
                 self._register(function, f"{cls.__qualname__}.{name}")
         if not is_library_class(type(cls)):
@@ -442,7 +442,7 @@ class Recorder:
         self._add_place(Result(f"the class of {path}", "class", type, owner))
         if is_python_class(cls) and not is_library_class(cls):
             self._add_place(Attribute(f"the bases of {cls.__qualname__}", cls, "__mro__"))
-        attributes, is_usual = _dict_of(owner), self._watch.own_getattribute(cls) is None
+        attributes, is_usual = _get_dict(owner), self._watch.own_getattribute(cls) is None
         if attributes is not None and is_usual:
             self._add_place(Attribute(f"the attributes of {path}", owner, "__dict__"))
         elif attributes is not None:
@@ -758,7 +758,7 @@ def _has_traced(value: Any, is_traced: Callable[[Tensor], bool]) -> bool:
     return any(isinstance(element, Tensor) and is_traced(element) for element in values)
 
 
-def _dict_of(owner: Any) -> dict[str, Any] | None:
+def _get_dict(owner: Any) -> dict[str, Any] | None:
     try:
         result = object.__getattribute__(owner, "__dict__")
     except AttributeError:
@@ -778,14 +778,14 @@ def _is_data_descriptor(value: Any) -> bool:
     return hasattr(kind, "__get__") and (hasattr(kind, "__set__") or hasattr(kind, "__delete__"))
 
 
-def _functions_of(entry: Any) -> list[FunctionType]:
+def _list_functions(entry: Any) -> list[FunctionType]:
     """The functions within an entry of a class."""
     if isinstance(entry, staticmethod | classmethod):
-        return _functions_of(entry.__func__)
+        return _list_functions(entry.__func__)
     if isinstance(entry, property):
-        return [f for part in (entry.fget, entry.fset, entry.fdel) for f in _functions_of(part)]
+        return [f for part in (entry.fget, entry.fset, entry.fdel) for f in _list_functions(part)]
     if isinstance(entry, cached_property | partialmethod):
-        return _functions_of(entry.func)
+        return _list_functions(entry.func)
     return [entry] if isinstance(entry, FunctionType) else []
 
 
@@ -801,7 +801,7 @@ def _read_item(container: Any, index: int) -> Any:
     return (deque if isinstance(container, deque) else list).__getitem__(container, index)
 
 
-def _bytes(value: Any) -> tuple[str, bytes]:
+def _read_bytes(value: Any) -> tuple[str, bytes]:
     return getattr(value, "typecode", ""), bytes(value)
 
 

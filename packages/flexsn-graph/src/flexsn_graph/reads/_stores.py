@@ -284,7 +284,7 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
     """The stores of an object, each with a key. Equal keys identify one store."""
     results: list[tuple[Hashable, Store]] = []
     kind = type(value)
-    attributes = _dict_of(value)
+    attributes = _get_dict(value)
     if attributes is not None and not issubclass(kind, type):
         watched = is_python_class(kind) and not issubclass(kind, FunctionType | ModuleType | Tensor)
         results.append((("attributes", id(attributes)), Attributes(name, attributes, watched=watched)))
@@ -308,7 +308,7 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
     elif issubclass(kind, type):
         if not is_library_class(value) and is_python_class(value):
             results.append((("class", value), Class(value)))
-    elif slots := _slots_of(kind):
+    elif slots := _find_slots(kind):
         results.append((("slots", id(value)), Slots(name, value, slots)))
     if base_of(value) in (list, dict, OrderedDict, set, deque):
         results.append((("content", id(value)), Container(name, value)))
@@ -327,11 +327,11 @@ def find_tensor_in(value: Any, predicate: Callable[[Tensor], bool]) -> Tensor | 
                 return part
         elif id(part) not in visited:
             visited.add(id(part))
-            waiting += _parts_of(part)
+            waiting += _list_parts(part)
     return None
 
 
-def _parts_of(value: Any) -> list[Any]:
+def _list_parts(value: Any) -> list[Any]:
     kind = type(value)
     if kind in SCALARS or issubclass(kind, type | FunctionType | ModuleType):
         return []
@@ -352,13 +352,13 @@ def _parts_of(value: Any) -> list[Any]:
     elif issubclass(kind, partial):
         return [value.args, value.keywords]
     if is_python_class(kind):
-        parts += (_dict_of(value) or {}).values()
-        slots = _slots_of(kind)
+        parts += (_get_dict(value) or {}).values()
+        slots = _find_slots(kind)
         parts += Slots("", value, slots).take().values() if slots else ()
     return parts
 
 
-def _slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+def _find_slots(kind: type) -> dict[str, MemberDescriptorType]:
     return {
         key: entry
         for base in reversed(kind.__mro__)
@@ -372,7 +372,7 @@ def _is_key(current: Any, before: Any) -> bool:
     return current is before or (type(current) is int and current == before)
 
 
-def _dict_of(value: Any) -> dict[str, Any] | None:
+def _get_dict(value: Any) -> dict[str, Any] | None:
     try:
         result = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):

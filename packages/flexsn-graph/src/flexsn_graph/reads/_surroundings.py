@@ -172,10 +172,10 @@ class Surroundings:
             f"the core keeps a tensor in {name}, where the next step would find it. Kernels only pass states from one "
             "step to the next: make it a state of the step, an argument of the core whose new value the core returns.",
             "state",
-            self._line_of(name) or origin.location(tensor),
+            self._find_line(name) or origin.location(tensor),
         )
 
-    def _line_of(self, name: str) -> SourceLocation | None:
+    def _find_line(self, name: str) -> SourceLocation | None:
         """The user's line that writes to a name. If no line writes to the name, the last line that contains it."""
         last = _LAST_NAME.search(name.split("[")[0])
         result: SourceLocation | None = None

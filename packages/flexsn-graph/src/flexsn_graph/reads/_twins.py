@@ -174,7 +174,7 @@ class Twins:
         elif not _is_followed(value):
             raise NotTwinsError
         if not isinstance(value, FunctionType | MethodType | partial):
-            attributes, counterpart = _dict_of(value), _dict_of(other)
+            attributes, counterpart = _get_dict(value), _get_dict(other)
             if attributes is not None and counterpart is not None and id(attributes) not in self._counterparts:
                 self._register(attributes, counterpart)
 
@@ -227,7 +227,7 @@ def _list_kinds(values: frozenset[Any]) -> set[tuple[type, str]]:
     return {(type(value), repr(value)) for value in values}
 
 
-def _dict_of(value: Any) -> dict[str, Any] | None:
+def _get_dict(value: Any) -> dict[str, Any] | None:
     try:
         result = object.__getattribute__(value, "__dict__")
     except AttributeError:

@@ -82,8 +82,8 @@ def _adds_bias_separately(value: torch.Tensor) -> bool:
 def _create_value_gradient(graph: fx.Graph, node: fx.Node) -> fx.Node:
     arguments: Any = node.args
     gradient, value, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
-    stride, padding, dilation = map(_integers, (stride, padding, dilation))
-    sizes = _shape(weight)
+    stride, padding, dilation = map(_to_integers, (stride, padding, dilation))
+    sizes = _get_shape(weight)
     output_padding = [0] * len(stride)
     if transposed:
         return graph.call_function(
@@ -95,7 +95,7 @@ def _create_value_gradient(graph: fx.Graph, node: fx.Node) -> fx.Node:
         return graph.call_function(
             CONVOLUTION, (gradient, flipped, None, stride, full_padding, dilation, False, output_padding, groups)
         )
-    output_padding = _count_skipped(_shape(value), _shape(gradient), sizes, stride, padding, dilation)
+    output_padding = _count_skipped(_get_shape(value), _get_shape(gradient), sizes, stride, padding, dilation)
     return graph.call_function(
         CONVOLUTION, (gradient, weight, None, stride, padding, dilation, True, output_padding, groups)
     )
@@ -103,7 +103,7 @@ def _create_value_gradient(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 def _flip(graph: fx.Graph, weight: fx.Node, groups: int) -> fx.Node:
     """The weight `[out, in / groups, *window]` of a convolution from `out` to `in`, with flipped windows."""
-    out, inside, *window = _shape(weight)
+    out, inside, *window = _get_shape(weight)
     node = _call(graph, _aten.reshape.default, weight, [groups, out // groups, inside, *window])
     node = _call(graph, _aten.transpose.int, node, 1, 2)
     node = _call(graph, _aten.reshape.default, node, [groups * inside, out // groups, *window])
@@ -113,24 +113,24 @@ def _flip(graph: fx.Graph, weight: fx.Node, groups: int) -> fx.Node:
 
 def _create_weight_gradient(graph: fx.Graph, node: fx.Node) -> fx.Node:
     gradient, value, weight, _, *numbers, _ = node.args
-    return graph.call_function(convolution_weight, (gradient, value, list(_shape(weight)), *numbers))
+    return graph.call_function(convolution_weight, (gradient, value, list(_get_shape(weight)), *numbers))
 
 
 def _create_bias_gradient(graph: fx.Graph, node: fx.Node) -> fx.Node:
     gradient = node.args[0]
-    dims = [d for d in range(len(_shape(gradient))) if d != 1]
+    dims = [d for d in range(len(_get_shape(gradient))) if d != 1]
     return graph.call_function(SUM_OP, (gradient, dims))
 
 
 _GRADIENTS = (_create_value_gradient, _create_weight_gradient, _create_bias_gradient)
 
 
-def _shape(node: Any) -> Sequence[int]:
+def _get_shape(node: Any) -> Sequence[int]:
     shape: Sequence[int] = node.meta["val"].shape
     return shape
 
 
-def _integers(numbers: Any) -> Sequence[int]:
+def _to_integers(numbers: Any) -> Sequence[int]:
     return tuple(numbers)
 
 

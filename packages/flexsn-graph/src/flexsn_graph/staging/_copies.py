@@ -25,7 +25,7 @@ def drop_copies(graph: fx.Graph) -> None:
             node.replace_all_uses_with(node.args[0])
     needed: set[fx.Node] = set()
     while True:
-        copy = _copy_before_a_view(graph, needed)
+        copy = _find_needed_copy(graph, needed)
         if copy is None:
             break
         needed.add(copy)
@@ -35,7 +35,7 @@ def drop_copies(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _copy_before_a_view(graph: fx.Graph, needed: set[fx.Node]) -> fx.Node | None:
+def _find_needed_copy(graph: fx.Graph, needed: set[fx.Node]) -> fx.Node | None:
     """A copy that is not in `needed` and has to remain because a view needs it. `None` if there is no such copy."""
     stand_ins: dict[fx.Node, Any] = {}
     copy_of: dict[fx.Node, fx.Node | None] = {}  # maps a value to the copy of which it is a view

@@ -79,15 +79,17 @@ def _unroll(
     graph = stage.graph
     reads = {n: stage.reads[p.index] for p, n in graph.placeholders.items() if p.role is Role.INPUT}
     entries = dict(zip((view.source for view in stage.writes), graph.entries, strict=True))
-    carried_nodes = {port: {n for n, view in reads.items() if view == _whole_view(view, port)} for port in chain[1:]}
+    carried_nodes = {
+        port: {n for n, view in reads.items() if view == _replace_source(view, port)} for port in chain[1:]
+    }
     sources = set[fx.Node]()
     for port, following in zip(chain, [*chain[1:], None], strict=True):
         if not isinstance(entries.get(port), fx.Node):
             return None
-        moving = {n for n in _ancestors([entries[port]]) if n in reads}
+        moving = {n for n in _find_ancestors([entries[port]]) if n in reads}
         sources |= moving - (carried_nodes[following] if following is not None else set())
     other_entries = [entry for entry, view in zip(graph.entries, stage.writes, strict=True) if view.source not in chain]
-    if len(sources) != 1 or not _ancestors(other_entries).isdisjoint(set().union(*carried_nodes.values())):
+    if len(sources) != 1 or not _find_ancestors(other_entries).isdisjoint(set().union(*carried_nodes.values())):
         return None
     (source,) = sources
     product = reads[source].source
@@ -101,11 +103,11 @@ def _unroll(
     return _rewrite(stage, chain, entries, other_entries, reads, carried_nodes, source, later), product, later
 
 
-def _whole_view(view: View, port: Port) -> View:
+def _replace_source(view: View, port: Port) -> View:
     return replace(view, source=port, calls=())
 
 
-def _ancestors(nodes: Iterable[Any]) -> set[fx.Node]:
+def _find_ancestors(nodes: Iterable[Any]) -> set[fx.Node]:
     """The nodes themselves, and the nodes on which they depend."""
     result, waiting = set[fx.Node](), [node for node in nodes if isinstance(node, fx.Node)]
     while waiting:
@@ -120,7 +122,7 @@ def _is_linear(stage: Stage, chain: Collection[Port], moving: Collection[fx.Node
     """True if the gradients of a chain are linear functions of the arguments `moving`, without a constant term."""
     graph, positions = fx.Graph(), [i for i, view in enumerate(stage.writes) if view.source in chain]
     entries = [stage.graph.entries[i] for i in positions]
-    needed, new = _ancestors(entries), dict[fx.Node, fx.Node]()
+    needed, new = _find_ancestors(entries), dict[fx.Node, fx.Node]()
     arguments: list[Port] = []
     for port, node in stage.graph.placeholders.items():
         new[node] = graph.node_copy(node)
@@ -143,9 +145,9 @@ def _rewrite(
     source: fx.Node,
     later: Sequence[Port],
 ) -> Stage:
-    steps = [_ancestors([entries[port]]) for port in chain]
+    steps = [_find_ancestors([entries[port]]) for port in chain]
     removed = set().union(*carried_nodes.values())
-    needed = _ancestors(other_entries) | (set().union(*steps) - removed)
+    needed = _find_ancestors(other_entries) | (set().union(*steps) - removed)
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
     arguments: list[Port] = []
     views: list[View] = []
@@ -159,7 +161,7 @@ def _rewrite(
         product_nodes.append(graph.placeholder(port.name))
         product_nodes[-1].meta["val"] = source.meta["val"]
         arguments.append(Port(Role.INPUT, len(views)))
-        views.append(_whole_view(reads[source], port))
+        views.append(_replace_source(reads[source], port))
 
     def copy(nodes: Collection[fx.Node], copies: dict[fx.Node, fx.Node]) -> None:
         for node in stage.graph.graph.nodes:
@@ -178,7 +180,7 @@ def _rewrite(
             copies |= dict.fromkeys(carried_nodes[chain[step + 1]], total)
         copy(steps[step], copies)
         total = copies[entries[chain[step]]]
-    copy(_ancestors(other_entries), new)
+    copy(_find_ancestors(other_entries), new)
     writes = [view for view in stage.writes if view.source not in chain[1:]]
     outputs = [
         total if v.source == chain[0] else new[e]

@@ -24,7 +24,7 @@ class Keys:
             if node.op == "placeholder":
                 key: Any = next(ports)
             elif node.op == "call_function":
-                key = (node.target, _freeze(node.args, results), _freeze(node.kwargs, results), _dtype_of(node))
+                key = (node.target, _freeze(node.args, results), _freeze(node.kwargs, results), _get_dtype(node))
             else:
                 continue
             results[node] = self._numbers.setdefault(key, len(self._numbers))
@@ -41,5 +41,5 @@ def _freeze(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
     return (type(value).__name__, repr(value))
 
 
-def _dtype_of(node: fx.Node) -> Any:
+def _get_dtype(node: fx.Node) -> Any:
     return getattr(node.meta.get("val"), "dtype", None)

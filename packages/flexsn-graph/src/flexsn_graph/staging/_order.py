@@ -91,7 +91,7 @@ class Order:
             if port is not None and port.role not in (Role.OPERAND, Role.PRODUCT):
                 self.level[node] = 0
             elif places.is_product(node):
-                self.level[node] = 1 + max(self._ready(a) for a in moving)
+                self.level[node] = 1 + max(self._find_ready_level(a) for a in moving)
             elif node.target in ASSEMBLIES:
                 self.level[node] = 1 + max((self.level[a] for a in moving), default=0)
             elif places.moves(node) and places.root(node)[0].target not in ASSEMBLIES:
@@ -101,7 +101,7 @@ class Order:
             else:
                 self.level[node] = max((self.level[a] for a in moving), default=0)
 
-    def _ready(self, node: fx.Node) -> int:
+    def _find_ready_level(self, node: fx.Node) -> int:
         """The level of stages after which a product can read the value of a node."""
         places = self._places
         root, _ = places.root(node)

@@ -37,7 +37,7 @@ def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes
     other_sizes |= {size for shape, _ in staged.values.values() for size in shape[1:]}
     if batch in other_sizes or not all(stage.graph.is_of_any_batch for stage in staged.stages):
         return False
-    return all(_is_resizable(call, batch) for view in _views(staged) for call in view.calls)
+    return all(_is_resizable(call, batch) for view in _list_views(staged) for call in view.calls)
 
 
 def resized(staged: StagedStep, old: int, new: int) -> StagedStep:
@@ -73,7 +73,9 @@ def resized(staged: StagedStep, old: int, new: int) -> StagedStep:
 
     def term(original: Term) -> Term:
         return replace(
-            original, values=tuple(map(view, original.values)), calls=tuple(_in_call(c, view) for c in original.calls)
+            original,
+            values=tuple(map(view, original.values)),
+            calls=tuple(_convert_call(c, view) for c in original.calls),
         )
 
     values = {port: (shape(sizes), dtype) for port, (sizes, dtype) in staged.values.items()}
@@ -81,12 +83,12 @@ def resized(staged: StagedStep, old: int, new: int) -> StagedStep:
     return replace(staged, parts=parts, values=values, terms=terms)
 
 
-def _in_call(call: Call, view: Callable[[View], View]) -> Call:
+def _convert_call(call: Call, view: Callable[[View], View]) -> Call:
     target, args, kwargs = call
     return target, tuple(view(a) if isinstance(a, View) else a for a in args), kwargs
 
 
-def _views(staged: StagedStep) -> list[View]:
+def _list_views(staged: StagedStep) -> list[View]:
     results: list[View] = []
     for part in staged.parts:
         results += part.reads

@@ -117,7 +117,7 @@ def trace_cells(
         graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
         # A second trace with other sizes of the uncut dimensions shows if the graph depends on these sizes. If the
         # graph depends on them, another trace keeps the size of the row.
-        row = _row_of(graph)
+        row = _find_row(graph)
         for fixed in (None, row) if row is not None else (None,):
             free = tuple(tuple(None if f == fixed else f for f in dims) for dims in graph.free)
             mode = FakeTensorMode()
@@ -173,7 +173,7 @@ _CUTS = (
 )
 
 
-def _row_of(graph: CellGraph) -> int | None:
+def _find_row(graph: CellGraph) -> int | None:
     """The number in `free` that identifies the reduced axis, or `None`."""
     for step in graph.steps:
         if step.rows and step.where[-1] is not None:

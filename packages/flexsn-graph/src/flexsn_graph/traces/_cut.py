@@ -29,7 +29,7 @@ class CutTrace(CoreTrace):
 
     pieces: StepPieces
 
-    def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
+    def _find_shape(self, results: Sequence[StepValue]) -> tuple[int, ...]:
         return results[0].shape
 
     def _trace(self) -> None:

@@ -38,14 +38,14 @@ class RecurrentTrace(CoreTrace):
 
     forward: StagedStep
 
-    def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
+    def _find_shape(self, results: Sequence[StepValue]) -> tuple[int, ...]:
         """The shape of the results with the most neurons.
 
         Results may have different numbers of neurons, but must have equal numbers of rows.
         """
         rows = {value.shape[:-1] for value in results}
         if len(rows) > 1 or any(not value.shape for value in results):
-            return super()._shape_of(results)
+            return super()._find_shape(results)
         return max(value.shape for value in results)
 
     def _trace(self) -> None:
@@ -97,12 +97,12 @@ class RecurrentTrace(CoreTrace):
                 for p, position in zip(primals, gradients, strict=True)
                 if position is not None
             ]
-            results = _without_zeros(lowered.graph, results)
+            results = _remove_zeros(lowered.graph, results)
             staged, _ = stage(lowered, arguments, results, carried=Role.GRAD_STATE, keys=self._keys, existing=existing)
         return replace(staged, shifts=self.forward.shifts)
 
 
-def _without_zeros(vjp: fx.Graph, gradients: Sequence[Port]) -> list[Port]:
+def _remove_zeros(vjp: fx.Graph, gradients: Sequence[Port]) -> list[Port]:
     """Removes the gradients that are the constant 0 from a lowered VJP. Returns the other gradients."""
     output = next(n for n in reversed(vjp.nodes) if n.op == "output")
     entries: Any = output.args[0]

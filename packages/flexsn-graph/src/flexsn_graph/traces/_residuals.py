@@ -57,8 +57,8 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
         ((torch.float32,), 8.0)
     """
     size = math.prod(trace.step_shape)
-    linear = _depending_on(vjp, *_COTANGENTS)
-    varying = _depending_on(vjp, Role.INPUT, Role.STATE)
+    linear = _find_dependents(vjp, *_COTANGENTS)
+    varying = _find_dependents(vjp, Role.INPUT, Role.STATE)
     inputs = {node for port, node in vjp.placeholders.items() if port.role is Role.INPUT}
 
     def cost(node: fx.Node) -> float:
@@ -71,11 +71,11 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
             return math.inf
         return 2.0 * float(value.element_size())
 
-    cut = _minimum_cut([n for n in vjp.graph.nodes if n in varying and n not in linear], linear, cost)
+    cut = _find_minimum_cut([n for n in vjp.graph.nodes if n in varying and n not in linear], linear, cost)
     residuals = [node for node in cut if node not in inputs]
     return Residuals(
-        forward=_with_results(trace.forward, vjp, linear, residuals),
-        vjp=_with_arguments(vjp, residuals),
+        forward=_add_results(trace.forward, vjp, linear, residuals),
+        vjp=_add_arguments(vjp, residuals),
         dtypes=tuple(node.meta["val"].dtype for node in residuals),
         traffic=sum(map(cost, cut)),
     )
@@ -83,7 +83,7 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
 
 def without_cotangents(vjp: StepGraph, absent: Collection[Port]) -> StepGraph:
     """The VJP without the arguments `absent`, which are cotangents that are always zero."""
-    linear = _depending_on(vjp, *_COTANGENTS)
+    linear = _find_dependents(vjp, *_COTANGENTS)
     zero = {node for port, node in vjp.placeholders.items() if port in absent}
     graph, new = fx.Graph(), dict[fx.Node, Any]()
     positions: list[int] = []
@@ -115,7 +115,7 @@ def _replace_with_zeros(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, An
     return graph.node_copy(node, replacements.__getitem__)
 
 
-def _depending_on(step: StepGraph, *roles: Role) -> set[fx.Node]:
+def _find_dependents(step: StepGraph, *roles: Role) -> set[fx.Node]:
     """The arguments of these roles, and all nodes that are computed from them."""
     results = {node for port, node in step.placeholders.items() if port.role in roles}
     for node in step.graph.nodes:
@@ -124,7 +124,7 @@ def _depending_on(step: StepGraph, *roles: Role) -> set[fx.Node]:
     return results
 
 
-def _minimum_cut(
+def _find_minimum_cut(
     nodes: Sequence[fx.Node], users: Collection[fx.Node], cost: Callable[[fx.Node], float]
 ) -> list[fx.Node]:
     """The cheapest subset of `nodes` that suffices to compute `users`, in order."""
@@ -147,7 +147,7 @@ def _minimum_cut(
     return [node for node in nodes if (node, "in") in reached and (node, "out") not in reached]
 
 
-def _with_results(
+def _add_results(
     forward: StepGraph, vjp: StepGraph, linear: Collection[fx.Node], residuals: Sequence[fx.Node]
 ) -> StepGraph:
     """`forward` with values of `vjp` as additional results. `linear` contains the nodes that depend on cotangents."""
@@ -177,7 +177,7 @@ def _with_results(
     return StepGraph(graph, forward.arguments, (*forward.results, *ports(Role.SAVED, len(residuals))), layouts)
 
 
-def _with_arguments(vjp: StepGraph, residuals: Sequence[fx.Node]) -> StepGraph:
+def _add_arguments(vjp: StepGraph, residuals: Sequence[fx.Node]) -> StepGraph:
     """`vjp` with some of its own values as arguments, which precede the cotangents."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}

@@ -105,7 +105,7 @@ class CoreTrace:
         results = [StepValue.of(t) for t in tracer.results]
         self.outputs = tuple(results[: self.num_outputs])
         _check_states(self.states, results[self.num_outputs :])
-        self.step_shape = self._shape_of(results)
+        self.step_shape = self._find_shape(results)
         self._prologue = tracer.prologue()
         self.captured = self._prologue.captured
         self.aliases = tracer.aliases(self.captured)
@@ -115,13 +115,13 @@ class CoreTrace:
         self.reads.settle()
         self.reads.keep((*self.captured, *(alias for _, alias in self.aliases)))
 
-    def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
+    def _find_shape(self, results: Sequence[StepValue]) -> tuple[int, ...]:
         """The step's shape.
 
         Raises:
             CoreReturnError: the results have different shapes.
         """
-        return _common_shape(results)
+        return _find_common_shape(results)
 
     def _trace(self) -> None:
         """Creates the graph of the forward."""
@@ -377,7 +377,7 @@ class StepTrace(CoreTrace):
         )
         with undisturbed(), self.reads.restored():
             if self._elements is not None:
-                return _without_zeros(self._trace_vjp_in_elements(self._elements, cotangents, wanted, arguments))
+                return _remove_zeros(self._trace_vjp_in_elements(self._elements, cotangents, wanted, arguments))
             tracer = self._get_tracer()
             recorded, gradients = tracer.record_vjp(cotangents, wanted)
             lowered, layouts = tracer.lower(recorded, self.step_shape, gradients, self.forward.layouts)
@@ -387,7 +387,7 @@ class StepTrace(CoreTrace):
             for p, position in zip(primals, gradients, strict=True)
             if position is not None
         ]
-        return _without_zeros(StepGraph(graph, arguments, tuple(results), layouts))
+        return _remove_zeros(StepGraph(graph, arguments, tuple(results), layouts))
 
     def _trace_vjp_in_elements(
         self, elements: Elements, cotangents: Sequence[bool], wanted: Sequence[bool], arguments: tuple[Port, ...]
@@ -480,7 +480,7 @@ def _trace_with_few_hoists(make: Callable[..., StepTrace]) -> StepTrace:
     """Creates a trace that computes as little as possible before the loop."""
     try:
         try:
-            step = make(Hoists.WHAT_NO_STEP_CAN)
+            step = make(Hoists.IMPOSSIBLE_IN_STEP)
         except TwoLayoutsError:
             step = make(Hoists.VIEWS_TOO)
         if step._is_differentiated_alike():
@@ -500,7 +500,7 @@ def _trace_with_few_hoists(make: Callable[..., StepTrace]) -> StepTrace:
     return step
 
 
-def _without_zeros(vjp: StepGraph) -> StepGraph:
+def _remove_zeros(vjp: StepGraph) -> StepGraph:
     """The VJP without the gradients that are the constant 0."""
     zeros = [n.target is torch.ops.prims.scalar_tensor.default and n.args[0] == 0 for n in vjp.entries]
     positions = [i for i, is_zero in enumerate(zeros) if not is_zero]
@@ -521,7 +521,7 @@ def _check_states(states: Sequence[StepValue], new_states: Sequence[StepValue]) 
             )
 
 
-def _common_shape(results: Sequence[StepValue]) -> tuple[int, ...]:
+def _find_common_shape(results: Sequence[StepValue]) -> tuple[int, ...]:
     """The step's shape. Raises if the results have different shapes."""
     shapes = sorted({value.shape for value in results})
     if len(shapes) != 1:

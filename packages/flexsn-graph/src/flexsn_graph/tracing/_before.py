@@ -71,7 +71,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
             if nonlinear is not None:
                 refusals[i] = nonlinear
     graphs = [forward_graph.graph, *(part for part in parts if part is not None)]
-    needed = [i for i in range(len(captured)) if any(_placeholders(graph)[first + i].users for graph in graphs)]
+    needed = [i for i in range(len(captured)) if any(_list_placeholders(graph)[first + i].users for graph in graphs)]
     lifted = [i for i, number in enumerate(captured) if number in tracer.lifted]
     # A custom function can also return gradients of tensors that it does not read.
     used = sorted({*needed, *lifted, *(i for to in gradients for i in to)})
@@ -110,7 +110,7 @@ def _functionalize(recorded: fx.GraphModule, tracer: Tracer) -> fx.GraphModule:
     return functional
 
 
-def _placeholders(graph: fx.Graph) -> list[fx.Node]:
+def _list_placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
@@ -131,7 +131,7 @@ def _select_arguments(module: fx.GraphModule, graph: fx.Graph, positions: Sequen
     """A function of some of the graph's arguments, in the order of `positions`. All other arguments are unused."""
     copy = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
-    arguments = _placeholders(graph)
+    arguments = _list_placeholders(graph)
     for position in positions:
         new[arguments[position]] = copy.node_copy(arguments[position])
     for node in graph.nodes:
@@ -165,7 +165,7 @@ def _find_nonlinear(graph: fx.Graph, position: int) -> UnsupportedCoreError | No
     the loop, its backward receives the sum of these gradients. The results are equal if the backward is linear. Torch's
     own formulas are linear.
     """
-    linear = {_placeholders(graph)[position]}
+    linear = {_list_placeholders(graph)[position]}
     for node in graph.nodes:
         if _is_zero(node):
             linear.add(node)

@@ -291,22 +291,22 @@ class CoreCalls(TorchFunctionMode):
             return known
         if self._arguments is None or self._captures.is_captured(tensor):
             return None
-        old = known.number if known is not None and known.holds() else self._number_of_alias(tensor)
+        old = known.number if known is not None and known.holds() else self._find_alias_number(tensor)
         return None if old is None else self._record_history(old, tensor)
 
     def _is_same(self, known: _KnownValue) -> bool:
         with self._mode.on_trial():  # torch creates a new history for a view after a write to its memory
             return known.is_same()
 
-    def _number_of_alias(self, tensor: Tensor) -> int | None:
+    def _find_alias_number(self, tensor: Tensor) -> int | None:
         """The number of a value in the same memory. A custom function may return its argument."""
         storage = storage_of(tensor)
-        place = _layout_of(tensor)
+        place = _describe_layout(tensor)
         for known in self._known_values.values():
-            if known.storage == storage and known.holds() and _layout_of(known.tensor) == place:
+            if known.storage == storage and known.holds() and _describe_layout(known.tensor) == place:
                 return known.number
         number = self._captures.number_of(storage)
-        return number if number is not None and _layout_of(self._captures.stand_ins[number]) == place else None
+        return number if number is not None and _describe_layout(self._captures.stand_ins[number]) == place else None
 
     def _record_history(self, old: int, tensor: Tensor) -> _KnownValue | None:
         """Records a tensor to which a custom `autograd.Function` has assigned another history, with the same value."""
@@ -433,5 +433,5 @@ def _list_numbers(refs: Any) -> set[int]:
     return {a.value for a in pytree.tree_leaves(refs) if isinstance(a, Ref)}
 
 
-def _layout_of(tensor: Tensor) -> tuple[Any, ...]:
+def _describe_layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()

@@ -181,7 +181,7 @@ class CaptureMode(TorchDispatchMode):
             raise UnexpectedWriteError
         self._record_reads(leaves)
         set_stack_trace(stack_trace(location, str(func)))
-        args, kwargs = _on_one_device(leaves, args, kwargs, writes)
+        args, kwargs = _move_to_one_device(leaves, args, kwargs, writes)
         results = func(*args, **kwargs)
         refuse_complex((leaves, results), str(func), location)
         self._origins.follow(leaves, results, location)
@@ -268,7 +268,7 @@ class CaptureMode(TorchDispatchMode):
         return number
 
 
-def _on_one_device(
+def _move_to_one_device(
     leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], writes: Collection[Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Moves CPU tensors without dimensions to the GPU of the other tensors.

@@ -64,9 +64,9 @@ class Captures:
         """The number of a captured tensor, found by identity or by memory (`w.data` is a new object), or `None`."""
         if id(tensor) in self._by_identity:
             return self._by_identity[id(tensor)][0]
-        memory = _memory_of(tensor)
+        memory = _describe_memory(tensor)
         number = self._by_memory.get(memory)
-        if number is None or _memory_of(self.tensors[number]) != memory:
+        if number is None or _describe_memory(self.tensors[number]) != memory:
             return None
         recorded = self.tensors[number]
         if tensor.requires_grad and recorded.requires_grad:
@@ -92,7 +92,7 @@ class Captures:
         number = self.add_value(tensor)
         self.tensors[number] = tensor
         self._by_identity[id(tensor)] = (number, tensor)
-        self._by_memory[_memory_of(tensor)] = number
+        self._by_memory[_describe_memory(tensor)] = number
         return number
 
     def add_value(self, like: Tensor) -> int:
@@ -134,7 +134,7 @@ class Captures:
         return self.stand_ins[self.add(tensor) if number is None else number]
 
 
-def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
+def _describe_memory(tensor: Tensor) -> tuple[Any, ...]:
     return (
         storage_of(tensor),
         tensor.storage_offset(),

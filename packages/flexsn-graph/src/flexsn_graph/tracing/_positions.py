@@ -106,11 +106,11 @@ class _Check:
     def run(self, graph: fx.Graph) -> dict[int, LiftedLayout]:
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         for node, index in zip(placeholders, self._lifted, strict=True):
-            shape = _shape(node)
+            shape = _get_shape(node)
             if index is not None:
                 self._values[node] = _Value(shape, {index: contiguous(shape)})
                 continue
-            user = _first_use(node)
+            user = _find_first_use(node)
             if user is not None and not self._step.reaches(shape):
                 raise self._refusal(
                     user,
@@ -120,11 +120,11 @@ class _Check:
             self._values[node] = _Value(shape, {_STEP: self._step.place(shape)})
         for node in graph.nodes:
             if node.op == "get_attr":
-                self._values[node] = _Value(_shape(node))
+                self._values[node] = _Value(_get_shape(node))
             elif node.op == "call_function":
-                self._values[node] = self._call(node)
+                self._values[node] = self._evaluate(node)
             elif node.op == "output":
-                results = [(entry, self._value(entry)) for entry in node.args[0]]
+                results = [(entry, self._get_value(entry)) for entry in node.args[0]]
                 for (entry, value), position in zip(results, self._gradient_of, strict=True):
                     if position is None:
                         self._finish_result(value, entry)
@@ -134,46 +134,46 @@ class _Check:
 
     # Values of nodes.
 
-    def _value(self, node: fx.Node) -> _Value:
+    def _get_value(self, node: fx.Node) -> _Value:
         value = self._values[node]
         assert isinstance(value, _Value), f"{node} has several results"
         return value
 
-    def _call(self, node: fx.Node) -> _Values:
+    def _evaluate(self, node: fx.Node) -> _Values:
         target: Any = node.target
         if target in FILL_OPS:
             position = FILL_OPS[target]
             number = 0 if position is None else node.args[position]
-            return _Value(_shape(node), zero=isinstance(number, bool | int | float) and number == 0)
+            return _Value(_get_shape(node), zero=isinstance(number, bool | int | float) and number == 0)
         if target in EMPTY_OPS:
-            return _Value(_shape(node))
+            return _Value(_get_shape(node))
         if target is operator.getitem:
             source = self._values[node.all_input_nodes[0]]
             return source[node.args[1]] if isinstance(source, tuple) else source  # type: ignore[index]
         if target in (TERMS, UNIFORM):
             # The code that inserts these ops guarantees this. See `traces/_pointwise.py`.
-            return _Value(_shape(node), {_STEP: self._step.place(_shape(node))})
+            return _Value(_get_shape(node), {_STEP: self._step.place(_get_shape(node))})
         if target in ALIAS_OPS:
-            return self._view(node)
+            return self._evaluate_view(node)
         if target is SUM_OP:
-            return self._sum(node)
+            return self._evaluate_sum(node)
         if is_pointwise(target):
-            return self._pointwise(node)
+            return self._evaluate_pointwise(node)
         refuse_without_rule(node)
         operands = [self._values[operand] for operand in node.all_input_nodes]
         in_step = any(isinstance(value, _Value) and _STEP in value.reads for value in operands)
         raise self._refusal(node, f"{called_op(node)} does not work element by element", in_any_step=in_step)
 
-    def _view(self, node: fx.Node) -> _Values:
-        value = self._value(node.all_input_nodes[0])
+    def _evaluate_view(self, node: fx.Node) -> _Values:
+        value = self._get_value(node.all_input_nodes[0])
         try:
             moved = {index: _replay(node, strided) for index, strided in value.reads.items()}
         except RuntimeError as error:
             raise self._refusal(node, f"{called_op(node)} has no strides here ({error})") from None
         results = node.meta["val"]
         if isinstance(results, Tensor):
-            self._check_view(node, value, _shape(node), moved.get(_STEP))
-            return _Value(_shape(node), moved, value.summed, value.zero)
+            self._check_view(node, value, _get_shape(node), moved.get(_STEP))
+            return _Value(_get_shape(node), moved, value.summed, value.zero)
         for part, result in enumerate(results):
             step = moved.get(_STEP)
             self._check_view(node, value, tuple(result.shape), step and step[part])
@@ -198,13 +198,13 @@ class _Check:
         if numel(after) < numel(before):
             raise self._refusal(node, f"{called_op(node)} selects only some of the step's elements")
 
-    def _pointwise(self, node: fx.Node) -> _Value:
-        operands = [self._value(operand) for operand in node.args if isinstance(operand, fx.Node)]
-        shape = _shape(node)
+    def _evaluate_pointwise(self, node: fx.Node) -> _Value:
+        operands = [self._get_value(operand) for operand in node.args if isinstance(operand, fx.Node)]
+        shape = _get_shape(node)
         expanded = broadcast_shapes([operand.shape for operand in operands])
         if expanded != shape:
             raise self._refusal(node, f"{called_op(node)} turns {list(expanded or ())} into {list(shape)}")
-        summed = self._summed(node, operands)
+        summed = self._find_summed_axes(node, operands)
         reads: dict[int, Tensor] = {}
         for operand in operands:
             for index, strided in operand.reads.items():
@@ -226,10 +226,10 @@ class _Check:
 
     # Sums.
 
-    def _sum(self, node: fx.Node) -> _Value:
-        value = self._value(node.all_input_nodes[0])
+    def _evaluate_sum(self, node: fx.Node) -> _Value:
+        value = self._get_value(node.all_input_nodes[0])
         dims: Any = node.args[1]
-        after = _shape(node)
+        after = _get_shape(node)
         if numel(value.shape) == 0:  # a sum over no elements
             return _Value(after, zero=True)
         if all(value.shape[d] == 1 for d in dims) or value.zero:
@@ -246,26 +246,26 @@ class _Check:
         self._record_layouts(value, step, node)
         return _Value(after, {_STEP: drop_dims(step, dims)}, value.summed | summed_axes)
 
-    def _summed(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
+    def _find_summed_axes(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
         """The axes over which the op's result is summed. Refuses ops that are not linear in a sum."""
         axes = {operand.summed for operand in operands if operand.summed}
         if not axes:
             return frozenset()
         facts = facts_of(node.target)
-        summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._value(a).summed}
+        summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._get_value(a).summed}
         # The op must be jointly linear in a set of arguments with all sums. The other arguments of the set must be 0.
         linear = facts is not None and any(
             summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
             for together in facts.linear
         )
         # An operand larger than the sum would contain the sum once for each of its elements.
-        grows = any(o.summed and numel(o.shape) != numel(_shape(node)) for o in operands)
+        grows = any(o.summed and numel(o.shape) != numel(_get_shape(node)) for o in operands)
         if len(axes) > 1 or not linear or grows or not _is_float(node):
             raise self._sum_refusal(node)
         return next(iter(axes))
 
     def _vanishes(self, argument: Any) -> bool:
-        return self._value(argument).zero if isinstance(argument, fx.Node) else argument == 0
+        return self._get_value(argument).zero if isinstance(argument, fx.Node) else argument == 0
 
     # Results.
 
@@ -345,14 +345,14 @@ class _Check:
 def _replay(node: fx.Node, strided: Tensor) -> Any:
     target: Any = node.target
     if target in RESHAPE_OPS:
-        return strided.view(_shape(node))
+        return strided.view(_get_shape(node))
     return target(strided, *node.args[1:], **node.kwargs)
 
 
-def _first_use(node: fx.Node) -> fx.Node | None:
+def _find_first_use(node: fx.Node) -> fx.Node | None:
     """The first op that the core applies to a value, after the tracer's `detach`."""
     for user in node.users:
-        first_use = _first_use(user) if user.target is torch.ops.aten.detach.default else user
+        first_use = _find_first_use(user) if user.target is torch.ops.aten.detach.default else user
         if first_use is not None:
             return first_use
     return None
@@ -370,7 +370,7 @@ def _is_float(node: fx.Node) -> bool:
     return bool(node.meta["val"].is_floating_point())
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
+def _get_shape(node: fx.Node) -> tuple[int, ...]:
     value = node.meta["val"]
     value = value[0] if isinstance(value, list | tuple) else value
     return tuple(value.shape) if isinstance(value, Tensor) else ()

@@ -29,7 +29,7 @@ class Hoists(Enum):
     """Selects the calls on captured tensors alone that run before the loop."""
 
     NOTHING = auto()
-    WHAT_NO_STEP_CAN = auto()
+    IMPOSSIBLE_IN_STEP = auto()
     VIEWS_TOO = auto()  # for a tensor that the step reads in two layouts
     EVERYTHING = auto()  # for computations that cannot be differentiated in the step
 

@@ -99,7 +99,7 @@ class Tracer:
         with self._reads.recording():
             self.results, self.differentiable = self._discover(needed)
         self.lifted = self.captures.lifted = tuple(sorted(needed))
-        self.leads_to = tuple(map(self._positions, self._reached))
+        self.leads_to = tuple(map(self._find_positions, self._reached))
         self._trained = {number: t.requires_grad for number, t in self.captures.tensors.items()}
 
     @property
@@ -139,7 +139,7 @@ class Tracer:
     def compute(self, arguments: Sequence[Tensor]) -> tuple[list[Tensor], CoreCalls]:
         """Computes the lifted values that are not captured, by a complete run of the function."""
         with torch.enable_grad():
-            leaves = self._leaves(arguments)
+            leaves = self._make_leaves(arguments)
             results, calls = self._run(leaves, is_complete=True)
             computed = dict(calls.computed)
             if any(number not in computed for number in self.computed):  # a backward formula computes the value
@@ -147,7 +147,7 @@ class Tracer:
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
                 targets = [*([t] for t in leaves if t.requires_grad), *self._list_trained_targets(calls).values()]
                 with suppress(RuntimeError), self._capturing(ones, is_complete=True) as (_, of_backward):
-                    self._gradients_of(roots, targets, ones)
+                    self._differentiate(roots, targets, ones)
                 computed = {**of_backward.computed, **computed}
         missing = [number for number in self.computed if number not in computed]
         if missing:
@@ -171,7 +171,7 @@ class Tracer:
         if not value.requires_grad:
             return [None] * len(targets)
         with self._explaining([value]), self._capturing([gradient], is_complete=True):
-            return self._gradients_of([value], targets, [gradient])
+            return self._differentiate([value], targets, [gradient])
 
     def record_forward(self) -> fx.GraphModule:
         """Records `[*primals] -> [*results]` as ATen ops."""
@@ -179,7 +179,7 @@ class Tracer:
         def forward(*arguments: Tensor) -> list[Tensor]:
             # Gradients are enabled so that the lifted values are the same as in the VJP. None is computed here.
             with torch.enable_grad():
-                results, _ = self._run(self._leaves(arguments[: len(self.examples)]))
+                results, _ = self._run(self._make_leaves(arguments[: len(self.examples)]))
             return [self.captures.stand_in(t).detach() for t in results]
 
         with self._as_discovered():
@@ -198,7 +198,7 @@ class Tracer:
         def vjp(*arguments: Tensor) -> list[Tensor]:
             cotangent_values = iter(arguments[len(self.primals) :])
             weights = [next(cotangent_values) if is_present else None for is_present in cotangents]
-            results, result = self._gradients(arguments[: len(self.examples)], weights, wanted)
+            results, result = self._compute_gradients(arguments[: len(self.examples)], weights, wanted)
             count = iter(range(len(result)))
             positions.extend(None if g is None else next(count) for g in result)
             first = [self.captures.stand_in(t) for t in results] if with_results else []
@@ -256,7 +256,7 @@ class Tracer:
         with explained():
             return lower(recorded, self.mode, table)
 
-    def _leaves(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _make_leaves(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         leaves = [t.detach() for t in tensors]
         for leaf, is_differentiable in zip(leaves, self._requires_grad, strict=True):
             leaf.requires_grad_(is_differentiable and leaf.is_floating_point())
@@ -345,12 +345,12 @@ class Tracer:
             # Autograd would only report that the argument is a leaf.
             self._run([t.detach() for t in self.examples], set())
         with self.mode, torch.enable_grad():
-            leaves = self._leaves(self.examples)
+            leaves = self._make_leaves(self.examples)
             try:
                 results, calls = self._run(leaves, needed)
             except TorchError as error:
                 self._find_constants(error)
-                leaves = self._leaves(self.examples)
+                leaves = self._make_leaves(self.examples)
                 results, calls = self._run(leaves, needed)
             stand_ins = [self.captures.stand_in(t) for t in results]
             roots = [t for t in results if t.requires_grad]
@@ -361,14 +361,14 @@ class Tracer:
                 of_captured: list[Tensor | None] = [targets[0] for targets in captured.values()]
                 # An error is raised again later if a gradient is required. Inference does not need gradients.
                 with suppress(RuntimeError), self._reads.of_backward(), self._capturing(ones, needed):
-                    result = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
+                    result = self._differentiate(roots, [*of_leaves, *captured.values()], ones)
                     of_captured = result[len(of_leaves) :]
                 needed.update(n for n, g in zip(captured, of_captured, strict=True) if g is not None)
-            self._reached = [self._reached_from(t, leaves, calls) for t in results]
+            self._reached = [self._find_reached(t, leaves, calls) for t in results]
             descriptions = [fake_like(self.mode, t) for t in stand_ins]
         return descriptions, tuple(t.requires_grad for t in results)
 
-    def _reached_from(self, result: Tensor, leaves: Sequence[Tensor], calls: CoreCalls) -> set[int] | None:
+    def _find_reached(self, result: Tensor, leaves: Sequence[Tensor], calls: CoreCalls) -> set[int] | None:
         """The examples and captured values that autograd reaches from a result.
 
         The set contains the position of each example, and -1 minus the number of each captured value. `None` if
@@ -390,8 +390,8 @@ class Tracer:
                 reached.add(position_by_id[id(variable)])
         return reached
 
-    def _positions(self, reached: set[int] | None) -> frozenset[int]:
-        """The positions in `primals` for a set from `_reached_from`. If `reached` is `None`, all positions."""
+    def _find_positions(self, reached: set[int] | None) -> frozenset[int]:
+        """The positions in `primals` for a set from `_find_reached`. If `reached` is `None`, all positions."""
         count = len(self.examples)
         position_by_key = {-1 - number: i for i, number in enumerate(self.lifted, count)}
         if reached is None or any(key < 0 and key not in position_by_key for key in reached):
@@ -409,12 +409,12 @@ class Tracer:
         for i, needs_gradient in enumerate(originals):
             self._requires_grad = [needs_gradient and i == j for j in range(len(originals))]
             try:
-                self._run(self._leaves(self.examples))
+                self._run(self._make_leaves(self.examples))
             except TorchError as constant_error:
                 self._constant_errors[i] = constant_error
         self._requires_grad = [False] * len(originals)
         try:
-            self._run(self._leaves(self.examples))
+            self._run(self._make_leaves(self.examples))
         except TorchError as constant_error:
             raise _recording_error(constant_error) from constant_error
         if not self._constant_errors:
@@ -423,14 +423,14 @@ class Tracer:
             needs_gradient and i not in self._constant_errors for i, needs_gradient in enumerate(originals)
         ]
 
-    def _gradients(
+    def _compute_gradients(
         self, arguments: Sequence[Tensor], weights: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> tuple[tuple[Tensor, ...], list[Tensor | None]]:
         for i, constant_error in self._constant_errors.items():
             if wanted[i]:
                 raise constant_error
         with torch.enable_grad():
-            leaves = self._leaves(arguments)
+            leaves = self._make_leaves(arguments)
             results, calls = self._run(leaves)
             targets = {i: [leaf] for i, leaf in enumerate(leaves) if wanted[i] and leaf.requires_grad}
             for i, number in enumerate(self.lifted, len(leaves)):
@@ -443,7 +443,7 @@ class Tracer:
             roots, given_cotangents = [t for t, _ in weighted], [w for _, w in weighted]
             with self._explaining(roots), self._reads.of_backward(), self._capturing([*arguments, *given_cotangents]):
                 gradient_by_primal = dict(
-                    zip(targets, self._gradients_of(roots, list(targets.values()), given_cotangents), strict=True)
+                    zip(targets, self._differentiate(roots, list(targets.values()), given_cotangents), strict=True)
                 )
         return results, [gradient_by_primal.get(i) for i in range(len(wanted))]
 
@@ -458,7 +458,7 @@ class Tracer:
         """Targets of the captured tensors that require a gradient, by number."""
         return {n: self._list_targets(n, calls) for n, t in self.captures.tensors.items() if t.requires_grad}
 
-    def _gradients_of(
+    def _differentiate(
         self, roots: Sequence[Tensor], targets: Sequence[Sequence[Tensor]], cotangents: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """The gradient of each value in `targets`, which is the sum of the gradients of its tensors."""
