@@ -284,6 +284,8 @@ def gradients(
 def reachable_nodes(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[tuple[Any, Any]]:
     """Yields the autograd nodes that a gradient reaches from `starts`, each with the node from which it is reached.
 
+    For a node in `starts`, the other node is `None`.
+
     Args:
         stop: nodes at which a gradient ends. These nodes are yielded, but the gradient does not pass through them.
     """

@@ -92,7 +92,7 @@ def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
 
 
 def numel(shape: Sequence[int]) -> int:
-    """The number of elements."""
+    """The number of elements of a tensor of this shape."""
     return int(torch.Size(shape).numel())
 
 

@@ -1,8 +1,8 @@
 """Recognizes library functions that depend on more than their arguments, such as a clock, a setting or a file.
 
 Calls of such functions from user code are detected during the trace of a core. If a function can be called again
-without side effects, its result is compared at each call. Random generators are refused. All other functions are
-called only in the trace, and their names are reported.
+without side effects, its result is compared at each call. Random generators are refused. All other such
+functions are called only in the trace, and their names are reported.
 """
 
 from __future__ import annotations

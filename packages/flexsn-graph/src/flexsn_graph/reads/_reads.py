@@ -163,7 +163,7 @@ class Reads:
                 del self._values[place]
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Ends the recording. From now on, the recorded values are compared.
+        """Stores the tensors that the core used. From now on, all recorded values are compared.
 
         Args:
             tensors: the tensors that the core's operations used.
