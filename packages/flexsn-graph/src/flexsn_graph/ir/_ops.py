@@ -1,7 +1,7 @@
 """Facts about the ops of a lowered function: one row for each op that works element by element, and sets of other ops.
 
 The sets contain views, constants and sums. Each target defines the code of these ops: see `flexsn_codegen.register_op`.
-`_decompositions` expresses all other ops in terms of the ops in this file.
+`lowering/_decompositions.py` expresses all other ops in terms of the ops in this file.
 """
 
 from __future__ import annotations

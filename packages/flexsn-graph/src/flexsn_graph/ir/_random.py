@@ -1,7 +1,7 @@
 """Random numbers as functions: Philox of a key and a counter, with the same bits in PyTorch and in kernels.
 
 A number is determined by a key (64 bits), a stream (the index of a draw within a step), a time step, a row and a
-column. Nothing is stored, and the order of computation does not matter. Two stages keep the work of each step short:
+column. Nothing is stored, and the order of computation does not matter. Two stages keep the work of each step small:
 
 - Each element of the step has three words: the first three words that Philox 4x32-10 computes from the counter
   `(column, row, 0, 0)` under the key. Kernels compute these words once, before the loop over time.
@@ -9,8 +9,8 @@ column. Nothing is stored, and the order of computation does not matter. Two sta
   element's second and third word, under the element's first word. The two words give two uniform numbers, or two
   normal numbers (a cosine and a sine). An even step uses the first number, and an odd step uses the second number.
 
-Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. (According to
-this source, Philox 2x32 and 4x32 pass all tests if they have at least 7 rounds.)
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. (According to this
+source, Philox 2x32 and 4x32 pass all tests if they have at least 7 rounds.)
 """
 
 from __future__ import annotations

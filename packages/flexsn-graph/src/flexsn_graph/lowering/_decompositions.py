@@ -1,4 +1,4 @@
-"""Decompositions of ops with the results of eager mode. They extend and correct torch's table of decompositions."""
+"""Decompositions of ops that give the results of eager mode. They extend and correct the decompositions of torch."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ MISSING_IN_TORCH: Table = {
 # Views that only torch's own references call, and that `functionalize` does not support.
 _VIEW_PRIMS = ("broadcast_in_dim", "collapse_view", "split_dim", "squeeze", "transpose", "view_of")
 
-# Ops that are decomposed during recording: `functionalize` decomposes them differently, or not at all.
+# Ops that are decomposed during recording, because `functionalize` decomposes them differently or not at all.
 DURING_RECORDING: Table = {
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
     **{getattr(torch.ops.prims, name).default: getattr(torch.ops.prims, name).impl_aten for name in _VIEW_PRIMS},
