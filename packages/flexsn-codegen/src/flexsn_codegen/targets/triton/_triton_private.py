@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 
 from flexsn_codegen.targets._entry import Entry
-from flexsn_graph.versions import UnsupportedVersionWarning, expect, installed, lacking, needed, private, say_if_newer
+from flexsn_graph.versions import UnsupportedVersionWarning, expect, installed, lacking, needed, private, warn_if_newer
 
-say_if_newer("triton")
+warn_if_newer("triton")
 
 _NO_INTERPRETER = "kernels cannot run in Triton's interpreter"
 _NO_OFFLINE = "`compile_offline` cannot compile"
