@@ -22,14 +22,14 @@ class Alpha(DelayedReset):
     `(1 - r) i'` and `h + r i`.
 
     Args:
-        alpha: decay of the excitatory current, in `(0, 1)` and above `beta`.
-        beta: decay of the inhibitory current, in `(0, 1)`.
+        alpha: factor of the excitatory current per step, in `(0, 1)` and above `beta`.
+        beta: factor of the inhibitory current per step, in `(0, 1)`.
         threshold, spike_grad: same as in `DelayedReset`.
-        learn_alpha, learn_beta: True to make the decay an `nn.Parameter`.
+        learn_alpha, learn_beta: True to make `alpha` or `beta` an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): same as in `DelayedReset`.
 
-    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s. Tensors are clamped to `[0,
-    1]`.
+    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s. In each step, tensors are
+    limited to the range `(0, 1)`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("e", "i", "v")
@@ -63,7 +63,7 @@ class Alpha(DelayedReset):
         new_i = beta * i - x
         log_alpha, log_beta = fit(_log(alpha), v), fit(_log(beta), v)
         apart = log_beta - log_alpha
-        if isinstance(apart, Tensor):  # training may make alpha equal to beta, or smaller
+        if isinstance(apart, Tensor):  # training may make alpha equal to beta or smaller than beta
             apart = apart.clamp(max=-torch.finfo(apart.dtype).eps)
         h = (log_alpha / apart + 1) * (new_e + new_i)
         if self.reset_mechanism == "zero":

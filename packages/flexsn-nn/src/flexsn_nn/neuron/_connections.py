@@ -1,4 +1,4 @@
-"""Recurrent connections from the spikes of a step to the next step: a matrix, a convolution, or one to one."""
+"""Recurrent connections from the spikes of a step to the next step: a matrix, a convolution, or a weight per neuron."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Initialize = Callable[[Tensor], object]
 
 
 class AllToAll(nn.Linear):
-    """Computes `V s + b`, with weights `[features, features]`: connects every neuron to all others.
+    """Computes `V s + b`, with weights `[features, features]` that connect every neuron to all neurons.
 
-    Neurons are along the last dimension. The product is computed in the dtype of `s`, so that a float32 matrix does not
-    widen a half-precision state.
+    The last dimension of `s` contains the neurons. The product is computed in the dtype of `s`, so that a float32
+    matrix does not widen a half-precision state.
     """
 
     def forward(self, s: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class AllToAll(nn.Linear):
 
 
 class OneToOne(nn.Module):
-    """Computes `V s`: connects every neuron to itself. `V` is one number, or broadcasts to the step.
+    """Computes `V s`: connects every neuron to itself. `V` is a number or broadcasts to the step.
 
     Args:
         V: a number or a tensor.
@@ -80,7 +80,7 @@ class OneToOne(nn.Module):
 
 
 class Convolved(nn.Conv2d):
-    """Computes `V * s + b`: a convolution of odd size over neighbours. Padding with zeros keeps the step's shape.
+    """Computes `V * s + b`: a convolution of odd size. Padding with zeros keeps the shape of the step.
 
     The result is computed in the dtype of `s`. Compiled kernels do not support convolutions, so use `backend="torch"`.
     """
@@ -92,7 +92,7 @@ class Convolved(nn.Conv2d):
         return convolved
 
     def check(self, step: Sequence[int]) -> None:
-        """Raises `InputShapeError` unless the step is `[B, C, H, W]` with this number of channels."""
+        """Raises `InputShapeError` unless the step is `[B, C, H, W]` with `in_channels` channels."""
         if len(step) != 4 or step[1] != self.in_channels:
             raise InputShapeError(
                 f"the step has shape {list(step)}; the recurrent convolution takes [B, {self.in_channels}, H, W]."
@@ -110,7 +110,7 @@ def connection(
     """Returns an `AllToAll` or a `OneToOne`. The arguments are those of `Recurrent`.
 
     Raises:
-        ParameterError: arguments exclude each other.
+        ParameterError: `features` is missing, or arguments exclude each other.
     """
     if init is not None:
         check_function("init", init, "torch.nn.init.orthogonal_")

@@ -16,7 +16,7 @@ class EIF(ImmediateReset):
 
     Args:
         tau: time constant in steps, above 0.
-        delta_T: sharpness of the upstroke to a spike, above 0.
+        delta_T: scale of the membrane in the exponential upstroke, above 0. A smaller scale makes the upstroke steeper.
         theta_rh: membrane value at which the upstroke begins.
         v_threshold: same as in `ImmediateReset`.
         v_rest: membrane value at rest.

@@ -17,17 +17,17 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, spikes_of, with_stri
 class GatedLIF(Neuron):
     """`v' = keep (1 - gamma s) v - (1 - alpha) leak + x (1 - beta (1 - conduct[t])) - (1 - gamma) v_sub s`.
 
-    `s' = step(v' - v_threshold)` and `keep = 1 - alpha (1 - tau)`. The neuron has learned gates for its leak, the
-    weight of its input, and its reset. `alpha`, `beta`, `gamma`, `tau`, `leak`, `v_sub`, `v_threshold` and `conduct`
-    are sigmoids of the learned parameters with these names.
+    `s' = step(v' - v_threshold)` and `keep = 1 - alpha (1 - tau)`. The learned gates `alpha`, `beta` and `gamma`
+    control the leak, the weight of the input, and the reset. `alpha`, `beta`, `gamma`, `tau`, `leak`, `v_sub`,
+    `v_threshold` and `conduct` are sigmoids of the learned parameters with these names.
 
     Args:
-        T: number of steps, each with its own `conduct`; `None` for one `conduct` and any number of steps.
-        inplane: number of channels of `[T, B, C, H, W]`, each with its own parameters; `None` for parameters that all
-            channels share.
+        T: number of steps. Each step has its own `conduct`. `None` for one `conduct` and any number of steps.
+        inplane: number of channels C of inputs `[T, B, C, H, W]`. Each channel has its own parameters; `None` for
+            parameters that all channels share.
         init_linear_decay: initial value of `leak`, in (0, 1); `None` for `init_v_threshold / (2 T)`.
         init_v_subreset: initial value of `v_sub`, in (0, 1); `None` for `init_v_threshold`.
-        init_tau, init_v_threshold, init_conduct: initial values, in (0, 1).
+        init_tau, init_v_threshold, init_conduct: initial values of `tau`, `v_threshold` and `conduct`, in (0, 1).
         surrogate_function, strict: same as in `ImmediateReset`.
         options: same as in `Neuron`.
 
@@ -89,9 +89,9 @@ class GatedLIF(Neuron):
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Returns the input, and the conductance of each step as the core's second input."""
+        """Returns the input, and `conduct` of each step as the core's second input."""
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-            return super()._checked(inputs)  # raises the error
+            return super()._checked(inputs)  # raises the error for these inputs
         x = inputs[0]
         conduct = torch.sigmoid(self.conduct).to(x.dtype)
         if self.step_mode == "s":

@@ -15,7 +15,7 @@ from flexsn_nn.neuron._lif import TAU_HINT
 class ILIF(Neuron):
     """`h = v - v / tau + x`; `s = round(clamp(h / v_threshold, 0, D))` spikes; `v' = h - s v_threshold`.
 
-    Halves are rounded to even. In the backward, rounding is treated as the identity.
+    Halves are rounded to the nearest even number. In the backward, rounding is treated as the identity.
 
     Args:
         tau: time constant in steps, at least 1.
@@ -70,7 +70,7 @@ def _rounded(x: Tensor, most: int) -> Tensor:
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounds to the nearest of `0 … most`. The gradient is 1 from 0 to `most`, inclusive, and 0 elsewhere."""
+    """Rounds to the nearest whole number from 0 to `most`. The gradient is 1 from 0 to `most`, and 0 elsewhere."""
 
     generate_vmap_rule = True
 

@@ -17,7 +17,7 @@ from flexsn_nn.neuron._reset import ATAN, SpikeFunction, of_surrogate
 
 
 class PSN(Leaf):
-    """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`: each step reads all steps, even later ones.
+    """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`. Each step reads all steps, even later steps.
 
     The neuron is not a scan, but a single matrix product over time.
 
@@ -73,8 +73,8 @@ class PSN(Leaf):
 class MaskedPSN(PSN):
     """`h[t] = Σ_i m[t, i] weight[t, i] x[i] + bias[t]`; `s = step(h)`; `m` is 1 for the last `k` steps.
 
-    For all other steps, `m` is `1 - lambda_`. The neuron is a `PSN` that becomes causal during training, when you
-    increase `lambda_` from 0 to 1.
+    For all other steps, `m` is `1 - lambda_`. The neuron is a `PSN` that becomes causal if you increase `lambda_` from
+    0 to 1 during training.
 
     Args:
         k: number of steps that each step reads: the step itself and the `k - 1` steps before it.
@@ -83,7 +83,7 @@ class MaskedPSN(PSN):
         surrogate_function: function that computes spikes from `h`.
 
     Attributes:
-        lambda_: strength of the mask, a buffer. Set it with `neuron.lambda_ = 0.5`.
+        lambda_: strength of the mask, a buffer. To set the strength, assign a number: `neuron.lambda_ = 0.5`.
 
     Source: see `PSN`.
     """
@@ -121,12 +121,13 @@ class MaskedPSN(PSN):
 class SlidingPSN(Stateful):
     """`h[t] = Σ_{j < k} weight[k - 1 - j] x[t - j] + bias`; `s = step(h)`: one window that slides over time.
 
-    The neuron is causal and accepts any number of steps. The neuron keeps the last `k - 1` inputs from call to call
-    until `reset()`. Inputs before the first step are zeros.
+    The neuron is causal and accepts any number of steps. It keeps the last `k - 1` inputs from call to call until
+    `reset()`. Inputs before the first step are zeros.
 
     Args:
-        k: number of steps in the window, including the current one.
-        exp_init: True for initial weights 1, 1/2, 1/4, ... back in time, False for random initial weights.
+        k: number of steps in the window, including the current step.
+        exp_init: True for initial weights 1, 1/2, 1/4, … from the current step back in time, False for random initial
+            weights.
         surrogate_function: function that computes spikes from `h`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
 
@@ -178,7 +179,7 @@ class SlidingPSN(Stateful):
         return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns zeros `[k - 1, *step]`, which replace the missing earlier inputs."""
+        """Returns zeros `[k - 1, *step]`, the inputs before the first step."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.k - 1, *step))] if self.k > 1 else []
 
@@ -195,7 +196,7 @@ class SlidingPSN(Stateful):
         return torch.cat([history, new])
 
     def _matrix(self, steps: int, back: int) -> Tensor:
-        """Returns `[steps, back + steps]`. Row `t` has the weights at the last `k` inputs of step `t`."""
+        """Returns `[steps, back + steps]`. Row `t` has the weights of the last `k` inputs up to step `t`."""
         age = torch.arange(steps, device=self.weight.device).unsqueeze(1) + back
         age = age - torch.arange(back + steps, device=self.weight.device)
         inside = (age >= 0) & (age < self.k)

@@ -19,7 +19,7 @@ class RefractoryLIF(LIF):
     `r' = absolute + relative` after a spike, and `r' = max(r - 1, 0)` otherwise. The neuron is a `LIF` with a counter
     `r` of refractory steps. For `absolute` steps after a spike, the neuron ignores its input and is silent. In the next
     `relative` steps, the threshold is increased by `rise` and falls linearly back to `v_threshold`: `v_threshold + rise
-    r / relative`. The soft reset subtracts the threshold of the step.
+    r / relative`. The soft reset subtracts the current threshold.
 
     Args:
         absolute: number of silent steps after a spike, at least 0.
@@ -72,11 +72,11 @@ class RefractoryLIF(LIF):
         h = ready * self.charge(x, v) + (1 - ready) * v
         threshold = fit(self.v_threshold, v)
         if self._raised:
-            # While the count is above `relative`, the neuron is silent for any threshold.
+            # While `r` is above `relative`, the neuron is silent at any threshold.
             threshold = threshold + self.bounded("rise", self.rise, v) * (r / relative)
         spike = ready * self.fire(h, threshold)
         fired = (spike.detach() > 0).to(r.dtype)
-        # The gradient of `relu` at 0 is 0 in all versions of torch. The gradient of `clamp` at 0 depends on the
+        # In all versions of torch, the gradient of `relu` at 0 is 0. The gradient of `clamp` at 0 depends on the
         # version.
         counted = fired * (absolute + relative) + (1 - fired) * torch.relu(r - 1)
         return spike, self.after(h, spike, threshold), counted

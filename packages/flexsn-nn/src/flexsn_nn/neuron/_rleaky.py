@@ -24,12 +24,13 @@ class RLeaky(Feedback, Leaky):
     Args:
         beta: factor of the membrane per step, in `[0, 1]`, same as in `Leaky`.
         V: initial weights with `all_to_all=False`: one number for all neurons, or a tensor that broadcasts to the step.
-        all_to_all: True if every neuron is connected to all others.
-        linear_features: number of neurons, which is the last dimension of the step. The matrix is `recurrent.weight`.
-        conv2d_channels, kernel_size: channels and odd size of a convolution that replaces the matrix. Steps are `[B, C,
-            H, W]`. The convolution requires `backend="torch"`.
+        all_to_all: True if every neuron is connected to all neurons.
+        linear_features: number of neurons, which is the size of the step's last dimension. The matrix is
+            `recurrent.weight`.
+        conv2d_channels, kernel_size: number of channels and odd size of a convolution that replaces the matrix. Steps
+            are `[B, C, H, W]`. The convolution requires `backend="torch"`.
         threshold, spike_grad: same as in `DelayedReset`.
-        learn_beta, learn_threshold: True to make the number an `nn.Parameter`.
+        learn_beta, learn_threshold: True to make `beta` or `threshold` an `nn.Parameter`.
         learn_recurrent: True if gradients flow to the recurrent weights.
         reset_mechanism, strict: same as in `DelayedReset`.
         bias: True if the matrix or the convolution has a bias.
@@ -86,7 +87,7 @@ class RSynaptic(Feedback, Synaptic):
     Args:
         alpha: factor of the synaptic current per step, in `[0, 1]`.
         beta: factor of the membrane per step, in `[0, 1]`.
-        learn_alpha, learn_beta, learn_threshold: True to make the number an `nn.Parameter`.
+        learn_alpha, learn_beta, learn_threshold: True to make `alpha`, `beta` or `threshold` an `nn.Parameter`.
         V, all_to_all, linear_features, conv2d_channels, kernel_size, learn_recurrent, bias, init: same as in `RLeaky`.
         threshold, spike_grad, reset_mechanism, strict, options: same as in `DelayedReset`.
     """

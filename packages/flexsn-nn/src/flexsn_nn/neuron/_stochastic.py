@@ -101,7 +101,7 @@ class StochasticLIF(ImmediateReset):
         super().__setattr__(name, value)
 
     def draw(self, like: Tensor) -> Tensor:
-        """Draws the noise of a call that begins with the initial state, with the shape, dtype and device of `like`."""
+        """Draws the noise that a call from the initial state uses, with the shape, dtype and device of `like`."""
         single = self.step_mode == "s"
         shape, steps = (like.shape, None) if single else (like.shape[1:], like.shape[0])
         if self.noise == "gaussian":
@@ -109,7 +109,7 @@ class StochasticLIF(ImmediateReset):
         return _logistic(draw_all(self._numbers, shape, steps, like.device, bits=24)).to(like.dtype)
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if _lack_noise(inputs):  # adds an input that the step does not read
+        if _lack_noise(inputs):  # adds an input that `EscapeNoise` replaces
             lead = inputs[0].shape[:1] if self.step_mode == "m" else ()
             ones = [1] * (inputs[0].dim() - len(lead))
             inputs = inputs[0], inputs[0].detach().new_zeros(()).expand(*lead, *ones)
