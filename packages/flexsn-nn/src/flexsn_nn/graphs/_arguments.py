@@ -1,4 +1,4 @@
-"""Arguments of a captured step: splits them into tensors and a form, compares them, and copies them to a graph."""
+"""Splits the arguments of a captured step into tensors and a form, and copies tensors to the memory of a graph."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CallArguments:
 
     Attributes:
         tensors: tensors, in the order of the arguments.
-        form: the arguments, in which a mark replaces each tensor.
-        why_not: reason why a graph cannot run with these arguments; `None` if it can.
+        form: structure of the arguments, in which a mark replaces each tensor.
+        why_not: reason why no graph can run with these arguments; `None` if a graph can.
     """
 
     tensors: tuple[Tensor, ...]
@@ -30,7 +30,7 @@ class CallArguments:
 
     @classmethod
     def of(cls, arguments: tuple[Any, ...]) -> CallArguments:
-        """Splits arguments, including tuples, lists and dicts of them."""
+        """Splits arguments, which may be tuples, lists and dicts of further arguments."""
         tensors: list[Tensor] = []
         others: list[object] = []
         form = _take_apart(arguments, tensors, others)
@@ -40,7 +40,7 @@ class CallArguments:
         return cls(tuple(tensors), form, why)
 
     def check(self, device: torch.device) -> str | None:
-        """Returns the reason why a graph cannot run with these arguments on this device; `None` if it can."""
+        """Returns the reason why no graph on this device can run with these arguments; `None` if a graph can."""
         if self.why_not is not None:
             return self.why_not
         for i, tensor in enumerate(self.tensors):
@@ -58,7 +58,7 @@ class CallArguments:
         return self.form, tuple((t.shape, t.stride(), t.dtype) for t in self.tensors)
 
     def like(self) -> tuple[Tensor, ...]:
-        """Returns copies of the tensors, with their shapes, strides and values."""
+        """Returns copies of the tensors, with the same shapes, strides and values."""
         return tuple(copy_of(tensor) for tensor in self.tensors)
 
     def put_together(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ def put_together(form: Any, tensors: Any) -> Any:
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """Copies a tensor, with its strides if they are dense."""
+    """Copies a tensor. If the tensor is dense, the copy has the same strides."""
     with torch.no_grad():
         return torch.empty_like(tensor).copy_(tensor)
 

@@ -26,12 +26,12 @@ from flexsn_nn.neuron import Neuron
 
 # Minimum number of calls for which recording a graph pays off.
 _FEW_CALLS = 20
-# Number of graphs with fewer calls after which a warning is given. If the cause is a changed number of the optimizer,
-# later graphs do not contain the optimizer's step.
+# Number of graphs with fewer than `_FEW_CALLS` calls that may become outdated before a warning is given. If the change
+# is a number of the optimizer, later graphs do not contain the optimizer's step.
 _MANY_CHANGES = 3
-# A warning is given when `max_graphs * _MANY_DROPPED` kinds were dropped after few calls each.
+# A warning is given when `max_graphs * _MANY_DROPPED` kinds have been dropped after fewer than `_FEW_CALLS` calls each.
 _MANY_DROPPED = 4
-# Number of replays after which learned numbers are compared with their ranges.
+# Number of calls after which learned parameters are compared with their ranges.
 _CALLS_BETWEEN_LOOKS = 8
 _OPTIMIZER = "optimizer"
 
@@ -44,17 +44,17 @@ class _Kind:
         key: key of the arguments.
         settings: settings of torch during these calls.
         layers: layers with a state.
-        states: shapes of the states at the beginning of the calls.
+        states: layouts of the states at the beginning of the calls; `None` if the step does not carry states.
         parameters: all parameters for which the step computes gradients.
-        gradients: memory of the gradients to which the calls add. Empty with an optimizer.
-        watch: values of everything that must not change; `None` before the end of the first run.
+        gradients: addresses and strides of the gradients to which the calls add; `None` with an optimizer.
+        watch: all values that must not change between calls; `None` before the end of the first run.
         runs: number of runs in Python before the recording.
-        rehearsed: True if a graph could repeat everything in the last run.
+        rehearsed: True if a graph could repeat all operations of the last run.
         calls: total number of calls.
         graph: the graph; `None` before the recording.
         why: reason why there is no graph.
         why_update: reason why the optimizer's part is not in the graph.
-        ignoring: names of watched places that the step itself changes.
+        ignoring: names of the values that the step itself changes, which are not watched.
         outdated: True if a watched value has changed since the recording.
     """
 
@@ -185,7 +185,7 @@ class CapturedStep:
         return self._recorder is not None and not _is_being_captured(self._device)
 
     def _find(self, arguments: CallArguments) -> _Kind:
-        """Returns the kind of a call, or a new kind. Keeps the last `max_graphs` kinds."""
+        """Returns the kind of a call, which may be new. Stores the `max_graphs` kinds that were used last."""
         key, now = arguments.key, settings(self._device, self.step.scaler)
         outdated = []
         for i, kind in enumerate(self._kinds):
@@ -247,7 +247,10 @@ class CapturedStep:
         return StepWatch(roots, self._device, kind.ignoring)
 
     def _note_change(self, kind: _Kind) -> None:
-        """Counts a change that requires a new recording. Drops a graph whose numbers are outdated."""
+        """Counts a change that requires a new recording.
+
+        Drops the kind if only numbers of the optimizer have changed.
+        """
         assert kind.watch is not None
         changes = kind.watch.changes()
         if kind.outdated or not changes:
@@ -293,7 +296,7 @@ class CapturedStep:
             self.step.update()
 
     def _warm_up(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
-        """Runs the step in Python, and records everything that a graph could not repeat.
+        """Runs the step in Python, and notes everything that a graph could not repeat.
 
         The first run may contain one-time work, such as compilation, or the creation of the optimizer's state. Such
         work does not prevent a graph, because the step is rehearsed again.
@@ -361,7 +364,7 @@ class CapturedStep:
 
 
 def _look_at_ranges(layers: Sequence[Any]) -> None:
-    """Warns of learned numbers that have left their ranges, as calls of the neurons do."""
+    """Warns about learned parameters that have left their ranges. Ordinary calls of the neurons also warn."""
     for layer in layers:
         if isinstance(layer, Neuron):
             layer._ranges.written()
@@ -369,5 +372,5 @@ def _look_at_ranges(layers: Sequence[Any]) -> None:
 
 
 def _is_being_captured(device: torch.device) -> bool:
-    """True inside of a capture that the caller has started."""
+    """True during a capture that the caller has started."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

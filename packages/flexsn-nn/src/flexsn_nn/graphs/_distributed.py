@@ -1,4 +1,4 @@
-"""The communication of `DistributedDataParallel`, outside of graphs: buffers before a forward, gradients after it."""
+"""Communication of `DistributedDataParallel`, which a graph does not contain: copies buffers, averages gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def local(net: nn.Module) -> nn.Module:
 
 
 def share_buffers(net: nn.Module) -> None:
-    """Copies the buffers of the first process to all processes, if `net` copies them before a forward."""
+    """Copies the buffers of the first process to all processes, if `net` is set to do so before a forward."""
     if not isinstance(net, nn.parallel.DistributedDataParallel):
         return
     if net.broadcast_buffers and net.require_forward_param_sync:
@@ -27,7 +27,7 @@ def share_buffers(net: nn.Module) -> None:
 
 
 def average_gradients(net: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-    """Averages gradients over processes with one message per dtype, if `net` averages them after a backward."""
+    """Averages gradients over processes, one message per dtype, if `net` is set to do so after a backward."""
     if not isinstance(net, nn.parallel.DistributedDataParallel) or not net.require_backward_grad_sync:
         return
     own = set(net.parameters())

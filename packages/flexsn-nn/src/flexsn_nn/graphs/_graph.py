@@ -46,7 +46,7 @@ class LeftTensors:
         return [tensor for _, _, value in self._values for tensor in _listed(value)]
 
     def put(self, tensors: Sequence[Tensor] | None = None) -> None:
-        """Stores `tensors` on the layers. By default, stores the former tensors of the layers."""
+        """Stores `tensors` on the layers. By default, restores the tensors with which this object was created."""
         found = iter(self.tensors() if tensors is None else tensors)
         for own, place, value in self._values:
             if isinstance(value, Tensor):
@@ -84,7 +84,7 @@ class Graph:
     gradients: Sequence[Tensor | None]
 
     def run(self, arguments: Sequence[Tensor], states: Sequence[Tensor]) -> Any:
-        """Repeats the step with other arguments and initial states, and returns its results."""
+        """Repeats the step with other arguments and initial states. Returns a copy of the result."""
         copy_all((*self.arguments, *self.states), (*arguments, *states))
         self.replay()
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):

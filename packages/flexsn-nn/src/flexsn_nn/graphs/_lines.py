@@ -1,4 +1,4 @@
-"""Describes places in code: a line of the user's code, and the module that runs it."""
+"""Describes lines of the user's code for messages, with the modules that run these lines."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _described(frames: list[tuple[types.FrameType, int]], names: Names) -> str:
     """Describes the module and the line of the user's code.
 
     Args:
-        frames: frames with their line numbers, with the innermost first.
+        frames: frames with their line numbers. The innermost frame is first.
     """
     line = module = None
     for frame, number in frames:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flexsn_nn.graphs._lines import line_of_function
 from flexsn_nn.graphs._step import TrainingStep
 
-# Packages whose hooks only compute with tensors. Hooks of monitors, however, count in Python.
+# Packages whose hooks only compute with tensors, except for the hooks of monitors, which count in Python.
 _CAPTURED_HOOKS = ("torch.nn.utils.", "torch.ao.", "flexsn_nn.")
 _LOOKING = "flexsn_nn.monitor"
 _HOOKS = {

@@ -24,7 +24,7 @@ class GraphRecorder(Protocol):
     """A recorder of graphs for one device."""
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
-        """Calls a function under the conditions of its recording. Returns its result and descriptions of obstacles.
+        """Calls a function as in a recording. Returns its result, and a description of each obstacle to a recording.
 
         Args:
             names: names of modules, for the descriptions.
@@ -42,11 +42,11 @@ class GraphRecorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory, so only one graph may replay at a time.
+    """A recorder of CUDA graphs. The graphs share one pool of memory, so only one graph may replay at a time.
 
     Args:
         device: device of all computations.
-        generators: generators of random numbers other than torch's own.
+        generators: generators of random numbers, other than torch's default generator.
     """
 
     def __init__(self, device: torch.device, generators: Sequence[torch.Generator] = ()) -> None:
@@ -57,7 +57,11 @@ class CudaRecorder:
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        """Enters the stream of all captures, since autograd runs a parameter's node on the stream of its creation."""
+        """Enters the stream of all captures.
+
+        The stream is always the same, because the backward of a parameter's node runs on the stream on which autograd
+        created the node.
+        """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -65,7 +69,7 @@ class CudaRecorder:
         current.wait_stream(self._stream)
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
-        """Calls a function on the stream of the captures, and records each operation that waits for the device."""
+        """Calls a function on the stream of the captures, and notes each operation that waits for the device."""
         notes: dict[str, None] = {}
         before = torch.cuda.get_sync_debug_mode()
         with self._on_stream(), warnings.catch_warnings():
@@ -102,7 +106,7 @@ class CudaRecorder:
         gc.disable()  # collecting an old graph would disturb the capture
         try:
             with self._on_stream():
-                # In the meantime, other threads may prepare batches, with calls that this thread must not make.
+                # During the capture, other threads may prepare batches, with calls that are forbidden in this thread.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     result = function()
@@ -113,7 +117,7 @@ class CudaRecorder:
                 graph.capture_end()
         except BaseException:
             # After a failed capture, the allocator still waits for the end of the capture, and generators still count
-            # for it.
+            # their draws for the capture.
             end_allocation_to_pool(index, self._pool)
             self._pool = torch.cuda.graph_pool_handle()
             for generator, state in zip(drawing, states, strict=True):
@@ -132,12 +136,12 @@ _REPLACED = [0]
 
 
 def replaced_states() -> int:
-    """Returns a number that changes when existing graphs must not be replayed any more."""
+    """Returns a count. When the count increases, existing graphs must no longer be replayed."""
     return _REPLACED[0]
 
 
 def _draws(generator: torch.Generator) -> bool:
-    """True if a generator can draw numbers as usual. The check does not change the generator's position."""
+    """True if a generator can draw numbers as usual. The check does not change the generator's state."""
     try:
         before = generator.get_state()
         torch.rand(1, device=generator.device, generator=generator)

@@ -10,7 +10,7 @@ import torch
 
 
 def settings(device: torch.device, scaler: torch.amp.GradScaler | None) -> Hashable:
-    """Returns a key that changes if the same operations on the same tensors may launch other kernels."""
+    """Returns a key of the settings that determine the kernels of an operation, and of the numbers of a scaler."""
     kind = device.type
     cudnn = torch.backends.cudnn
     numbers: Hashable = None
@@ -39,7 +39,7 @@ def settings(device: torch.device, scaler: torch.amp.GradScaler | None) -> Hasha
 
 
 def draws(device: torch.device) -> dict[str, object]:
-    """Returns the states of random generators from which a graph does not draw new numbers, by name."""
+    """Returns, by name, the states of random generators whose draws a graph cannot repeat."""
     found: dict[str, object] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -61,7 +61,8 @@ class TrainingStep:
             found = self.loss(output, *others)
         value = _loss_of(found)
         (value if self.scaler is None else self.scaler.scale(value)).backward()
-        # The step's graph must not outlive the step, because its nodes belong to the stream on which they were created.
+        # Autograd's graph of the step must not outlive the step, because the nodes of this graph belong to the stream
+        # on which they were created.
         del output, value
         detach_net(self.net)
         if not self.carry:

@@ -1,4 +1,4 @@
-"""Compares many values and tensors in few passes, without a Python operation for each."""
+"""Compares many values and tensors in few passes, without a Python operation for each value."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _hooks = attrgetter("_backward_hooks")
 
 
 class SameObjects:
-    """Containers, and the objects that they contain, compared by identity.
+    """Compares the sizes and the objects of containers with those at the last `remember`. Objects compare by identity.
 
     Attributes:
         sized: containers whose lengths are compared.
         mappings, sequences: containers whose values are compared in order. These containers are also in `sized`.
-        parts: a mapping's `get`, with the keys whose values are compared.
+        parts: `get` of each mapping of which only some values are compared, with the keys of these values.
         cells: closure variables of functions.
     """
 
@@ -40,7 +40,7 @@ class SameObjects:
         self._sizes = list(map(len, self.sized))
         try:
             self._objects = list(self._now())
-        except ValueError:  # a variable has no value
+        except ValueError:  # a closure variable has no value
             self._objects = None
 
     def same(self) -> bool:
@@ -83,5 +83,5 @@ class SameTensors:
 
 
 def is_plain(tensor: Tensor, device: str) -> bool:
-    """True if a tensor is on a device of this type, has memory, and is not of a special class."""
+    """True if a tensor is on a device of this type, and its class is `Tensor` or `nn.Parameter`, not a subclass."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == device

@@ -80,17 +80,17 @@ class WatchedAttributes(NamedTuple):
 class StepWatch:
     """All values that are reachable from some roots: attributes, parameters, containers and closure variables.
 
-    Numbers and strings are compared by value, other objects by identity, and tensors by their memory and by
-    `requires_grad`. Tensors on other devices than the network's are also compared by version, because their values are
-    fixed in a graph.
+    Numbers and strings are compared by value, and tensors by memory, layout, dtype, `requires_grad` and the presence of
+    hooks. All other objects are compared by identity. Tensors that are not on the network's device are also compared by
+    version, because their values are fixed in a graph.
 
     Args:
         roots: objects by their names in messages.
         device: device of the network.
-        ignoring: names of places that may change.
+        ignoring: names of values that may change.
 
     Attributes:
-        too_many: True if there are more places than each call can compare. The remaining places are not watched.
+        too_many: True if there are more values than each call can compare. The remaining values are not watched.
     """
 
     def __init__(self, roots: Mapping[str, object], device: torch.device, ignoring: Iterable[str] = ()) -> None:
@@ -108,8 +108,8 @@ class StepWatch:
             name, value = waiting.pop()
             waiting += reversed(self._visit(name, value))
         self._facts = self._facts_now(self._tensors)
-        # Each call compares all values at once. If a value differs, the places are compared one by one, and equal
-        # numbers count as equal.
+        # Each call first compares all objects by identity, at once. If an object has changed, the places are compared
+        # one by one, and equal numbers count as equal.
         self._same_tensors = SameTensors(one for one in self._tensors if is_plain(one, self._device))
         self._others = [one for one in self._tensors if not is_plain(one, self._device)]
         self._facts_of_others = self._facts_now(self._others)
@@ -131,7 +131,7 @@ class StepWatch:
         return self._same_tensors.same() and self._facts_of_others == self._facts_now(self._others)
 
     def changes(self) -> list[str]:
-        """Returns the names of the places that have changed."""
+        """Returns the names of the values that have changed."""
         found = [name for name, container in zip(self._empty_names, self._empty, strict=True) if container]
         for place in self._places:
             if not place.holds():
@@ -140,7 +140,7 @@ class StepWatch:
         return found + [name for name, facts, before in now if facts != before]
 
     def _visit(self, name: str, value: object) -> list[tuple[str, object]]:
-        """Adds the places of a value, and returns the values to visit next."""
+        """Watches a value, and returns the values that it contains, to be visited next."""
         if value is None or isinstance(value, _BY_VALUE) or id(value) in self._seen or name in self._ignoring:
             return []
         self._seen[id(value)] = value
@@ -224,7 +224,7 @@ class StepWatch:
     def _watch_keys(
         self, describe: Callable[[str], str], container: dict[str, Any], keys: list[str]
     ) -> list[tuple[str, object]]:
-        """Watches some keys of a dict; other keys may be added and removed."""
+        """Watches the values of some keys of a dict. Other keys may be added and removed."""
         if not keys:
             return []
         self._places.append(_KeysPlace(describe, container, keys))
@@ -279,7 +279,7 @@ class _WatchedPlace:
         return not found
 
     def changes(self) -> list[str]:
-        """Returns the keys whose values differ. Replaces stored numbers by equal new objects."""
+        """Returns the names of the values that differ. Stores new objects that equal the stored objects."""
         container = self._container
         keys = tuple(key for key in container if key not in self._but)
         if keys != self._keys:
@@ -379,7 +379,7 @@ class _KeysPlace(_WatchedPlace):
 
 
 def _facts(tensor: Tensor, device: str) -> Facts:
-    """Returns the memory, layout and role of a tensor."""
+    """Returns the properties by which a tensor is compared."""
     try:
         address = tensor.data_ptr()
     except RuntimeError:  # a subclass or a fake tensor without memory
@@ -419,7 +419,7 @@ def _contents(cell: types.CellType) -> object:
 
 @functools.lru_cache(1024)
 def _names(code: types.CodeType) -> tuple[str, ...]:
-    """Returns the names of global variables that a function and the functions inside of it read."""
+    """Returns the names of global variables that a function and its nested functions read."""
     loads = (step for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     found = dict.fromkeys(str(step.argval) for step in loads)
     for constant in code.co_consts:
@@ -429,7 +429,7 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def _is_foreign(thing: Any) -> bool:
-    """True for classes and functions of libraries, which are not searched."""
+    """True for classes and functions of libraries, whose values are not watched."""
     module = getattr(thing, "__module__", None) or ""
     return module.partition(".")[0] in _FOREIGN and module != "__main__"
 

@@ -24,7 +24,7 @@ class Absorb(Transform):
         self.flows = flows
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """Computes the statistics of a norm, or computes the first input itself."""
+        """Computes the statistics of a norm for a function in the step, or computes the first input before the step."""
         x, *others = call.inputs
         if not call.in_step:
             return (self.producer.of(x), *others), None
@@ -41,7 +41,7 @@ def parts_of(front: object) -> FrontParts | None:
 
 
 class InStep(Absorb):
-    """A function of the first input, which the step computes."""
+    """A function of the first input that runs in the step."""
 
     def __init__(self, absorbed: Absorbed, *, flows: bool) -> None:
         super().__init__(absorbed, flows=flows)

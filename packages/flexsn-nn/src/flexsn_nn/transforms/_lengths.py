@@ -20,12 +20,12 @@ class Lengths(Transform):
     are not finite. Results are bitwise equal to those of each sequence without padding.
 
     Args:
-        lengths: whole numbers `[B]` from 0 to T. B is the first dimension of a step.
+        lengths: whole numbers `[B]` from 0 to T. B is the size of a step's first dimension.
 
     Raises:
         ParameterError: raised at the call: `lengths` have another shape or dtype. On the CPU, also raised if a length
             is out of range. On a GPU, the values are not checked, because reading them would wait for the GPU. Leave
-            the lengths on the CPU.
+            the lengths on the CPU, so that they are checked.
         StepModeError: raised at the call: the neuron runs single steps.
     """
 
@@ -38,7 +38,7 @@ class Lengths(Transform):
         self._kept: tuple[object, Tensor] | None = None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the remaining steps, `[T, B, 1, ...]`, int32. For kernels, returns the first step, expanded."""
+        """Returns the remaining steps, int32 `[T, B, 1, ...]`. For kernels, expands those of the first step."""
         lengths, shape = self.lengths, call.step_shape
         if call.step_mode == "s":
             raise StepModeError(
@@ -61,7 +61,7 @@ class Lengths(Transform):
                 )
         if torch.compiler.is_compiling():
             return (self._left(call),)
-        # The neurons of a network share one tensor.
+        # All neurons of a network share one tensor of counts.
         like = call.num_steps, len(shape), call.inputs[0].device, call.kernels, lengths._version
         if self._kept is None or self._kept[0] != like:
             self._kept = like, self._left(call)
@@ -79,7 +79,7 @@ class Lengths(Transform):
         """Computes the step until a sequence ends, and then returns zeros and unchanged states."""
         (left,) = own.inputs
         alive = left > 0
-        # Derivatives here are finite for any padding, so their products with a gradient of zero are zero.
+        # Zeros replace the padding, so derivatives are finite, and their products with gradients of zero are zero.
         outputs, new_states = core(tuple([select(alive, x, torch.zeros_like(x)) for x in inputs]), states)
         return Changed(
             tuple([select(alive, output, torch.zeros_like(output)) for output in outputs]),

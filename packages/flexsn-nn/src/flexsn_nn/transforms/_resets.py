@@ -1,4 +1,4 @@
-"""Several runs in one sequence. Each reset begins again with the initial state."""
+"""Several runs in one sequence. After each reset, a run begins with the initial states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Resets(Transform):
     Use it for sequences that contain several episodes or documents. Gradients do not cross a reset.
 
     Args:
-        resets: booleans `[T, B]`, or `[B]` in step mode `"s"`. B is the first dimension of a step.
+        resets: booleans `[T, B]`, or `[B]` in step mode `"s"`. B is the size of a step's first dimension.
 
     Raises:
         ParameterError: raised at the call: `resets` have another shape or dtype.
