@@ -15,7 +15,9 @@ from flexsn_nn.neuron import Recurrent, RunOptions
 
 
 class Concatenated(nn.Module):
-    """Weights of a `LinearRecurrentContainer`. The first columns apply to the input, the others to the last output.
+    """Weights of a `LinearRecurrentContainer`, which apply to the input and to the last output separately.
+
+    The first columns of `rc.weight` multiply the input, and the other columns multiply the last output.
 
     Args:
         rc: the linear layer that maps `[x, y]` to the input of `layers`.

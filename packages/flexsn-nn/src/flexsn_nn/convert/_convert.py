@@ -22,9 +22,10 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
 
     Calls of the network do not change. Its outputs are equal, up to the differences that the report names. Learned
     parameters remain the same objects, so an optimizer keeps them, except for parameters that the report calls new. A
-    learned number without dimensions gets the shape `[1]`, because `fully_shard` rejects numbers without dimensions. An
-    optimizer that has already taken a step with this number has to be created again. States are not copied: neurons
-    begin with their initial states. Each module keeps its step mode, so a network with a loop over time keeps its loop.
+    learned parameter without dimensions gets the shape `[1]`, because `fully_shard` rejects parameters without
+    dimensions. An optimizer that has already taken a step with such a parameter has to be created again. States are not
+    copied: neurons begin with their initial states. Each module keeps its step mode, so a network with a loop over time
+    keeps its loop.
 
     Args:
         model: a network or a single neuron. Modules of other kinds do not change.
@@ -54,7 +55,7 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
 
 
 class _Place(NamedTuple):
-    """Replacement of a module, and its future place in the parent module."""
+    """A new module, and the parent module and name under which it replaces the old module."""
 
     parent: nn.Module
     child: str
@@ -119,7 +120,7 @@ class _Visitor:
         return Replacement(module, moved, dropped)
 
     def _with_dimensions(self, made: Replacement) -> Replacement:
-        """Plans the shape `[1]` for the learned numbers of a replacement, to be applied after all other changes."""
+        """Plans the shape `[1]` for learned parameters without dimensions, to be applied after all other changes."""
         numbers = {name: value for name, value in made.module.named_parameters() if value.dim() == 0}
         self.numbers += numbers.values()
         moved = {k: replace(place, shape=(1,)) if place.key in numbers else place for k, place in made.moved.items()}

@@ -75,8 +75,8 @@ class LoopCall(DelayedReset):
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.
             states: states in snnTorch's order, or by snnTorch's names. If a state is `None` or absent, the state that
-                the neuron stores is used. A state that is not shaped like the step, such as the state of a new neuron,
-                counts as zeros.
+                the neuron stores is used. A state that is not shaped like the step, such as the empty state from
+                `reset_mem`, is replaced by zeros.
             lengths, resets, transforms: same as in `FlexSN`.
 
         Raises:
@@ -94,7 +94,8 @@ class LoopCall(DelayedReset):
         if self.init_hidden and not self.output:
             return spikes
         found = self.states if self.step_mode == "s" else self.state_seqs
-        # The last spikes are a state of recurrent neurons. The spikes are returned only once.
+        # The first state of recurrent neurons is the last spikes. The spikes are already the output, so they are not
+        # returned again.
         return spikes, *(found[1:] if self.state_names[0] == "s" else found)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
@@ -106,7 +107,7 @@ class LoopCall(DelayedReset):
         return graded, *new
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """Computes one step of the neuron itself."""
+        """Computes one step with ungraded spikes."""
         raise NotImplementedError
 
     def reset_mem(self) -> Any:

@@ -1,4 +1,4 @@
-"""Conversion rules for the two libraries, and reasons why a module cannot be converted."""
+"""Conversion rules for modules of SpikingJelly and snnTorch, and reasons why a module cannot be converted."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Unconvertible(Exception):
 
 @dataclass(frozen=True)
 class Replacement:
-    """A module that replaces another.
+    """A module that replaces a module of another library.
 
     Attributes:
         module: the new module.
-        moved: new places of parameters and buffers that have moved, by their names in the old module.
+        moved: new keys and shapes of parameters and buffers, by their names in the old module.
         dropped: parameters and buffers of the old module that the new module lacks. Maps their names to reasons.
         differences: same as in `Converted`.
     """

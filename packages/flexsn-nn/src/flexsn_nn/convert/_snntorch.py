@@ -152,7 +152,7 @@ def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
     """Passes the old neuron's tensors to the new neuron, under the same names."""
     for name in ("threshold", "graded_spikes_factor", *names):
         value = getattr(old, name, None)
-        if value is None:  # this version of snnTorch has no graded spikes
+        if value is None:  # the installed version of snnTorch has no graded spikes
             continue
         if not isinstance(value, nn.Parameter) and not value.is_floating_point():
             value = value.float()  # snnTorch stores threshold=1 as an integer
@@ -172,7 +172,7 @@ def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
 
 
 def without_gradient(x: Tensor) -> Tensor:
-    """Spike function of `surrogate_disable=True`."""
+    """Computes spikes without a gradient, like snnTorch with `surrogate_disable=True`."""
     return (x > 0).to(x.dtype)
 
 

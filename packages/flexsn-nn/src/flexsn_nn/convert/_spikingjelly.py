@@ -51,7 +51,7 @@ RUNS_AS_IT_IS = "it runs unchanged, with SpikingJelly's code; SpikingJelly's set
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """Returns the rule for a module; `None` if it is not from SpikingJelly, or if it only holds other modules."""
+    """Returns the rule for a module; `None` for other packages' modules, and for modules that only hold modules."""
     kind = type(module)
     neuron = any(derived_from(module, PACKAGE, name) for name in NEURONS)
     stateful = neuron or derived_from(module, PACKAGE, "MemoryModule")
@@ -318,7 +318,7 @@ def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _torch_class(module: nn.Module) -> type[nn.Module] | None:
-    """Returns PyTorch's layer of the same name, if the module only adds a step mode to it."""
+    """Returns PyTorch's class from which a layer of the same name is derived; `None` if there is no such class."""
     kind = type(module)
     for base in kind.__mro__:
         if library(base) == "torch" and base.__name__ == kind.__name__:
@@ -327,7 +327,7 @@ def _torch_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """Copies a layer to PyTorch's own class, with the same parameters and hooks."""
+    """Returns a copy of a layer as an object of PyTorch's own class, with the same parameters and hooks."""
     kind = _torch_class(module)
     assert kind is not None
     made = kind.__new__(kind)
@@ -338,7 +338,7 @@ def plain(module: nn.Module) -> nn.Module:
 
 
 def _stateless(old: Any, backend: str) -> Replacement:
-    """Converts a layer that only adds a step mode to PyTorch's layer, inside of an `OverTime` for sequences."""
+    """Converts a layer that adds only a step mode to PyTorch's class. An `OverTime` contains it for sequences."""
     made = plain(old)
     if old.step_mode == "s" or isinstance(made, nn.Linear):
         return Replacement(made, {key: Moved(key) for key in old.state_dict()})

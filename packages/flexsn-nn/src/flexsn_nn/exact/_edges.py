@@ -10,7 +10,7 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.exact._sources import SAME_FUNCTIONS, SAME_MODULES
 from flexsn_nn.fusion._dataflow import forward_graphs
 
-# Functions and methods that do not change their arguments. Views are listed elsewhere.
+# Functions and methods that do not change their arguments. `SAME_FUNCTIONS` contains the views.
 _PURE = frozenset(
     {
         "add", "cat", "div", "dropout", "matmul", "max", "mean", "mul", "neg", "stack", "sub", "sum", "truediv",
@@ -23,13 +23,13 @@ _CHANGING = "inplace"
 
 
 class Edges:
-    """Connections that exist in all graphs of a network, in training and in evaluation.
+    """Direct connections between neurons and layers, from the graphs of a network in training and in evaluation.
 
     Attributes:
-        writers: names of neurons whose output reaches layers unchanged, and reaches no operation that could change it
-            in place.
+        writers: names of neurons whose output reaches layers unchanged, and is never read by an operation that could
+            change the output in place.
         readers: names of layers that read such an output.
-        links: for each layer whose output only a single neuron reads, the name of that neuron.
+        links: for each layer whose output is read by a single neuron and nothing else, the name of this neuron.
     """
 
     def __init__(self, net: nn.Module, layers: tuple[type[nn.Module], ...]) -> None:
@@ -103,7 +103,7 @@ class Edges:
 
 
 def _name_of(node: fx.Node) -> str:
-    """Returns the name of a function of torch or of a method; `""` for other nodes."""
+    """Returns the name of the torch function or the method that a node calls; `""` for other nodes."""
     if node.op == "call_method":
         return str(node.target)
     if node.op != "call_function":

@@ -28,7 +28,7 @@ class LayerProduct:
     Attributes:
         layer: name of the layer, as in `named_modules()`.
         exact: True if an exact product ran.
-        account: description of the product that ran. For torch's product, the reason.
+        account: description of the product that ran. For torch's product, the reason why it ran.
     """
 
     layer: str
@@ -70,12 +70,13 @@ def exact_products(
 ) -> ExactProducts:
     """Makes linear layers multiply spikes exactly on tensor cores, forward and backward, in place.
 
-    One bfloat16 can represent a spike exactly. A float32 product with spikes can therefore be replaced by three
-    bfloat16 products with unrounded operands. The same is true for small whole numbers, such as the sums of residual
-    blocks. A layer computes the exact product in each call whose input is known to consist of such numbers: after
-    neurons with a `spike_range`, also through views, sums, pooling and similar operations. The kernel also checks the
-    input. If it finds a number that is not whole, the product is computed again in float32. Modules, parameters and
-    `state_dict()` do not change.
+    One bfloat16 can represent a spike exactly, and the sum of three bfloat16 can represent a float32 weight exactly. A
+    float32 product with spikes can therefore be replaced by three bfloat16 products, without rounding the operands.
+    Instead of spikes, the input may also consist of small whole numbers, such as the sums of residual blocks. A layer
+    computes the exact product in each call whose input is known to consist of spikes or small whole numbers. Such
+    inputs are outputs of neurons with a `spike_range`, and results of views, sums, pooling and similar operations on
+    these outputs. The kernel also checks the input. If the input contains a number that is not whole, the product is
+    computed again in float32. Modules, parameters and `state_dict()` do not change.
 
     Exact products run in `nn.Linear`, and in convolutions of size 1 with channels-last input, in float32 on a GPU.
     Torch's product still runs under autocast, on other devices, and for products that are so small that launching the
@@ -86,8 +87,8 @@ def exact_products(
             using a wrapper such as `DistributedDataParallel`.
         precision: precision of weights and gradients. `"highest"` is float32, in three parts. `"high"` is 16 bits, in
             two parts. `"medium"` is 8 bits, in one part. `None` follows `torch.get_float32_matmul_precision()` in each
-            call. Weights from `on_grid` are never rounded. `"exact"` only multiplies in layers whose weight is on a
-            grid.
+            call. Weights from `on_grid` are never rounded. With `"exact"`, exact products run only in layers whose
+            weight is on a grid.
         also: names of other layers whose input consists of spikes, such as the first layer if the data are spikes.
         skip: names of layers to leave unchanged.
 
@@ -167,7 +168,7 @@ def _around(name: str, modules: dict[str, nn.Module]) -> tuple[nn.Module, ...]:
 
 
 def _mark_spikes(neuron: Any, inputs: Any, output: Any) -> None:
-    """Forward hook that marks the (first) output as whole numbers."""
+    """Marks the first output of a neuron as whole numbers. This function is a forward hook."""
     if torch.compiler.is_compiling() or neuron.spike_range is None:
         return
     first: Tensor = output if isinstance(output, Tensor) else output[0]

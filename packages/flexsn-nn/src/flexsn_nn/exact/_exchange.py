@@ -1,4 +1,4 @@
-"""Spikes and gradients that neurons and layers exchange without a pass over memory to convert them."""
+"""Exchange of spikes and gradients between neurons and layers, without a pass over memory for their conversion."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class _Written(NamedTuple):
 
 
 def written_of(x: Tensor) -> Tensor | None:
-    """Returns the values of `x` that the neuron's kernel wrote in bfloat16, shaped like `x`; `None` if absent.
+    """Returns the values of `x` that a neuron's kernel wrote in bfloat16, shaped like `x`; `None` without such values.
 
-    The values exist if `x` is the neuron's output, or a view of the whole output in the same order, and has not
-    changed.
+    These values exist if `x` has not changed, and is the neuron's output or a view of the whole output in the same
+    order.
     """
     found: _Written | None = getattr(x, _WRITTEN, None)
     if found is None:
@@ -47,14 +47,14 @@ def written_of(x: Tensor) -> Tensor | None:
 
 
 def offer_links(y: Tensor, links: Links) -> None:
-    """Attaches links to the output of a product. The neuron that reads the output takes them."""
+    """Attaches links to the output of a product. The neuron that reads the output removes and uses them."""
     setattr(y, _LINKS, (links, y._version))
 
 
 def _take_links(x: Tensor) -> Links | None:
     """Removes and returns the links of a tensor.
 
-    If a second reader also had links, gradients would be summed in bfloat16.
+    Only one reader of a tensor may receive links. The gradients of several readers would be summed in bfloat16.
     """
     found: tuple[Links, int] | None = getattr(x, _LINKS, None)
     if found is None:
@@ -66,12 +66,12 @@ def _take_links(x: Tensor) -> Links | None:
 
 
 def has_hooks_before(modules: Sequence[nn.Module]) -> bool:
-    """True if hooks see inputs of these modules, and may change the inputs without a new version of the tensors."""
+    """True if hooks receive inputs of these modules, and may change the inputs without a new version of a tensor."""
     return bool(_modules._global_forward_pre_hooks) or any(one._forward_pre_hooks for one in modules)
 
 
 def has_hooks_after(modules: Sequence[nn.Module]) -> bool:
-    """True if hooks other than those of `exact_products` see outputs of these modules."""
+    """True if hooks other than those of `exact_products` receive outputs of these modules."""
     if _modules._global_forward_hooks:
         return True
     return any(_is_of_others(hook) for one in modules for hook in one._forward_hooks.values())
@@ -82,7 +82,10 @@ def _is_of_others(hook: object) -> bool:
 
 
 def can_exchange(neuron: FlexSN) -> bool:
-    """True for a neuron with one input and one output, if no subclass overrides its call."""
+    """True for a neuron with one input and one output, whose call no subclass overrides.
+
+    `precision` and `requires_grad` of the neuron must have their default values.
+    """
     one = neuron.num_inputs == neuron.num_outputs == 1
     return one and neuron.requires_grad is None and neuron.precision == "eager" and is_own_forward(neuron)
 
@@ -91,13 +94,13 @@ def can_exchange(neuron: FlexSN) -> bool:
 
 
 class SpikeExchange:
-    """Runs calls of a neuron between layers with exact products. The neuron's attribute `ATTRIBUTE` holds this object.
+    """Runs calls of a neuron next to layers with exact products. The neuron's attribute `ATTRIBUTE` holds this object.
 
-    Copies and pickles have their own programs.
+    Copies and unpickled objects create their own programs.
 
     Args:
         writes: True if the layers after the neuron read its spikes in bfloat16.
-        takes: True if the layer before the neuron takes gradients in parts.
+        takes: True if the layer before the neuron offers links, through which that layer receives gradients in parts.
         around: the neuron, and the modules that contain it.
     """
 
@@ -165,7 +168,8 @@ class SpikeExchange:
         zero = self._zero
         if zero is None or zero.device != x.device or zero.is_inference() or zero.shape != x.shape[1:]:
             zero = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape[1:])
-            if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):  # each replay of a graph would write it
+            # Each replay of a graph would write a zero that is created during the capture.
+            if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
                 self._zero = zero
         return [zero] * neuron.num_states
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from flexsn_nn.errors import ParameterError
 
-# float32 can represent all whole numbers up to this limit. Sums of parts can be a little larger than sums of the
-# numbers.
+# float32 can represent all whole numbers up to 2 ** 24. The limit is a little lower, because sums of the bfloat16 parts
+# of numbers can be a little larger than sums of the numbers.
 _LARGEST_SUM = 2.0**24 * (1 - 2.0**-6)
-# Beyond these exponents, parts of a number would not be normal float32 numbers.
+# Beyond these exponents, the bfloat16 parts of a number might not be normal float32 numbers.
 _EXPONENTS = (-100.0, 100.0)
-# In float64, numbers from 1/2 up to 1 have the biased exponent `_HALF`.
+# In float64, numbers from 1/2 to just below 1 have the biased exponent `_HALF`.
 _MANTISSA_BITS, _HALF = 52, 1022
 
 
@@ -22,8 +22,8 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
     Args:
         weight: `[rows, ...]`, of any floating-point dtype.
         bits: number of bits of the whole numbers, whose magnitude is below `2 ** (bits - 1)`.
-        largest_input: largest factor by which the numbers are multiplied.
-        bias: `[rows]`, added to the sums.
+        largest_input: largest magnitude of the inputs by which the whole numbers are multiplied.
+        bias: `[rows]`, added to the sums; `None` without a bias.
         rounding: True if the numbers will be rounded to the grid, False if they are already on it.
 
     Returns:
@@ -41,7 +41,7 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
 
 
 def _below(limit: float, value: Tensor) -> Tensor:
-    """Computes exactly the largest exponent `e` with `value * 2 ** e < limit`; 1022 if `value` is 0.
+    """Computes the largest whole exponent `e` with `value * 2 ** e < limit`, without rounding; 1022 if `value` is 0.
 
     Reads the bits of the quotient instead of calling `frexp`, for which Inductor of torch 2.11 writes C++ code that
     does not compile.
@@ -51,7 +51,7 @@ def _below(limit: float, value: Tensor) -> Tensor:
 
 
 def rounded(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
-    """Rounds `values` to multiples of `2 ** -e` whose whole numbers have at most `bits` bits. Exact in their dtype."""
+    """Rounds `values` to `2 ** -e` times whole numbers of at most `bits` bits. `None` does not limit the bits."""
     scale = torch.exp2(e)
     whole = torch.round(values.detach().double() * scale)
     if bits is not None:
@@ -61,7 +61,7 @@ def rounded(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
 
 
 def is_on_grid(weight: Tensor, bits: int = 16, largest_input: int = 1) -> bool:
-    """True if sums of a weight's rows are exact. Reads the weight, so it waits for a GPU."""
+    """True if each row of a weight is on a grid, so that sums are exact. Reads the weight, and waits for a GPU."""
     if weight.dim() < 2 or weight.dtype != torch.float32 or weight.numel() == 0:
         return False
     e = exponents(weight, bits, largest_input, None, rounding=False)

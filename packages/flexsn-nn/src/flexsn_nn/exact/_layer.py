@@ -1,4 +1,4 @@
-"""Replaces the forward of a layer that multiplies spikes by an exact product, where the exact product is faster."""
+"""Exact products with spikes, which replace a layer's own `forward` in calls where they are faster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LARGEST = 1 << 8
 
 
 class ExactForward(ReplacedForward):
-    """Forward of a linear layer or a convolution of size 1. It replaces the layer's attribute `forward`.
+    """Forward of a linear layer or a convolution of size 1. The layer's attribute `forward` holds this object.
 
     Args:
         layer: `nn.Linear`, or a convolution of size 1 in one to three dimensions.
@@ -44,7 +44,8 @@ class ExactForward(ReplacedForward):
         links: if only a neuron reads the output, the layer and the modules that contain it; otherwise `None`.
 
     Attributes:
-        last: same as in `ReplacedForward`. For an exact product, `last` holds the numbers of parts.
+        last: same as in `ReplacedForward`. For an exact product, `last` contains the number of parts for the weight and
+            for gradients.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class ExactForward(ReplacedForward):
         parts: tuple[int, int],
         compiling: bool,
     ) -> tuple[Tensor, Tensor | None, bool]:
-        """Returns the product, the record of rows that are not whole numbers, and True if the exact product ran."""
+        """Returns the product, a record of rows with numbers that are not whole, and True if the exact product ran."""
         if compiling or type(x) is not Tensor or transform_at_work() is not None:
             if self._scale != 1.0:
                 return torch.nn.functional.linear(x, weight, bias), None, False
@@ -140,7 +141,7 @@ class ExactForward(ReplacedForward):
         """Returns the reason why torch's product runs; `None` if the exact product can run.
 
         Args:
-            written: input in bfloat16, as a neuron wrote it, so it consists of spikes.
+            written: spikes in bfloat16 that a neuron wrote in addition to `x`; `None` without these spikes.
         """
         if torch.is_autocast_enabled(x.device.type):
             return "under autocast"
@@ -195,7 +196,7 @@ class ExactForward(ReplacedForward):
         return None
 
     def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
-        """Returns the number of parts for the weight and for gradients; `None` if `"exact"` is set without a grid."""
+        """Returns the number of parts for the weight and for gradients; `None` for `"exact"` without a grid."""
         asked = self.precision
         of_gradients = _PARTS[_torch_precision() if asked is None or asked == "exact" else asked]
         grid = grid_of(self.layer)
@@ -206,7 +207,7 @@ class ExactForward(ReplacedForward):
         return (2, of_gradients) if not compiling and self._left_on_grid(weight) else None
 
     def _left_on_grid(self, weight: Tensor) -> bool:
-        """True if the weight is still on a grid without its parametrization. Reads each new weight once."""
+        """True if the weight is still on a grid after its parametrization was removed. Checks each new weight once."""
         key = weight.data_ptr(), 0 if weight.is_inference() else weight._version
         if self._grid is None or self._grid[:2] != key:
             self._grid = (*key, is_on_grid(weight.flatten(1)))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Largest finite bfloat16: larger float32 numbers would become infinite.
+# Largest finite bfloat16. As bfloat16, larger float32 numbers would become infinite.
 _LARGEST = 3.3895313892515355e38
 
 
@@ -17,7 +17,7 @@ class LinkedStep:
 
     The step is `(x, *links, *states, total) -> (*outputs, spikes, *new_states, total)`. `spikes` is the first output in
     bfloat16. The gradient of `x` only flows to the links: each of the `parts` links receives one bfloat16 part of this
-    gradient. `total`, as an initial state, receives the sum of the gradient over time.
+    gradient. The gradient of the initial state `total` is the sum of this gradient over time.
 
     Args:
         core: step with one input.
@@ -47,7 +47,7 @@ class LinkedStep:
 
 
 class _LinkedFunction(torch.autograd.Function):
-    """Returns `x`. Its gradient flows to the other arguments: whole if they are float32, otherwise in parts."""
+    """Returns `x`. The gradient flows whole to each float32 argument, and in parts to the other arguments."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:

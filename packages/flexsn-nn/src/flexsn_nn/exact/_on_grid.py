@@ -65,7 +65,8 @@ class OnGrid(nn.Module):
             e = exponents(weight, self.bits, self.largest_input, bias, rounding=True)
             is_bias = values.dim() == 1
             near = rounded(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
-            # A number is close to its rounded value. Therefore, their difference is exact, and the sum is also exact.
+            # A value is close to its rounded value. Therefore, the difference between the two is exact, and the sum is
+            # exact.
             difference = near - values
         return values + difference
 
@@ -76,11 +77,11 @@ class OnGrid(nn.Module):
 def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_input: int = 1) -> tuple[Gridded, ...]:
     """Keeps each row of a layer's weight on a grid, so that sums over spikes are exact. Changes the layer in place.
 
-    The numbers of a row become multiples of a power of two, `2 ** -e`. This is the smallest power for which the
-    multiples are whole numbers of `bits` bits and float32 can represent each of their sums exactly. A product with
+    The numbers of a row become multiples of a power of two, `2 ** -e`. The power is the smallest for which the
+    multipliers are whole numbers of `bits` bits, and float32 can represent all sums of a row exactly. A product with
     spikes then has the same bits in any order of summation: in the loop and in kernels, for any batch size, on any
     device. If the layer has a `bias`, the bias is rounded to the same grid. The grid is a `torch.nn.utils.parametrize`
-    parametrization: the learned numbers are not rounded, the gradient passes straight through, and
+    parametrization: the learned values are not rounded, the gradient passes straight through, and
     `remove_parametrizations(module, name)` leaves the weight on its grid.
 
     Args:
@@ -91,7 +92,7 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
             of 40 spikes.
 
     Returns:
-        The changes of the weight and of the bias by the rounding.
+        A record of the weight, and of the bias if the layer has one, with the changes by the rounding.
 
     Raises:
         ParameterError: the tensor has no rows, is not float32, or is already on a grid; or `bits` is out of range.
@@ -151,7 +152,7 @@ def _rows_of(module: nn.Module, name: str) -> int | None:
 
 
 def _original(module: nn.Module, name: str) -> Tensor | None:
-    """Returns a tensor before its rounding to the grid; `None` if the layer does not have the tensor."""
+    """Returns the values of a tensor before rounding to the grid; `None` if the layer does not have the tensor."""
     if name not in _names(module):
         tensor = getattr(module, name, None)
         return tensor if isinstance(tensor, Tensor) else None

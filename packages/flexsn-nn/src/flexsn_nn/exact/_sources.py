@@ -16,7 +16,7 @@ from flexsn_nn.memory._ranges import WholeRange
 
 _Known = dict[str, list[WholeRange | None]]
 
-# Modules, functions and methods whose results contain only numbers from their first argument, and zeros.
+# Modules, functions and methods whose results contain only elements of the first argument, and zeros.
 SAME_MODULES = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d,
     nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.UpsamplingNearest2d, nn.PixelShuffle, nn.PixelUnshuffle,
@@ -33,11 +33,11 @@ _CHOICES = frozenset({"maximum", "minimum"})
 
 
 def known_inputs(net: nn.Module, layers: tuple[type[nn.Module], ...], *, training: bool) -> dict[str, WholeRange]:
-    """Finds the layers that read only spikes or small whole numbers in all calls, and the ranges of these numbers.
+    """Finds the layers that read only spikes or small whole numbers in all calls. Returns the ranges of these numbers.
 
     Args:
         layers: types of the layers.
-        training: mode of the network whose graphs are read.
+        training: True to read the graphs of training, False for those of evaluation.
     """
     found: _Known = {}
     for root, twin, graph in forward_graphs(net, training=training):
@@ -56,7 +56,7 @@ def _of_neuron(neuron: FlexSN | NormNeuron) -> WholeRange | None:
 
 
 class _Reader:
-    """Computes ranges along the graph of a part of a network."""
+    """Computes the ranges of the values in the graph of a part of a network."""
 
     def __init__(self, root: str, net: nn.Module, layers: tuple[type[nn.Module], ...], found: _Known) -> None:
         self._prefix = f"{root}." if root else ""

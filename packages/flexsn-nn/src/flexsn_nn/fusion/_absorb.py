@@ -19,7 +19,7 @@ from flexsn_nn.fusion._report import Absorbed, LeftProducer
 def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftProducer]]:
     """Moves the producers of the scans' inputs into the scans' steps, in place.
 
-    Returns the functions that were moved, and the functions that were not.
+    Returns the functions that were moved, and the functions that were not moved.
     """
     absorbed: list[Absorbed] = []
     left: dict[fx.Node, str] = {}
@@ -49,7 +49,7 @@ class _ScanNode:
     """One scan, and the functions that compute its inputs in the original graph.
 
     Args:
-        norms: norms of the graph that steps already compute, with the nodes of mean, scale and shift.
+        norms: norms that steps already compute, each with its nodes of mean, scale and shift.
     """
 
     def __init__(self, module: fx.GraphModule, node: fx.Node, norms: dict[fx.Node, list[fx.Node]]) -> None:
@@ -65,7 +65,7 @@ class _ScanNode:
         self.expressions = [producers.of(given) for given in tensors[:num_inputs] if isinstance(given, fx.Node)]
         assert len(self.expressions) == num_inputs
         self.left = producers.left
-        # Maps each operand to its placeholder in the step.
+        # Placeholders of the new step, by operand.
         self.inputs: dict[fx.Node, fx.Node] = {}
         self.captured: dict[fx.Node, fx.Node] = {}
         self.views: dict[Sequence, fx.Node] = {}
@@ -125,7 +125,10 @@ class _ScanNode:
         return self.views[sequence]
 
     def _forget(self, expression: Expression, nodes: list[fx.Node]) -> None:
-        """Erases nodes without readers. Nodes that read only a tensor's form read another sequence instead."""
+        """Erases the nodes that have no readers.
+
+        Nodes that read only the form of a sequence would keep it alive. They therefore read another sequence.
+        """
         graph = self.module.graph
         views = [part.view for part in parts(expression) if isinstance(part, Sequence) and part.view is not None]
         there = set(graph.nodes)

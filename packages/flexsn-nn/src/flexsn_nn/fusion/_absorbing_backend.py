@@ -21,8 +21,8 @@ class AbsorbingBackend:
     function is not moved if the move would save nothing, because another node also reads its result, or if the move
     would change the result. `print` shows the functions that were not moved, with the reasons.
 
-    Results equal those of the unchanged network, except for `batch_norm`. A norm is computed as
-    `(x - mean) * scale + shift`, as with `fuse_norms`.
+    Results equal those of the unchanged network, except for `batch_norm`. A norm is computed as `(x - mean) * scale +
+    shift`, as after `fuse_norms`.
 
     Args:
         backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs,

@@ -107,7 +107,10 @@ class _Proxy(fx.Proxy):
 
 @lru_cache(maxsize=4096)
 def _calls_isinstance(code: CodeType, offset: int) -> bool:
-    """True if the instruction at this offset calls `isinstance` by name. The call begins by loading the name."""
+    """True if the instruction at this offset calls `isinstance` by name.
+
+    In the source, such a call begins at the position of the instruction that loads the name.
+    """
     if "isinstance" not in code.co_names:
         return False
     listed = list(get_instructions(code))
@@ -125,7 +128,7 @@ _SIZES = frozenset({"shape", "ndim", "size", "dim", "numel", "stride", "nelement
 
 
 def _is_size(node: fx.Node) -> bool:
-    """True for numbers that are computed only from sizes."""
+    """True for a node that is computed only from sizes."""
     if node.op == "call_method":
         return node.target in _SIZES
     if node.op != "call_function":
@@ -137,7 +140,7 @@ def _is_size(node: fx.Node) -> bool:
 
 
 class _Tracer(fx.Tracer):
-    """Traces into the user's modules, and records calls of layers."""
+    """Traces the code of the user's modules, and records calls of layers without tracing their code."""
 
     def __init__(self, closed: set[nn.Module]) -> None:
         super().__init__()

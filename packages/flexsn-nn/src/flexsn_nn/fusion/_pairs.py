@@ -47,7 +47,7 @@ def neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflo
 
 
 def why_not_into(neuron: FlexSN) -> str | None:
-    """Returns the reason why a neuron cannot compute the layer before it; `None` if it can."""
+    """Returns the reason why a neuron cannot compute the layer before it; `None` if the neuron can."""
     kind = type(neuron)
     if kind.forward not in (FlexSN.forward, Neuron.forward):
         return f"{kind.__name__} overrides forward"

@@ -32,7 +32,7 @@ _MODULES: tuple[ModuleType, ...] = (torch, nn.functional, operator, math)
 _KNOWN: frozenset[Any] = frozenset(
     [value for module in _MODULES for value in vars(module).values() if callable(value) and isinstance(value, Hashable)]
 )
-# Methods that read a tensor's sizes, dtype and device, but not its values.
+# Methods that read only sizes, dtype and device of a tensor: its form.
 _OF_ITS_FORM = frozenset(["new_zeros", "new_ones", "new_empty", "new_full", "size", "dim"])
 
 
@@ -52,7 +52,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def is_of_form(node: fx.Node) -> bool:
-    """True if a node reads only sizes, dtype and device of its first argument, and not its values."""
+    """True if a node reads only sizes, dtype and device of its first argument, and not the argument's values."""
     return node.op == "call_method" and node.target in _OF_ITS_FORM
 
 
@@ -61,7 +61,7 @@ def separates(node: fx.Node) -> bool:
 
     Such a node changes a mode (autocast, `no_grad`, hooks), or may write to memory in a way that `is_written` cannot
     detect. Methods and PyTorch's own functions increase a tensor's version when they write. Functions of lists, a
-    user's own operators and other transforms might not increase it.
+    user's own operators and other transforms might not increase the version.
     """
     if node.op != "call_function" or node.target is operator.getitem:
         return False
@@ -70,12 +70,12 @@ def separates(node: fx.Node) -> bool:
 
 
 def forgets_versions(node: fx.Node) -> bool:
-    """True if a node is `tensor.data`. Writing to it does not increase the tensor's version."""
+    """True if a node is `tensor.data`. Writing to `tensor.data` does not increase the tensor's version."""
     return getattr(node.target, "__name__", "") == "_get_data_attr"
 
 
 def described(node: fx.Node) -> str:
-    """Describes a node in words, with the line of the user's code that created it."""
+    """Describes a node by its function, and by the line of the user's code that calls the function."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     frames = re.findall(r'File "([^"]*)", line (\d+)', node.stack_trace or "")
     # After the user's line, the stack may contain lines of active modes, such as a default device.

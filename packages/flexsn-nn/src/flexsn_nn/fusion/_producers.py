@@ -20,7 +20,8 @@ class Sequence:
 
     Attributes:
         node: node that has the elements.
-        view: view of frames `[T * B, ...]` as `[T, B, ...]`, which also has to be applied to `node`.
+        view: view of frames `[T * B, ...]` as `[T, B, ...]` that has to be applied to `node`; `None` if no view is
+            needed.
     """
 
     node: fx.Node
@@ -39,7 +40,7 @@ class Constant:
     """An operand that does not change from step to step: a captured tensor.
 
     Attributes:
-        squeezed: True if its first dimension is 1 instead of time.
+        squeezed: True if the operand's first dimension is 1 instead of T, and has to be removed.
     """
 
     node: fx.Node
@@ -51,7 +52,7 @@ class ElementwiseCall:
     """A call of an elementwise function.
 
     Attributes:
-        args, kwargs: expressions, and other arguments of the node.
+        args, kwargs: arguments of the node, in which expressions replace nodes.
     """
 
     node: fx.Node
@@ -71,7 +72,7 @@ Expression = Sequence | Constant | ElementwiseCall | Norm
 
 
 def parts(expression: Expression) -> Iterator[Expression]:
-    """Yields the parts of an expression, then the expression itself."""
+    """Yields all parts of an expression, the innermost first, and at last the expression itself."""
     if isinstance(expression, ElementwiseCall):
         for value in (*expression.args, *expression.kwargs.values()):
             if isinstance(value, Expression):
@@ -89,7 +90,7 @@ class Producers:
         scan: node of the scan.
 
     Attributes:
-        left: reasons why the step does not compute nodes that it could compute, by node.
+        left: for each elementwise function or norm that remains outside of the step, the reason, by node.
     """
 
     scan: fx.Node
@@ -109,7 +110,7 @@ class Producers:
     def of(self, node: fx.Node) -> Expression:
         """Returns the expression of an input `[T, *step]`: a plain `Sequence` if the step can compute no part of it."""
         tensor = example(node)
-        if tensor is None or tensor.dim() < 2:  # type promotion treats numbers differently
+        if tensor is None or tensor.dim() < 2:  # type promotion treats steps without dimensions differently
             return Sequence(node)
         return self._of(node, self.scan, None)
 
@@ -125,7 +126,7 @@ class Producers:
             found = self._call(node, view)
         elif node.target is nn.functional.batch_norm and node.args and isinstance(node.args[0], fx.Node):
             x = self._of(node.args[0], node, view)
-            # The statistics also need the sequence.
+            # The statistics of the norm also read the sequence.
             found = Norm(node, x if len(_sequences(x)) == 1 else Sequence(node.args[0], view))
         if found is None:
             return leaf
@@ -141,7 +142,7 @@ class Producers:
         return found
 
     def _call(self, node: fx.Node, view: fx.Node | None) -> ElementwiseCall | None:
-        """Returns an expression for a node if its operands are sequences like its result, or have no time dimension."""
+        """Returns an expression for a node if each operand is a sequence of T steps or has no time dimension."""
         result = example(node)
         if result is None or result.dim() < 2:
             return None
@@ -157,7 +158,7 @@ class Producers:
                 return None
             else:
                 found[operand] = self._of(operand, node, view)
-        # One sequence must have the whole shape, because the step's shape is derived from it.
+        # One sequence must have the full shape of the result, because the step's shape is derived from the sequences.
         whole = result.shape if view is None else Sequence(node, view).like.shape
         sequences = [sequence for e in found.values() for sequence in _sequences(e)]
         if not any(sequence.like.shape == whole for sequence in sequences):

@@ -57,8 +57,8 @@ class DelayFusion:
     """Delays of a network that neurons compute, and delays that were not fused. `print` shows the report.
 
     Attributes:
-        fused: name of the neuron of each fused delay, including delays that were fused before.
-        left: reasons why delays were not fused, by delay.
+        fused: for each fused delay, the name of its neuron. Includes delays that were fused before.
+        left: for each delay that was not fused, the reason, by name of the delay.
     """
 
     fused: dict[str, str]
@@ -90,7 +90,7 @@ class Absorbed:
 
 @dataclass(frozen=True, slots=True)
 class LeftProducer:
-    """A function that produces a scan's input, and the reason why the scan's step does not compute it."""
+    """A function that produces a scan's input, and the reason why the scan's step does not compute this function."""
 
     producer: str
     reason: str
