@@ -136,7 +136,7 @@ class LoopCall(DelayedReset):
             raise TypeError(f"unexpected {unknown[0]!r}; the states are {names}.")
         given = [*states, *(named.get(name) for name in self.loop_names[len(states) :])]
         if self.init_hidden and any(state is not None for state in given):
-            raise TypeError(f"{names}: states are not passed with init_hidden=True.")
+            raise TypeError(f"{names}: with init_hidden=True, the neuron stores its states, so do not pass them.")
         return given
 
 

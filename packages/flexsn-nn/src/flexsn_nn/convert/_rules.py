@@ -33,7 +33,7 @@ class Replacement:
 
 
 def _no_container(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
-    raise AssertionError("this rule makes no container")
+    raise AssertionError("the modules of this rule are not containers")
 
 
 @dataclass(frozen=True)
@@ -78,5 +78,5 @@ def of_ones_own(module: nn.Module, package: str) -> str:
     base = next(kind for kind in type(module).__mro__ if library(kind) == package)
     return (
         f"it is your own class, derived from {base.__name__}, with unknown methods. Write its time step as a "
-        "function, FlexSN(core, ...), or derive from a flexsn_nn.neuron."
+        "function, FlexSN(core, ...), or derive the class from a neuron of flexsn_nn.neuron."
     )

@@ -29,15 +29,15 @@ GATES = "it is a recurrent layer with internal weights, not a neuron: it runs un
 REASONS = {
     "SLSTM": GATES,
     "SConv2dLSTM": GATES,
-    "LeakyParallel": "it is an nn.RNN with a mask, and its weights belong to it: it runs unchanged.",
+    "LeakyParallel": "it is an nn.RNN with a mask and its own weights: it runs unchanged.",
     "StateLeaky": "it is a convolution over time without a reset, not a scan: it runs unchanged.",
     "LinearLeaky": "it is a linear layer and a convolution over time without a reset: it runs unchanged.",
     "AssociativeLeaky": "it is a state-space layer without a reset: it runs unchanged.",
     "DeltaLeaky": "it fires when its membrane changes. No neuron here does this. Write its step: FlexSN(core, ...).",
 }
 RESET_NET = (
-    "snntorch.utils.reset(net) and reset_hidden() do not reach it: call flexsn_nn.functional.reset_net(net), and "
-    "detach_net(net) for detach_hidden()."
+    "snntorch.utils.reset(net) and reset_hidden() do not reset it: call flexsn_nn.functional.reset_net(net), and "
+    "detach_net(net) instead of detach_hidden()."
 )
 
 
@@ -89,7 +89,7 @@ def _rsynaptic(old: Any, backend: str) -> Replacement:
     replacement = _connected(_replacement(made, old, ["alpha", "beta"]), old)
     if getattr(old, "reset_delay", True):
         return replacement
-    why = "snnTorch 1.0 ignores its reset_delay=False, as does this; flexsn_nn.RSynaptic(reset_delay=False) does not."
+    why = "reset_delay=False is ignored, as in snnTorch 1.0, but not by flexsn_nn.RSynaptic(reset_delay=False)."
     return replace(replacement, differences=(*replacement.differences, why))
 
 
@@ -159,7 +159,7 @@ def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
         new.hold(name, value)
     kept = {name: Moved(name) for name in new.state_dict()}
     dropped = {
-        key: "the reset mechanism is fixed when the neuron is made, there and here."
+        key: "the reset mechanism is fixed when a neuron is created."
         for key in old.state_dict()
         if key == "reset_mechanism_val"
     }
@@ -186,7 +186,8 @@ def spike_function(function: Any) -> Callable[[Tensor], Tensor]:
     factory = function.__qualname__.partition(".")[0]
     if factory == "SSO":
         raise Unconvertible(
-            "its surrogate SSO draws random numbers in the backward pass, but kernels cannot: use LSO, or another one."
+            "its surrogate SSO draws random numbers in the backward pass, but kernels cannot: use LSO or another "
+            "surrogate."
         )
     parameters = dict(inspect.getclosurevars(function).nonlocals)
     if factory == "custom_surrogate":

@@ -44,10 +44,10 @@ PACKAGE = "spikingjelly"
 NEURONS = ("BaseNode", "SimpleBaseNode", "NonSpikingBaseNode", "NoisyBaseNode", "NoisyNonSpikingBaseNode")
 NO_COUNTERPART = "it has no counterpart here. Write its step: FlexSN(core, ...)."
 FLEXSN = (
-    "its core is a step function already: flexsn_nn.FlexSN(core, num_inputs, num_states, num_outputs), with tensors "
-    "that the core captures instead of static inputs."
+    "its core is already a step function: use flexsn_nn.FlexSN(core, num_inputs, num_states, num_outputs), with "
+    "tensors that the core captures instead of static inputs."
 )
-RUNS_AS_IT_IS = "it runs unchanged, with SpikingJelly's code; SpikingJelly's set_step_mode and reset_net reach it."
+RUNS_AS_IT_IS = "it runs unchanged, with SpikingJelly's code, set_step_mode and reset_net."
 
 
 def rule_of(module: nn.Module) -> Rule | None:
@@ -60,7 +60,7 @@ def rule_of(module: nn.Module) -> Rule | None:
             return stays(of_ones_own(module, PACKAGE), descend=not neuron)
         return None
     if not kind.__module__.startswith("spikingjelly.activation_based"):
-        return stays("it is from the old clock_driven or event_driven package: rebuild it with activation_based first.")
+        return stays("it is from the old clock_driven or event_driven package: first rebuild it with activation_based.")
     if kind.__name__ in CONTAINERS:
         return _container(module)
     if kind.__name__ in RECURRENT:
@@ -74,7 +74,7 @@ def rule_of(module: nn.Module) -> Rule | None:
     if stateful:
         return stays(RUNS_AS_IT_IS, descend=True)
     if derived_from(module, PACKAGE, "SurrogateFunctionBase"):
-        return stays("a surrogate outside of a neuron: use one of flexsn_nn.surrogate.")
+        return stays("a surrogate outside of a neuron: use a surrogate of flexsn_nn.surrogate.")
     if derived_from(module, PACKAGE, "StepModule"):
         return Rule(_stateless) if _torch_class(module) is not None else stays(RUNS_AS_IT_IS, descend=True)
     return None
@@ -94,7 +94,7 @@ def forget(model: nn.Module) -> None:
 
 def _run(old: Any, backend: str) -> dict[str, Any]:
     if getattr(old, "_neuron_precision", None) is not None:
-        raise Unconvertible("it sets its own precision. Create it without one, and use precision='float32' here.")
+        raise Unconvertible("it sets a precision. Create it without this setting, and use precision='float32' here.")
     return {
         "step_mode": old.step_mode,
         "backend": backend,
@@ -125,7 +125,7 @@ def _if(old: Any, backend: str) -> Replacement:
 
 def _simple_if(old: Any, backend: str) -> Replacement:
     if old.v_reset:
-        raise Unconvertible("it starts at 0 whatever its v_reset is; neurons here start at v_reset. Use IFNode.")
+        raise Unconvertible("it starts at 0 for any v_reset, but neurons here start at v_reset. Use IFNode.")
     return _if(old, backend)
 
 
@@ -135,7 +135,7 @@ def _lif(old: Any, backend: str) -> Replacement:
 
 def _simple_lif(old: Any, backend: str) -> Replacement:
     if old.v_reset != 0:
-        raise Unconvertible("it starts at 0 whatever its v_reset is; neurons here start at v_reset. Use LIFNode.")
+        raise Unconvertible("it starts at 0 for any v_reset, but neurons here start at v_reset. Use LIFNode.")
     return _lif(old, backend)
 
 
@@ -155,7 +155,7 @@ def _eif(old: Any, backend: str) -> Replacement:
 
 def _izhikevich(old: Any, backend: str) -> Replacement:
     if old.w_rest != 0:
-        raise Unconvertible(f"its adaptation starts at w_rest={old.w_rest}; here it starts at 0.")
+        raise Unconvertible(f"its adaptation starts at w_rest={old.w_rest}, but here at 0.")
     numbers = {name: getattr(old, name) for name in ("tau", "v_c", "a0", "v_rest", "tau_w", "a", "b")}
     return Replacement(Izhikevich(**numbers, **_threshold_and_reset(old, backend)))
 
@@ -183,7 +183,7 @@ def _liaf(old: Any, backend: str) -> Replacement:
 def _ilif(old: Any, backend: str) -> Replacement:
     count = old.surrogate_function
     if (count.grad_min, count.grad_max) != (0, count.max_spike_count):
-        raise Unconvertible("its gradient has another window than here: from 0 to the largest number of spikes.")
+        raise Unconvertible("the window of its gradient is not from 0 to the largest number of spikes, as here.")
     new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_run(old, backend))
     return Replacement(new, differences=("it rounds v - v / tau where SpikingJelly rounds (1 - 1 / tau) v.",))
 
@@ -208,9 +208,7 @@ def _gated_lif(old: Any, backend: str) -> Replacement:
         else:
             target.data = value.detach().reshape(target.shape).clone()
         moved[name] = Moved(key, None if kept else tuple(target.shape))
-    differences = [
-        "from one call to the next, without a reset, it keeps its last spike; SpikingJelly's begins without one."
-    ]
+    differences = ["without a reset between calls, it keeps its last spike; SpikingJelly's neuron does not."]
     if channels is not None:
         differences.append("its parameters have the shape [C, 1, 1], and are new objects: give them to the optimizer.")
     return Replacement(new, moved, differences=tuple(differences))
@@ -240,7 +238,7 @@ def _psn(old: Any, backend: str) -> Replacement:
 
 def _masked_psn(old: Any, backend: str) -> Replacement:
     if old.step_mode != "m":
-        raise Unconvertible("in step mode 's' it depends on the number of the step; here it takes whole sequences.")
+        raise Unconvertible("in step mode 's', it depends on the index of the step; here, it takes whole sequences.")
     new = MaskedPSN(old.k, old.T, 0.0, surrogate_of(old.surrogate_function))
     new._lambda_ = old._lambda_
     replacement = _with_weights(new, old)
@@ -252,7 +250,7 @@ def _masked_psn(old: Any, backend: str) -> Replacement:
 def _sliding_psn(old: Any, backend: str) -> Replacement:
     new = SlidingPSN(old.k, surrogate_function=surrogate_of(old.surrogate_function), step_mode=old.step_mode)
     replacement = _with_weights(new, old)
-    continues = "a sequence continues from the last call, until reset(); in step mode 'm', SpikingJelly's begins again."
+    continues = "a call continues the sequence of the last call, until reset(); SpikingJelly's multi-step calls do not."
     return Replacement(new, replacement.moved, differences=(continues,))
 
 
@@ -304,7 +302,7 @@ def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
         raise Unconvertible("its surrogate draws random numbers: use StochasticLIF.")
     if kind.__name__ == "SquarewaveFourierSeries":
         if function.n < 2:
-            raise Unconvertible("its surrogate has no terms (n=1), so no gradient.")
+            raise Unconvertible("its surrogate has no terms (n=1), and therefore no gradient.")
         # In SpikingJelly, n is the index of the first omitted term.
         return surrogate.SquarewaveFourierSeries(function.n - 1, function.T_period)
     made = getattr(surrogate, kind.__name__, None)

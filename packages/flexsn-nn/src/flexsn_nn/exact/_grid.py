@@ -91,7 +91,7 @@ def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tup
         (torch.int8, True)
     """
     if not is_on_grid(weight, bits, largest_input):
-        raise ParameterError(f"the weight is not on a grid of {bits} bits: flexsn_nn.on_grid(layer, bits={bits}).")
+        raise ParameterError(f"the weight is not on a grid of {bits} bits: call flexsn_nn.on_grid(layer, bits={bits}).")
     e = exponents(weight, bits, largest_input, None, rounding=False)
     numbers = (weight.detach().double() * torch.exp2(e)).to(torch.int8 if bits <= 8 else torch.int16)
     return numbers, torch.exp2(-e).flatten().float()

@@ -158,7 +158,7 @@ class ExactForward(ReplacedForward):
     def _why_never(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
         """Returns the reason why torch's product runs for all tensors with these layouts; `None` if there is none."""
         if x.dtype != torch.float32 or weight.dtype != torch.float32:
-            return f"its input is {x.dtype} and its weight {weight.dtype}; exact products are of float32"
+            return f"its input is {x.dtype} and its weight {weight.dtype}; exact products need float32"
         if x.device != weight.device or x.dim() == 0:
             return "its input and its weight do not match"
         unavailable = why_unavailable(x.device)
@@ -169,7 +169,7 @@ class ExactForward(ReplacedForward):
             return "exported programs contain only torch's operators"
         if not isinstance(self.layer, nn.Linear):
             if x.dim() != weight.dim():
-                return "its input has no batch"
+                return "its input has no batch dimension"
             if not x.movedim(1, -1).is_contiguous():
                 return "its input is not channels-last in memory"
         if x.shape[-1 if isinstance(self.layer, nn.Linear) else 1] != weight.shape[1]:
@@ -192,7 +192,7 @@ class ExactForward(ReplacedForward):
         if found is None:
             return "its input is not known to consist of spikes"
         if max(-found.low, found.high) > _LARGEST:
-            return f"its input has whole numbers from {found.low} to {found.high}, at most {_LARGEST} is possible"
+            return f"its input has whole numbers from {found.low} to {found.high}; the limit is {_LARGEST}"
         return None
 
     def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:

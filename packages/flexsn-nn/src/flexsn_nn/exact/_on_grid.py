@@ -37,7 +37,7 @@ class Gridded:
     def __str__(self) -> str:
         return (
             f"{self.name} on a grid of {self.bits} bits: elements change by at most {self.largest_change:.1e}, "
-            f"{self.relative_change:.1e} of the largest one"
+            f"{self.relative_change:.1e} of the largest element"
         )
 
 
@@ -107,7 +107,7 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
     """
     check_count("bits", bits, at_least=FEWEST_BITS)
     if bits > MOST_BITS:
-        raise ParameterError(f"bits is {bits}; a grid has {FEWEST_BITS} to {MOST_BITS}.")
+        raise ParameterError(f"bits is {bits}; a grid has {FEWEST_BITS} to {MOST_BITS} bits.")
     check_count("largest_input", largest_input)
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor) or name not in {*module._parameters, *module._buffers, *_names(module)}:
@@ -115,11 +115,13 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
     if grid_of(module, name) is not None:
         raise ParameterError(f"{name} of {type(module).__name__} is on a grid: call remove_parametrizations first.")
     if isinstance(module, _TRANSPOSED):
-        raise ParameterError(f"{type(module).__name__} sums over the first dimension of its weight: it has no rows.")
+        raise ParameterError(
+            f"{type(module).__name__} sums over the first dimension of its weight, so the weight has no rows."
+        )
     if weight.dim() < 2:
         raise ParameterError(f"{name} is {list(weight.shape)}; a weight with rows is [outputs, inputs, ...].")
     if weight.dtype != torch.float32:
-        raise ParameterError(f"{name} is {weight.dtype}; grids are of float32.")
+        raise ParameterError(f"{name} is {weight.dtype}; a grid needs float32.")
     found = []
     names = [name] if name == _BIAS or _rows_of(module, _BIAS) != weight.shape[0] else [name, _BIAS]
     before = {one: getattr(module, one).detach().clone() for one in names}

@@ -75,9 +75,9 @@ def _why_not(layer: Delay, neuron: FlexSN) -> str | None:
     if not is_own_forward(layer):
         return f"{type(layer).__name__} overrides forward"
     if layer._forward_hooks:
-        return "it has a forward hook, which would see the undelayed sequence"
+        return "it has a forward hook, which would receive the undelayed sequence"
     if neuron._handover is not None or layer._handover is not None:
         return "it or its neuron is part of another pair"
     if layer.step_mode != neuron.step_mode:
-        return f"it has step_mode={layer.step_mode!r}, its neuron {neuron.step_mode!r}"
+        return f"it has step_mode={layer.step_mode!r}, but its neuron has {neuron.step_mode!r}"
     return None

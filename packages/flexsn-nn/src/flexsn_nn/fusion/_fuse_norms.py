@@ -109,11 +109,11 @@ def _why_not(layer: OverTime, neuron: FlexSN) -> str | None:
     if why is not None:
         return why
     if layer._forward_hooks:
-        return "its layer has a forward hook, which would see the sequence before the norm"
+        return "its layer has a forward hook, which would receive the sequence before the norm"
     if split_norm(layer)[1] is None:
         return "it has hooks"
     if neuron._handover is not None or layer._handover is not None:
         return "its layer or its neuron is part of another pair"
     if layer.step_mode != neuron.step_mode:
-        return f"its layer has step_mode={layer.step_mode!r}, its neuron {neuron.step_mode!r}"
+        return f"its layer has step_mode={layer.step_mode!r}, but its neuron has {neuron.step_mode!r}"
     return None

@@ -42,7 +42,7 @@ def neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflo
     """
     names = {_only_use(place, modules, flow, whose) for flow in flows}
     if len(names) > 1:
-        raise LeftError("its output goes to one layer in training and to another in evaluation")
+        raise LeftError("in training, its output goes to another layer than in evaluation")
     return names.pop()
 
 
@@ -54,7 +54,7 @@ def why_not_into(neuron: FlexSN) -> str | None:
     if neuron._starts_by_input():
         return f"{kind.__name__} overrides init_states, which may read its input"
     if neuron._forward_pre_hooks:
-        return "its neuron has a forward pre-hook, which would see the input of the layer before"
+        return "its neuron has a forward pre-hook, which would receive the input of the layer before it"
     return None
 
 
@@ -70,7 +70,7 @@ def _only_use(place: str, modules: dict[str, nn.Module], flow: Dataflow, whose: 
         raise LeftError(f"{name or 'the network'} cannot be traced: {flow.untraced[name]}")
     uses = flow.uses[place]
     if len(uses) != 1:
-        raise LeftError(f"its output goes to {len(uses)} places: {', '.join(use.text for use in uses)}")
+        raise LeftError(f"its output goes to {len(uses)} readers: {', '.join(use.text for use in uses)}")
     ((neuron, text),) = uses
     if neuron is None or not isinstance(modules[neuron], FlexSN):
         raise LeftError(f"its output goes to {text}, which is not a neuron")

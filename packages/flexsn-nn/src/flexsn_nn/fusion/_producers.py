@@ -131,14 +131,14 @@ class Producers:
         if found is None:
             return leaf
         if node in self._ahead:
-            return self._leave(leaf, "after it, autocast or no_grad ends, or memory that it may read is written to")
+            return self._leave(leaf, "after it, autocast or no_grad ends, or a tensor that it may read is changed")
         written = [
             part.node for part in parts(found) if not isinstance(part, ElementwiseCall | Norm) and is_written(part.node)
         ]
         if written or is_written(node):
             return self._leave(leaf, "it, or a tensor that it reads, is changed in place")
         if not self._is_read_by(node, reader) and (isinstance(found, Norm) or len(_sequences(found)) > 1):
-            return self._leave(leaf, "another node reads it, so it is written in any case")
+            return self._leave(leaf, "another node reads its result, which is written in any case")
         return found
 
     def _call(self, node: fx.Node, view: fx.Node | None) -> ElementwiseCall | None:

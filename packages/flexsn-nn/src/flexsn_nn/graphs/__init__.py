@@ -98,6 +98,6 @@ def capture(
         given = {"scaler": scaler, "max_norm": max_norm, "before_update": before_update}
         for name, value in given.items():
             if value is not None:
-                raise ParameterError(f"{name} needs an optimizer: without one, the step ends with the gradients.")
+                raise ParameterError(f"{name} needs an optimizer, without which the step ends after the backward.")
     step = TrainingStep(net, loss, optimizer, scaler, states == "carry", autocast, max_norm, before_update)
     return CapturedStep(step, max_graphs, tuple(generators))

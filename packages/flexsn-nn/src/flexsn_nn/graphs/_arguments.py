@@ -36,7 +36,7 @@ class CallArguments:
         form = _take_apart(arguments, tensors, others)
         why = None
         if others:
-            why = f"an argument is a {type(others[0]).__name__}; a graph takes tensors, numbers and containers of them"
+            why = f"an argument is a {type(others[0]).__name__}; a graph takes tensors, numbers, and containers of both"
         return cls(tuple(tensors), form, why)
 
     def check(self, device: torch.device) -> str | None:
@@ -45,7 +45,7 @@ class CallArguments:
             return self.why_not
         for i, tensor in enumerate(self.tensors):
             if tensor.device != device:
-                return f"tensor {i} of the arguments is on {tensor.device}, the network on {device}: move it first"
+                return f"tensor {i} of the arguments is on {tensor.device}, the network on {device}: move the tensor"
             if type(tensor) is not Tensor:
                 return f"tensor {i} of the arguments is a {type(tensor).__name__}, whose memory a graph does not copy"
             if tensor.requires_grad:

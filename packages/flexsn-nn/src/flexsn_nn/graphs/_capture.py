@@ -215,8 +215,8 @@ class CapturedStep:
         del self._kinds[self._max_graphs :]
         if self._dropped_early >= _MANY_DROPPED * self._max_graphs:
             self._say(
-                f"more than max_graphs={self._max_graphs} kinds of calls alternate, and graphs are dropped before they "
-                "are of use. Raise max_graphs, pad batches to fewer shapes, give numbers that change as tensors"
+                f"more than max_graphs={self._max_graphs} kinds of calls alternate, and graphs are dropped after few "
+                "calls. Raise max_graphs, pad batches to fewer shapes, or give tensors for numbers that change"
             )
         return new
 
@@ -269,11 +269,12 @@ class CapturedStep:
             return
         if numbers:
             self._why_update = (
-                f"{readable(numbers[0])} changes often, and a graph holds its number: give a tensor on {self._device}, "
-                f"as torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1, device='{self._device.type}'), fused=True)"
+                f"{readable(numbers[0])} changes often, and a graph contains its value: give a tensor on "
+                f"{self._device}, as in torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1, "
+                f"device='{self._device.type}'), fused=True)"
             )
         else:
-            self._say(f"{readable(changes[0])} changes often; each value is recorded again")
+            self._say(f"{readable(changes[0])} changes often, and each new value needs another recording")
 
     # -- one run -----------------------------------------------------------------------------------------
 
@@ -314,7 +315,7 @@ class CapturedStep:
             named = ", ".join(readable(name) for name in changes[:3])
             notes.append(f"the step itself changes {named}, in Python")
         if watch.too_many:
-            notes.append("the network or the loss function reaches more objects than can be compared at each call")
+            notes.append("the network or the loss function refers to more objects than each call can compare")
         kind.rehearsed = not notes
         if notes and kind.runs:
             kind.why, kind.ignoring = "; ".join(notes[:3]), changes

@@ -57,27 +57,27 @@ def _of_hook(where: str, what: str, hook: Callable[..., Any]) -> Iterator[str]:
         )
     elif not f"{module}.".startswith(_CAPTURED_HOOKS):
         yield (
-            f"{where} has {what}, {line_of_function(hook)}: Python that a graph would not run again. Remove it while "
-            "steps are captured"
+            f"{where} has {what}, {line_of_function(hook)}: a graph would not run its Python code again. Remove the "
+            "hook while steps are captured"
         )
 
 
 def _of_distribution(net: nn.Module) -> Iterator[str]:
     if not isinstance(net, nn.parallel.DistributedDataParallel):
         if isinstance(net, nn.DataParallel):
-            yield "the network is a DataParallel, whose threads a graph cannot hold: use DistributedDataParallel"
+            yield "the network is a DataParallel, whose threads a graph cannot contain: use DistributedDataParallel"
         return
     if net.find_unused_parameters:
-        yield "DistributedDataParallel(find_unused_parameters=True) looks for them in Python at each step"
+        yield "DistributedDataParallel(find_unused_parameters=True) finds unused parameters in Python"
     if getattr(net, "_comm_hooks", None):
         yield "DistributedDataParallel has a communication hook, which a captured step does not call"
     if getattr(net, "parameters_to_ignore", None):
-        yield "DistributedDataParallel ignores some parameters, which a captured step would reduce"
+        yield "DistributedDataParallel ignores some parameters, which a captured step would average"
 
 
 def _of_mode() -> Iterator[str]:
     if torch.is_anomaly_enabled():
-        yield "autograd's anomaly detection is on, which waits for the device"
+        yield "autograd's anomaly detection is on, and waits for the device"
     if not torch.is_grad_enabled():
         yield "gradients are disabled"
 
@@ -88,7 +88,7 @@ def why_update_eager(step: TrainingStep) -> str | None:
     assert optimizer is not None
     name = type(optimizer).__name__
     if isinstance(step.net, nn.parallel.DistributedDataParallel):
-        return "gradients are reduced between processes before it"
+        return "gradients are averaged over processes before it"
     hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
     if hooks:
         return f"{name} has a hook, {line_of_function(hooks[0])}"
@@ -97,9 +97,9 @@ def why_update_eager(step: TrainingStep) -> str | None:
             return f"{name} counts its steps on the CPU: give {name}(..., capturable=True)"
     elif type(optimizer) is torch.optim.SGD:
         if any(isinstance(group["lr"], Tensor) and not group["fused"] for group in optimizer.param_groups):
-            return "SGD reads a learning rate that is a tensor in Python: give SGD(..., fused=True)"
+            return "SGD reads its learning rate, a tensor, in Python: give SGD(..., fused=True)"
     else:
-        return f"{name} may not be recordable: give torch.optim.SGD, or an optimizer of torch with capturable=True"
+        return f"a graph might not contain all of {name}: give SGD, or an optimizer of torch with capturable=True"
     scaler = step.scaler
     if scaler is not None and scaler.is_enabled() and not getattr(optimizer, "_step_supports_amp_scaling", False):
         return f"the gradient scaler waits for the device before {name} steps: give {name}(..., fused=True)"

@@ -163,5 +163,5 @@ def recorder_for(net: nn.Module, generators: Sequence[torch.Generator]) -> tuple
         other = next(device for device in devices if device != on_gpu[0])
         named = (*net.named_parameters(), *net.named_buffers())
         name = next(name for name, tensor in named if tensor.device == other)
-        return None, f"{name} is on {other}, others on {on_gpu[0]}: a graph is of one device"
+        return None, f"{name} is on {other}, other tensors on {on_gpu[0]}: a graph runs on one device"
     return CudaRecorder(on_gpu[0], generators), ""

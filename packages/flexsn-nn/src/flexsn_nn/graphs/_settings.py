@@ -46,5 +46,5 @@ def draws(device: torch.device) -> dict[str, object]:
         kind, keys, *rest = numpy.random.get_state()
         found["numpy.random"] = (kind, keys.tobytes(), *rest)
     if device.type != "cpu":
-        found["torch's generator of the CPU"] = bytes(torch.get_rng_state().tolist())
+        found["torch's CPU generator"] = bytes(torch.get_rng_state().tolist())
     return found

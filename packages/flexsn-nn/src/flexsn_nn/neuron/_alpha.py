@@ -53,7 +53,7 @@ class Alpha(DelayedReset):
         self.hold_number("alpha", alpha, learn=learn_alpha, above=0, below=1)
         self.hold_number("beta", beta, learn=learn_beta, above=0, below=1)
         if not bool((torch.as_tensor(alpha) > torch.as_tensor(beta)).all()):
-            raise ParameterError(f"alpha is {alpha} and beta {beta}: alpha must be the larger one.")
+            raise ParameterError(f"alpha is {alpha} and beta is {beta}: alpha must be larger than beta.")
 
     def dynamics(self, x: Tensor, e: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, e, i, v)`."""

@@ -34,8 +34,8 @@ class AllToAll(nn.Linear):
         found = step[-1] if len(step) else 1
         if found != self.in_features:
             raise InputShapeError(
-                f"the step has shape {list(step)}, so {found} neurons in its last dimension; the recurrent weights are "
-                f"for {self.in_features}."
+                f"the step has shape {list(step)}, with {found} neurons in the last dimension; the recurrent weights "
+                f"are for {self.in_features} neurons."
             )
 
 
@@ -132,7 +132,7 @@ def connection(
         weight: Tensor = made.weight
     else:
         if bias:
-            raise ParameterError("bias=True needs all_to_all=True; a single neuron has its threshold instead.")
+            raise ParameterError("bias=True needs all_to_all=True; weights from each neuron to itself have no bias.")
         if features is not None and (not isinstance(V, Tensor) or V.numel() == 1):
             V = torch.as_tensor(V, dtype=torch.get_default_dtype()).detach().expand(features)
         made = OneToOne(V)
@@ -149,7 +149,7 @@ def convolution(
     for size in sizes:
         check_count("kernel_size", size)
     if len(sizes) != 2 or any(size % 2 == 0 for size in sizes):
-        raise ParameterError(f"kernel_size is {kernel_size}; it must be odd, so that the step keeps its shape.")
+        raise ParameterError(f"kernel_size is {kernel_size}; give odd sizes, so that the step keeps its shape.")
     made = Convolved(channels, channels, sizes, padding=(sizes[0] // 2, sizes[1] // 2), bias=bias)
     return _started(made, made.weight, learn_recurrent, init)
 

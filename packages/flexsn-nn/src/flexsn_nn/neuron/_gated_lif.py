@@ -69,7 +69,7 @@ class GatedLIF(Neuron):
             raise StepModeError("T gives each step its own conduct and needs step_mode='m'; leave T=None.")
         if init_linear_decay is None:
             if T is None:
-                raise ParameterError("init_linear_decay defaults to init_v_threshold / (2 T): give it, or T.")
+                raise ParameterError("give init_linear_decay, or T for the default init_v_threshold / (2 T).")
             init_linear_decay = init_v_threshold / (2 * T)
         starts = {
             "tau": init_tau,
@@ -99,7 +99,7 @@ class GatedLIF(Neuron):
                 raise StepModeError("T gives each step its own conduct and needs step_mode='m'; leave T=None.")
             return super()._checked((x, conduct[0]))
         if self.T is not None and x.shape[0] != self.T:
-            raise ParameterError(f"the input has {x.shape[0]} steps; the neuron was made for T={self.T}.")
+            raise ParameterError(f"the input has {x.shape[0]} steps; the neuron was created for T={self.T}.")
         return super()._checked((x, conduct.expand(x.shape[0], *conduct.shape[1:])))
 
     def dynamics(self, x: Tensor, conduct: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, ...]:

@@ -62,7 +62,7 @@ class PSN(Leaf):
         check_floating(type(self).__name__, x)
         check_device("weight", self.weight, x)
         if x.dim() < 1 or x.shape[0] != self.T:
-            raise ParameterError(f"the input has shape {list(x.shape)}; the neuron was made for T={self.T} steps.")
+            raise ParameterError(f"the input has shape {list(x.shape)}; the neuron was created for T={self.T} steps.")
         h = torch.addmm(self.bias, self.weights(), x.flatten(1))
         return self.surrogate_function(h).view(x.shape)
 

@@ -124,9 +124,9 @@ class Recurrent(Feedback):
         **options: Unpack[RunOptions],
     ) -> None:
         if not isinstance(neuron, FlexSN):
-            made = (
-                f"give an instance: {neuron.__name__}(...)" if isinstance(neuron, type) else "give a FlexSN, as LIF()"
-            )
+            made = "give a FlexSN, such as LIF()"
+            if isinstance(neuron, type):
+                made = f"give an instance: {neuron.__name__}(...)"
             raise ParameterError(f"neuron is {neuron!r}; {made}.")
         if neuron.num_outputs != 1:
             raise ParameterError(

@@ -61,7 +61,7 @@ class RefractoryLIF(LIF):
         self.hold_number("rise", rise, at_least=0)
         raised = isinstance(rise, Tensor) or rise > 0
         if raised and not bool((torch.as_tensor(relative) > 0).all()):
-            raise ParameterError("rise raises the threshold for relative steps: give relative above 0, too.")
+            raise ParameterError("rise increases the threshold for relative steps: give relative above 0.")
         self._raised = raised
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:

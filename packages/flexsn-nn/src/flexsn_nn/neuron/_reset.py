@@ -76,8 +76,8 @@ class ImmediateReset(Neuron):
         self.hold_number("v_threshold", v_threshold)
         if isinstance(v_reset, Tensor):
             raise ParameterError(
-                "v_reset is a tensor; it is one number for all neurons, or None for the soft reset: give "
-                "float(v_reset), or write the reset in your own step function, where it may be a tensor."
+                "v_reset is a tensor; expected one number for all neurons, or None for the soft reset: give "
+                "float(v_reset), or write your own step function, in which the reset may be a tensor."
             )
         if v_reset is not None:
             check_number("v_reset", v_reset)

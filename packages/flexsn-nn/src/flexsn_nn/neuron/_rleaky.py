@@ -143,8 +143,8 @@ def _connection(
     if channels is None and kernel_size is None:
         if all_to_all and features is None:
             raise ParameterError(
-                "all_to_all=True needs linear_features, or conv2d_channels and kernel_size: the number of neurons, "
-                "or channels of [B, C, H, W]. For a neuron's weight to itself, set all_to_all=False."
+                "all_to_all=True needs linear_features, the number of neurons, or conv2d_channels and kernel_size for "
+                "steps [B, C, H, W]. To connect each neuron only to itself, set all_to_all=False."
             )
         return connection(features, all_to_all, V, bias and all_to_all, learn_recurrent, init)
     if channels is None or kernel_size is None or features is not None or not all_to_all:
