@@ -95,8 +95,8 @@ def capture(
     if max_norm is not None and not max_norm > 0:
         raise ParameterError(f"max_norm is {max_norm}; expected a number greater than 0.")
     if optimizer is None:
-        given = {"scaler": scaler, "max_norm": max_norm, "before_update": before_update}
-        for name, value in given.items():
+        optimizer_options = {"scaler": scaler, "max_norm": max_norm, "before_update": before_update}
+        for name, value in optimizer_options.items():
             if value is not None:
                 raise ParameterError(f"{name} needs an optimizer, without which the step ends after the backward.")
     step = TrainingStep(net, loss, optimizer, scaler, states == "carry", autocast, max_norm, before_update)

@@ -26,7 +26,7 @@ class CallArguments:
 
     tensors: tuple[Tensor, ...]
     form: Any
-    why_not: str | None
+    obstacle: str | None
 
     @classmethod
     def of(cls, arguments: tuple[Any, ...]) -> CallArguments:
@@ -34,15 +34,17 @@ class CallArguments:
         tensors: list[Tensor] = []
         others: list[object] = []
         form = _take_apart(arguments, tensors, others)
-        why = None
+        reason = None
         if others:
-            why = f"an argument is a {type(others[0]).__name__}; a graph takes tensors, numbers, and containers of both"
-        return cls(tuple(tensors), form, why)
+            reason = (
+                f"an argument is a {type(others[0]).__name__}; a graph takes tensors, numbers, and containers of both"
+            )
+        return cls(tuple(tensors), form, reason)
 
     def check(self, device: torch.device) -> str | None:
         """Returns the reason why no graph on this device can run with these arguments; `None` if a graph can."""
-        if self.why_not is not None:
-            return self.why_not
+        if self.obstacle is not None:
+            return self.obstacle
         for i, tensor in enumerate(self.tensors):
             if tensor.device != device:
                 return f"tensor {i} of the arguments is on {tensor.device}, the network on {device}: move the tensor"
@@ -88,7 +90,11 @@ def _take_apart(value: Any, tensors: list[Tensor], others: list[object]) -> Any:
         tensors.append(value)
         return _TENSOR
     if isinstance(value, tuple | list):
-        return type(value) is tuple, tuple(_take_apart(item, tensors, others) for item in value), _named(value)
+        return (
+            type(value) is tuple,
+            tuple(_take_apart(item, tensors, others) for item in value),
+            _find_named_tuple_class(value),
+        )
     if isinstance(value, dict):
         return dict, tuple((key, _take_apart(item, tensors, others)) for key, item in value.items())
     if not isinstance(value, _NUMBERS):
@@ -97,7 +103,7 @@ def _take_apart(value: Any, tensors: list[Tensor], others: list[object]) -> Any:
     return _Constant(value)
 
 
-def _named(value: Any) -> type | None:
+def _find_named_tuple_class(value: Any) -> type | None:
     """Returns the class of a named tuple; `None` for other values."""
     return type(value) if hasattr(value, "_fields") else None
 
@@ -108,8 +114,8 @@ class _Constant:
 
     def __eq__(self, other: object) -> bool:
         # 1, 1.0 and True count as different arguments.
-        same = isinstance(other, _Constant) and type(self.value) is type(other.value)
-        return same and bool(self.value == other.value)  # type: ignore[attr-defined]
+        is_same_type = isinstance(other, _Constant) and type(self.value) is type(other.value)
+        return is_same_type and bool(self.value == other.value)  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return hash((type(self.value), self.value))
@@ -123,11 +129,11 @@ def put_together(form: Any, tensors: Any) -> Any:
         return form.value
     if form[0] is dict:
         return {key: put_together(item, tensors) for key, item in form[1]}
-    is_tuple, items, named = form
-    found = [put_together(item, tensors) for item in items]
-    if named is not None:
-        return named(*found)
-    return tuple(found) if is_tuple else found
+    is_tuple, items, tuple_class = form
+    values = [put_together(item, tensors) for item in items]
+    if tuple_class is not None:
+        return tuple_class(*values)
+    return tuple(values) if is_tuple else values
 
 
 def copy_of(tensor: Tensor) -> Tensor:
@@ -138,9 +144,9 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies tensors in few launches."""
-    found = [torch.empty_like(tensor) for tensor in tensors]
-    copy_all(found, tensors)
-    return found
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    copy_all(copies, tensors)
+    return copies
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

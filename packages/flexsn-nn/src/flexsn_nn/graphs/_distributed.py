@@ -30,10 +30,10 @@ def average_gradients(net: nn.Module, parameters: Sequence[nn.Parameter]) -> Non
     """Averages gradients over processes, one message per dtype, if `net` is set to do so after a backward."""
     if not isinstance(net, nn.parallel.DistributedDataParallel) or not net.require_backward_grad_sync:
         return
-    own = set(net.parameters())
+    net_parameters = set(net.parameters())
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
-        if parameter in own and parameter.grad is not None:
+        if parameter in net_parameters and parameter.grad is not None:
             by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
     for gradients in by_dtype.values():
         flat = torch.cat([gradient.flatten() for gradient in gradients])

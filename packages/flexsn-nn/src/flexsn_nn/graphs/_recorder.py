@@ -75,11 +75,11 @@ class CudaRecorder:
         with self._on_stream(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
             warnings.filterwarnings("always", message=f".*{_SYNCHRONIZES}")
-            others, thread = warnings.showwarning, threading.get_ident()
+            show_other, thread = warnings.showwarning, threading.get_ident()
 
             def note(message: Warning | str, *details: Any, **more: Any) -> None:
                 if _SYNCHRONIZES not in str(message):
-                    others(message, *details, **more)
+                    show_other(message, *details, **more)
                 elif threading.get_ident() == thread:  # other threads' operations are not part of the step
                     notes[f"{line_of_call(names)} waits for the device"] = None
 
@@ -100,9 +100,9 @@ class CudaRecorder:
         gc.collect()
         torch.cuda.empty_cache()
         index = self._device.index if self._device.index is not None else torch.cuda.current_device()
-        drawing = [torch.cuda.default_generators[index], *self._generators]
-        states = [generator.clone_state() for generator in drawing]
-        collects = gc.isenabled()
+        generators = [torch.cuda.default_generators[index], *self._generators]
+        states = [generator.clone_state() for generator in generators]
+        collects_garbage = gc.isenabled()
         gc.disable()  # collecting an old graph would disturb the capture
         try:
             with self._on_stream():
@@ -120,27 +120,27 @@ class CudaRecorder:
             # their draws for the capture.
             end_allocation_to_pool(index, self._pool)
             self._pool = torch.cuda.graph_pool_handle()
-            for generator, state in zip(drawing, states, strict=True):
-                if not _draws(generator):
+            for generator, state in zip(generators, states, strict=True):
+                if not _can_draw(generator):
                     generator.graphsafe_set_state(state)
-                    _REPLACED[0] += 1
+                    _NUM_REPLACED[0] += 1
             raise
         finally:
-            if collects:
+            if collects_garbage:
                 gc.enable()
         return graph.replay, result
 
 
 # Number of generator states that were replaced. Older graphs draw from states that no longer belong to a generator.
-_REPLACED = [0]
+_NUM_REPLACED = [0]
 
 
 def replaced_states() -> int:
     """Returns a count. When the count increases, existing graphs must no longer be replayed."""
-    return _REPLACED[0]
+    return _NUM_REPLACED[0]
 
 
-def _draws(generator: torch.Generator) -> bool:
+def _can_draw(generator: torch.Generator) -> bool:
     """True if a generator can draw numbers as usual. The check does not change the generator's state."""
     try:
         before = generator.get_state()

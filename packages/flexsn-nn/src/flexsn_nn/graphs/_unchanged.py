@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 _values_of = methodcaller("values")
 _contents = attrgetter("cell_contents")
-_read = attrgetter("shape", "dtype", "requires_grad")
+_layout = attrgetter("shape", "dtype", "requires_grad")
 _hooks = attrgetter("_backward_hooks")
 
 
@@ -39,7 +39,7 @@ class SameObjects:
         """Stores the current objects for later comparisons."""
         self._sizes = list(map(len, self.sized))
         try:
-            self._objects = list(self._now())
+            self._objects = list(self._read_objects())
         except ValueError:  # a closure variable has no value
             self._objects = None
 
@@ -48,11 +48,11 @@ class SameObjects:
         if self._objects is None or list(map(len, self.sized)) != self._sizes:
             return False
         try:
-            return all(map(is_, self._now(), self._objects))
+            return all(map(is_, self._read_objects(), self._objects))
         except ValueError:
             return False
 
-    def _now(self) -> Iterator[Any]:
+    def _read_objects(self) -> Iterator[Any]:
         return chain(
             chain.from_iterable(map(_values_of, self.mappings)),
             chain.from_iterable(self.sequences),
@@ -66,18 +66,18 @@ class SameTensors:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = list(tensors)
-        self._facts = self._now()
+        self._properties = self._read_properties()
 
     def same(self) -> bool:
         """True if none of the compared properties has changed."""
-        return self._facts == self._now()
+        return self._properties == self._read_properties()
 
-    def _now(self) -> tuple[list[Any], ...]:
+    def _read_properties(self) -> tuple[list[Any], ...]:
         tensors = self._tensors
         return (
             list(map(Tensor.data_ptr, tensors)),
             list(map(Tensor.stride, tensors)),
-            list(map(_read, tensors)),
+            list(map(_layout, tensors)),
             list(map(not_, map(_hooks, tensors))),
         )
 

@@ -62,10 +62,10 @@ class Alpha(DelayedReset):
         new_e = alpha * e + x
         new_i = beta * i - x
         log_alpha, log_beta = fit(_log(alpha), v), fit(_log(beta), v)
-        apart = log_beta - log_alpha
-        if isinstance(apart, Tensor):  # training may make alpha equal to beta or smaller than beta
-            apart = apart.clamp(max=-torch.finfo(apart.dtype).eps)
-        h = (log_alpha / apart + 1) * (new_e + new_i)
+        log_ratio = log_beta - log_alpha
+        if isinstance(log_ratio, Tensor):  # training may make alpha equal to beta or smaller than beta
+            log_ratio = log_ratio.clamp(max=-torch.finfo(log_ratio.dtype).eps)
+        h = (log_alpha / log_ratio + 1) * (new_e + new_i)
         if self.reset_mechanism == "zero":
             new_e, new_i, h = self.after(new_e, r), self.after(new_i, r), self.after(h, r)
         elif self.reset_mechanism == "subtract":

@@ -76,9 +76,10 @@ class Neuron(FlexSN):
 
     def __init__(self, num_inputs: int = 1, **options: Unpack[RunOptions]) -> None:
         for name in options.keys() - RunOptions.__annotations__.keys():
-            known = [p for c in type(self).__mro__ if issubclass(c, Neuron) for p in signature(c.__init__).parameters]
-            known = [p for p in dict.fromkeys((*known, *RunOptions.__annotations__)) if p not in ("self", "options")]
-            hint = of_parameter(name, known)
+            classes = [kind for kind in type(self).__mro__ if issubclass(kind, Neuron)]
+            parameters = [parameter for kind in classes for parameter in signature(kind.__init__).parameters]
+            names = dict.fromkeys((*parameters, *RunOptions.__annotations__))
+            hint = of_parameter(name, [parameter for parameter in names if parameter not in ("self", "options")])
             raise UnknownParameterError(f"{type(self).__name__} has no argument {name!r}. {hint}")
         super().__init__(self.dynamics, num_inputs, len(self.state_names), 1, **options)
         self._held: list[str] = []
@@ -135,8 +136,8 @@ class Neuron(FlexSN):
             value: current value of the parameter, `self.name`.
             like: tensor with which the parameter is combined.
         """
-        fitting = fit(value, like)
-        return within(fitting, **self._limits[name]) if isinstance(fitting, Tensor) else fitting
+        fitted = fit(value, like)
+        return within(fitted, **self._limits[name]) if isinstance(fitted, Tensor) else fitted
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A check of a tensor would wait for the tensor's device. Instead, `bounded` limits the tensor's values in each
@@ -256,9 +257,9 @@ class Neuron(FlexSN):
 
     def _is_ready_made(self) -> bool:
         """True if the step, and all objects that the neuron holds, belong to this package and not to the user."""
-        held = (getattr(self, name) for name in self._held)
+        values = (getattr(self, name) for name in self._held)
         return _is_own(self) and all(
-            value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in held
+            value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in values
         )
 
     def _specs_beforehand(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
@@ -269,8 +270,8 @@ class Neuron(FlexSN):
         """
         if not _is_own(self):
             return None
-        wider = () if self.precision == "float32" else states
-        dtype = functools.reduce(torch.promote_types, (state.dtype for state in wider), inputs[0].dtype)
+        promoted = () if self.precision == "float32" else states
+        dtype = functools.reduce(torch.promote_types, (state.dtype for state in promoted), inputs[0].dtype)
         return [(step_shape(inputs, self.step_mode), dtype)]
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
@@ -300,9 +301,11 @@ def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
     return value.to(like.dtype) if like.dim() or not value.dim() else value.to(like.dtype).squeeze()
 
 
-def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
     """True if a tensor of `shape` can be expanded to `to`."""
-    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+    return len(shape) <= len(target) and all(
+        a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False)
+    )
 
 
 def _is_own(value: object) -> bool:

@@ -31,11 +31,11 @@ class AllToAll(nn.Linear):
 
     def check(self, step: Sequence[int]) -> None:
         """Raises `InputShapeError` unless the step has `in_features` neurons."""
-        found = step[-1] if len(step) else 1
-        if found != self.in_features:
+        num_neurons = step[-1] if len(step) else 1
+        if num_neurons != self.in_features:
             raise InputShapeError(
-                f"the step has shape {list(step)}, with {found} neurons in the last dimension; the recurrent weights "
-                f"are for {self.in_features} neurons."
+                f"the step has shape {list(step)}, with {num_neurons} neurons in the last dimension; the recurrent "
+                f"weights are for {self.in_features} neurons."
             )
 
 
@@ -116,7 +116,7 @@ def connection(
         check_function("init", init, "torch.nn.init.orthogonal_")
     if features is not None:
         check_count("features", features)
-    made: AllToAll | OneToOne
+    module: AllToAll | OneToOne
     if all_to_all:
         if features is None:
             raise ParameterError(
@@ -128,16 +128,16 @@ def connection(
                 "V is the weight from each neuron to itself, for all_to_all=False. To set the initial matrix, use "
                 "init=lambda weight: weight.copy_(V)."
             )
-        made = AllToAll(features, features, bias)
-        weight: Tensor = made.weight
+        module = AllToAll(features, features, bias)
+        weight: Tensor = module.weight
     else:
         if bias:
             raise ParameterError("bias=True needs all_to_all=True; weights from each neuron to itself have no bias.")
         if features is not None and (not isinstance(V, Tensor) or V.numel() == 1):
             V = torch.as_tensor(V, dtype=torch.get_default_dtype()).detach().expand(features)
-        made = OneToOne(V)
-        weight = made.V
-    return _started(made, weight, learn_recurrent, init)
+        module = OneToOne(V)
+        weight = module.V
+    return _initialize(module, weight, learn_recurrent, init)
 
 
 def convolution(
@@ -150,14 +150,14 @@ def convolution(
         check_count("kernel_size", size)
     if len(sizes) != 2 or any(size % 2 == 0 for size in sizes):
         raise ParameterError(f"kernel_size is {kernel_size}; give odd sizes, so that the step keeps its shape.")
-    made = Convolved(channels, channels, sizes, padding=(sizes[0] // 2, sizes[1] // 2), bias=bias)
-    return _started(made, made.weight, learn_recurrent, init)
+    module = Convolved(channels, channels, sizes, padding=(sizes[0] // 2, sizes[1] // 2), bias=bias)
+    return _initialize(module, module.weight, learn_recurrent, init)
 
 
-def _started(made: nn.Module, weight: Tensor, learn: bool, init: Initialize | None) -> nn.Module:
+def _initialize(module: nn.Module, weight: Tensor, learn: bool, init: Initialize | None) -> nn.Module:
     if init is not None:
         with torch.no_grad():
             init(weight)
-    for parameter in made.parameters():
+    for parameter in module.parameters():
         parameter.requires_grad_(learn)
-    return made
+    return module

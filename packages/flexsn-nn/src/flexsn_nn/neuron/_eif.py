@@ -52,8 +52,8 @@ class EIF(ImmediateReset):
     def current(self, x: Tensor, v: Tensor) -> Tensor:
         """Computes the current that drives the membrane: input, leak and the exponential upstroke."""
         delta_T = self.bounded("delta_T", self.delta_T, v)
-        run_up = delta_T * fit(torch.exp((v - fit(self.theta_rh, v)) / delta_T), v)
-        return x + fit(self.v_rest, v) - v + run_up
+        upstroke = delta_T * fit(torch.exp((v - fit(self.theta_rh, v)) / delta_T), v)
+        return x + fit(self.v_rest, v) - v + upstroke
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, v)`."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flexsn_nn._checks import check_count, check_number
 from flexsn_nn.errors import ParameterError, StepModeError
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
-from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, spikes_of, with_strictness
+from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, spike_range_of, with_strictness
 
 
 class GatedLIF(Neuron):
@@ -71,7 +71,7 @@ class GatedLIF(Neuron):
             if T is None:
                 raise ParameterError("give init_linear_decay, or T for the default init_v_threshold / (2 T).")
             init_linear_decay = init_v_threshold / (2 * T)
-        starts = {
+        initial_values = {
             "tau": init_tau,
             "leak": init_linear_decay,
             "v_sub": init_v_threshold if init_v_subreset is None else init_v_subreset,
@@ -80,11 +80,11 @@ class GatedLIF(Neuron):
         channels = (1,) if inplane is None else (inplane, 1, 1)
         for gate in ("alpha", "beta", "gamma"):
             self.hold(gate, 0.2 * (torch.rand(channels) - 0.5), learn=True)
-        for name, start in starts.items():
-            self.hold(name, _before_sigmoid(name, start, channels), learn=True)
+        for name, initial_value in initial_values.items():
+            self.hold(name, _invert_sigmoid(name, initial_value, channels), learn=True)
         # The first dimension of `conduct` is T, so `conduct` does not broadcast to the step like the other parameters.
-        each_step = (T or 1,) if inplane is None else (T or 1, *channels)
-        self.conduct = nn.Parameter(_before_sigmoid("conduct", init_conduct, each_step))
+        conduct_shape = (T or 1,) if inplane is None else (T or 1, *channels)
+        self.conduct = nn.Parameter(_invert_sigmoid("conduct", init_conduct, conduct_shape))
         self.hold("T", T)
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
 
@@ -116,10 +116,10 @@ class GatedLIF(Neuron):
         return spike, h, spike
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        return spikes_of(self, self.surrogate_function)
+        return spike_range_of(self, self.surrogate_function)
 
 
-def _before_sigmoid(name: str, start: float, shape: tuple[int, ...]) -> Tensor:
+def _invert_sigmoid(name: str, value: float, shape: tuple[int, ...]) -> Tensor:
     """Returns a tensor whose sigmoid is `start`."""
-    check_number(name, start, above=0, below=1, hint="It is the sigmoid of the learned parameter.")
-    return torch.full(shape, -math.log(1 / start - 1))
+    check_number(name, value, above=0, below=1, hint="It is the sigmoid of the learned parameter.")
+    return torch.full(shape, -math.log(1 / value - 1))

@@ -13,7 +13,7 @@ from flexsn_nn._leaf import Leaf
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._stateful import Stateful, check_floating, check_kept, is_own_forward
 from flexsn_nn.errors import ParameterError
-from flexsn_nn.neuron._reset import ATAN, SpikeFunction, of_surrogate
+from flexsn_nn.neuron._reset import ATAN, SpikeFunction, surrogate_spike_range
 
 
 class PSN(Leaf):
@@ -46,7 +46,7 @@ class PSN(Leaf):
     @property
     def spike_range(self) -> tuple[int, int] | None:
         """Range of the output, same as in `FlexSN`."""
-        return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
+        return surrogate_spike_range(self.surrogate_function) if is_own_forward(self) else None
 
     def weights(self) -> Tensor:
         """Returns the matrix that multiplies the input, `[T, T]`."""
@@ -163,20 +163,20 @@ class SlidingPSN(Stateful):
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         check_device("weight", self.weight, x)
         new = x if self.step_mode == "m" else x.unsqueeze(0)
-        seen = self._with_history(new)
-        back = len(seen) - len(new)
+        window = self._prepend_history(new)
+        num_earlier = len(window) - len(new)
         if self.step_mode == "s":
-            h = (self.weight[self.k - len(seen) :].unsqueeze(-1) * seen.flatten(1)).sum(0) + self.bias
+            h = (self.weight[self.k - len(window) :].unsqueeze(-1) * window.flatten(1)).sum(0) + self.bias
         else:
-            h = torch.addmm(self.bias, self._matrix(len(new), back), seen.flatten(1))
+            h = torch.addmm(self.bias, self._build_matrix(len(new), num_earlier), window.flatten(1))
         if self.k > 1:
-            self.states = [seen[-(self.k - 1) :]]
+            self.states = [window[-(self.k - 1) :]]
         return self.surrogate_function(h.view(x.shape))
 
     @property
     def spike_range(self) -> tuple[int, int] | None:
         """Range of the output, same as in `FlexSN`."""
-        return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
+        return surrogate_spike_range(self.surrogate_function) if is_own_forward(self) else None
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
         """Returns zeros `[k - 1, *step]`, the inputs before the first step."""
@@ -187,7 +187,7 @@ class SlidingPSN(Stateful):
         fit_checkpoint(state_dict, prefix, self._parameters, ["bias"])
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _with_history(self, new: Tensor) -> Tensor:
+    def _prepend_history(self, new: Tensor) -> Tensor:
         if self.k == 1 or not self.states:
             return new
         (history,) = self.states
@@ -195,10 +195,10 @@ class SlidingPSN(Stateful):
         check_kept("the window of earlier inputs", history, shape, new)
         return torch.cat([history, new])
 
-    def _matrix(self, steps: int, back: int) -> Tensor:
+    def _build_matrix(self, steps: int, num_earlier: int) -> Tensor:
         """Returns `[steps, back + steps]`. Row `t` has the weights of the last `k` inputs up to step `t`."""
-        age = torch.arange(steps, device=self.weight.device).unsqueeze(1) + back
-        age = age - torch.arange(back + steps, device=self.weight.device)
+        age = torch.arange(steps, device=self.weight.device).unsqueeze(1) + num_earlier
+        age = age - torch.arange(num_earlier + steps, device=self.weight.device)
         inside = (age >= 0) & (age < self.k)
         return torch.where(inside, self.weight[(self.k - 1 - age).clamp(0, self.k - 1)], 0.0)
 

@@ -36,8 +36,8 @@ class Feedback(Neuron):
 
         With `all_to_all=False`, the weights are `[features]` or `[1]`.
         """
-        found: Tensor = self.recurrent.weight if hasattr(self.recurrent, "weight") else self.recurrent.V  # type: ignore[assignment]
-        return found
+        weights: Tensor = self.recurrent.weight if hasattr(self.recurrent, "weight") else self.recurrent.V  # type: ignore[assignment]
+        return weights
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         inputs = super()._checked(inputs)
@@ -124,23 +124,23 @@ class Recurrent(Feedback):
         **options: Unpack[RunOptions],
     ) -> None:
         if not isinstance(neuron, FlexSN):
-            made = "give a FlexSN, such as LIF()"
+            advice = "give a FlexSN, such as LIF()"
             if isinstance(neuron, type):
-                made = f"give an instance: {neuron.__name__}(...)"
-            raise ParameterError(f"neuron is {neuron!r}; {made}.")
+                advice = f"give an instance: {neuron.__name__}(...)"
+            raise ParameterError(f"neuron is {neuron!r}; {advice}.")
         if neuron.num_outputs != 1:
             raise ParameterError(
                 f"the neuron has num_outputs={neuron.num_outputs}; only one output can be fed back: write a step that "
                 "contains the feedback, FlexSN(core, ...)."
             )
-        names = (
+        neuron_states = (
             neuron.state_names if isinstance(neuron, Neuron) else tuple(f"state {i}" for i in range(neuron.num_states))
         )
         if not isinstance(delay, Delay | None):
             delay = Delay(delay)
         past = tuple(f"s_{i}" for i in range(1, 1 + (delay.max_delay if delay else 0)))
-        object.__setattr__(self, "state_names", ("s", *past, *names))  # set on this object, not on the class
-        theirs: RunOptions = {
+        object.__setattr__(self, "state_names", ("s", *past, *neuron_states))  # set on this object, not on the class
+        settings: RunOptions = {
             "step_mode": neuron.step_mode,
             "backend": neuron.backend,
             "store_state_seqs": neuron.store_state_seqs,
@@ -148,11 +148,11 @@ class Recurrent(Feedback):
             "residuals": neuron.residuals,
             "watch_firing": neuron.watch_firing,
         }
-        theirs.update(options)
-        super().__init__(neuron.num_inputs, **theirs)
+        settings.update(options)
+        super().__init__(neuron.num_inputs, **settings)
         if neuron.requires_grad is not None:
-            allowed = list(neuron.requires_grad)
-            self.requires_grad = [*allowed[: self.num_inputs], True, *allowed[self.num_inputs :]]
+            requires_grad = list(neuron.requires_grad)
+            self.requires_grad = [*requires_grad[: self.num_inputs], True, *requires_grad[self.num_inputs :]]
         self.neuron = neuron
         self.delay = delay
         if recurrent is None:
@@ -163,7 +163,7 @@ class Recurrent(Feedback):
                 raise ParameterError("recurrent is your own module: leave out the arguments of the matrix.")
             self.recurrent = recurrent
         self._draws = draws(self.core)  # reads the neuron, which is only now set
-        self._tell_step_mode()
+        self._set_neuron_step_mode()
 
     @property
     def step_mode(self) -> str:
@@ -173,17 +173,17 @@ class Recurrent(Feedback):
     @step_mode.setter
     def step_mode(self, step_mode: str) -> None:
         FlexSN.step_mode.fset(self, step_mode)  # type: ignore[attr-defined]
-        self._tell_step_mode()
+        self._set_neuron_step_mode()
 
-    def _tell_step_mode(self) -> None:
+    def _set_neuron_step_mode(self) -> None:
         """Sets the neuron's step mode, which affects the checks of inputs. The neuron's backend is never used."""
         self.neuron._step_mode = self._step_mode
 
     def dynamics(self, *args: Tensor) -> tuple[Tensor, ...]:
         """Computes one step, `(x, *other inputs, s, *states) -> (output, output, *states)`."""
         x, *others = args[: self.num_inputs]
-        count = self._num_past
-        past, states = args[self.num_inputs : self.num_inputs + count], args[self.num_inputs + count :]
+        num_past = self._num_past
+        past, states = args[self.num_inputs : self.num_inputs + num_past], args[self.num_inputs + num_past :]
         s = past[0] if self.delay is None else self.delay.of_past(past)
         returned = self.neuron.core(self.driven(x, s), *others, *states)
         output, *new_states = (returned,) if isinstance(returned, Tensor) else returned

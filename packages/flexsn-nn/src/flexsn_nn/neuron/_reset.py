@@ -105,10 +105,10 @@ class ImmediateReset(Neuron):
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """Returns the initial states: `v` is `v_start`, and the other states are 0."""
         states = super().init_states(num_states, step_mode, *inputs)
-        start = self._start()
-        if start != 0:
+        v_start = self._start()
+        if v_start != 0:
             v = self.state_names.index("v")
-            states[v] = states[v] + start
+            states[v] = states[v] + v_start
         return states
 
     def _starts_at_zero(self) -> bool:
@@ -121,7 +121,7 @@ class ImmediateReset(Neuron):
         return self.v_start
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        return spikes_of(self, self.surrogate_function)
+        return spike_range_of(self, self.surrogate_function)
 
     def _threshold(self, h: Tensor, threshold: float | Tensor | None) -> float | Tensor:
         return fit(self.v_threshold, h) if threshold is None else threshold
@@ -200,19 +200,19 @@ class DelayedReset(Neuron):
         return h if self.reset_delay else self.after(h, spike - r)
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        return spikes_of(self, self.spike_grad)
+        return spike_range_of(self, self.spike_grad)
 
 
-def spikes_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None:
+def spike_range_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None:
     """Returns the range of a ready-made step's output, as given by its surrogate; `None` for a user's step."""
     for name in ("dynamics", "fire"):
         method = getattr(neuron, name, None)
         if method is not None and not method.__module__.startswith("flexsn_nn.neuron."):
             return None
-    return of_surrogate(function)
+    return surrogate_spike_range(function)
 
 
-def of_surrogate(function: SpikeFunction) -> tuple[int, int] | None:
+def surrogate_spike_range(function: SpikeFunction) -> tuple[int, int] | None:
     """Returns `(0, 1)` for a surrogate; `None` for a user's function, which may return any number."""
     return (0, 1) if isinstance(function, Surrogate) and type(function).__call__ is Surrogate.__call__ else None
 

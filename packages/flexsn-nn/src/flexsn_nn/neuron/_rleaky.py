@@ -66,7 +66,7 @@ class RLeaky(Feedback, Leaky):
     ) -> None:
         super().__init__(beta, threshold, spike_grad, learn_beta, learn_threshold, reset_mechanism, strict, **options)
         sizes = (linear_features, conv2d_channels, kernel_size)
-        self.recurrent = _connection(sizes, all_to_all, V, bias, learn_recurrent, init)
+        self.recurrent = _create_connection(sizes, all_to_all, V, bias, learn_recurrent, init)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, spike, v)`."""
@@ -115,10 +115,10 @@ class RSynaptic(Feedback, Synaptic):
         init: Initialize | None = None,
         **options: Unpack[ResetOptions],
     ) -> None:
-        learned = (learn_alpha, learn_beta, learn_threshold)
-        super().__init__(alpha, beta, threshold, spike_grad, *learned, reset_mechanism, strict, **options)
+        learn_flags = (learn_alpha, learn_beta, learn_threshold)
+        super().__init__(alpha, beta, threshold, spike_grad, *learn_flags, reset_mechanism, strict, **options)
         sizes = (linear_features, conv2d_channels, kernel_size)
-        self.recurrent = _connection(sizes, all_to_all, V, bias, learn_recurrent, init)
+        self.recurrent = _create_connection(sizes, all_to_all, V, bias, learn_recurrent, init)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, spike, i, v)`."""
@@ -130,7 +130,7 @@ class RSynaptic(Feedback, Synaptic):
         return spike, spike, current, self.kept(h, spike, r)
 
 
-def _connection(
+def _create_connection(
     sizes: tuple[int | None, int | None, int | tuple[int, int] | None],
     all_to_all: bool,
     V: float | Tensor,
