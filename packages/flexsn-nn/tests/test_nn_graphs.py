@@ -661,7 +661,7 @@ def test_records_of_replaced_forwards_are_not_watched() -> None:
     with torch.no_grad():
         net(torch.rand(3, 2, 12).requires_grad_())
         net[0](torch.rand(2, 12))  # an input of two dimensions
-    exchange._zero, exchange._refused = torch.zeros(()), net[2].core
+    exchange._zero, exchange._rejected_core = torch.zeros(()), net[2].core
     assert watch.holds()
     forward: Any = net[1].forward
     forward.precision = "high"  # this changes results, unlike a cache

@@ -57,7 +57,7 @@ class LinearRecurrent(Recurrent):
 
     def forward(self, *inputs: Tensor, affine: Producer | None = None, **options: Unpack[StepChanges]) -> Tensor:
         """Runs the layer: `[T, N, *, in_features] -> [T, N, *, out_features]`; without `T` in step mode `"s"`."""
-        return super().forward(*self._currents(inputs, affine), **options)
+        return super().forward(*self._compute_currents(inputs, affine), **options)
 
     def step(
         self,
@@ -68,10 +68,10 @@ class LinearRecurrent(Recurrent):
         **options: Unpack[StepChanges],
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs the layer from `states`; see `Recurrent.step`."""
-        given = (inputs,) if isinstance(inputs, Tensor) else inputs
-        return super().step(self._currents(given, affine), states, **options)
+        sequences = (inputs,) if isinstance(inputs, Tensor) else inputs
+        return super().step(self._compute_currents(sequences, affine), states, **options)
 
-    def _currents(self, inputs: Sequence[Tensor], affine: Producer | None) -> list[Tensor]:
+    def _compute_currents(self, inputs: Sequence[Tensor], affine: Producer | None) -> list[Tensor]:
         return [self.recurrent.of_input(x if affine is None else affine.of(x)) for x in inputs]
 
 

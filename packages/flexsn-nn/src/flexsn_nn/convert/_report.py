@@ -108,7 +108,7 @@ class Conversion:
                 its message are PyTorch's.
         """
         result = self.model.load_state_dict(self.map_state_dict(state), strict=strict)
-        dropped = {key: why for key, why in self.dropped.items() if key in state}
+        dropped = {key: reason for key, reason in self.dropped.items() if key in state}
         return Loaded(dropped, tuple(result.missing_keys), tuple(result.unexpected_keys))
 
     def __str__(self) -> str:
@@ -121,5 +121,5 @@ class Conversion:
             if place != Moved(key):
                 shape = "" if place.shape is None else f" as {list(place.shape)}"
                 lines.append(f"  moved {key} -> {place.key}{shape}")
-        lines += [f"  dropped {key}: {why}" for key, why in self.dropped.items()]
+        lines += [f"  dropped {key}: {reason}" for key, reason in self.dropped.items()]
         return "\n".join(lines)

@@ -54,7 +54,7 @@ class Rule:
     descend: bool = False
 
 
-def stays(reason: str, *, descend: bool = False) -> Rule:
+def leave_unchanged(reason: str, *, descend: bool = False) -> Rule:
     """Returns the rule for a module that is not converted."""
 
     def make(module: nn.Module, backend: str) -> Replacement:
@@ -68,12 +68,12 @@ def library(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def derived_from(module: nn.Module, package: str, name: str) -> bool:
+def is_derived_from(module: nn.Module, package: str, name: str) -> bool:
     """True if the module's class has a base class with this name and package."""
     return any(library(kind) == package and kind.__name__ == name for kind in type(module).__mro__)
 
 
-def of_ones_own(module: nn.Module, package: str) -> str:
+def explain_own_class(module: nn.Module, package: str) -> str:
     """Returns the reason why a user's subclass of a library's class is not converted."""
     base = next(kind for kind in type(module).__mro__ if library(kind) == package)
     return (

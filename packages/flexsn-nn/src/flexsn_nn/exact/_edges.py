@@ -19,7 +19,7 @@ _PURE = frozenset(
     }
 )  # fmt: skip
 _SIZES = frozenset({"shape", "ndim", "dtype", "device"})
-_CHANGING = "inplace"
+_INPLACE_ATTRIBUTE = "inplace"
 
 
 class Edges:
@@ -38,16 +38,16 @@ class Edges:
         self.readers: set[str] = set()
         self.links: dict[str, str] = {}
         spoiled: set[str] = set()
-        found: list[tuple[str, str]] = []
+        connections: list[tuple[str, str]] = []
         for training in (False, True):
             for root, twin, graph in forward_graphs(net, training=training):
-                self._read(root, twin, graph, spoiled, found)
-        self.writers = {neuron for neuron, _ in found} - spoiled
-        self.readers = {layer for neuron, layer in found if neuron in self.writers}
+                self._read(root, twin, graph, spoiled, connections)
+        self.writers = {neuron for neuron, _ in connections} - spoiled
+        self.readers = {layer for neuron, layer in connections if neuron in self.writers}
         self.links = {layer: neuron for layer, neuron in self.links.items() if layer not in spoiled}
 
     def _read(
-        self, root: str, net: nn.Module, graph: fx.Graph, spoiled: set[str], found: list[tuple[str, str]]
+        self, root: str, net: nn.Module, graph: fx.Graph, spoiled: set[str], connections: list[tuple[str, str]]
     ) -> None:
         prefix = f"{root}." if root else ""
         for node in graph.nodes:
@@ -56,7 +56,7 @@ class Edges:
             name = f"{prefix}{node.target}"
             module = net.get_submodule(name)
             if isinstance(module, FlexSN):
-                self._follow(name, node, prefix, net, spoiled, found, whole=not root)
+                self._follow(name, node, prefix, net, spoiled, connections, is_root=not root)
             elif type(module) is nn.Linear:
                 self._follow_layer(name, node, prefix, net, spoiled)
 
@@ -67,28 +67,28 @@ class Edges:
         prefix: str,
         net: nn.Module,
         spoiled: set[str],
-        found: list[tuple[str, str]],
+        connections: list[tuple[str, str]],
         *,
-        whole: bool,
+        is_root: bool,
     ) -> None:
         """Follows the output of a neuron through views to its readers."""
-        waiting, seen = [neuron], set()
-        while waiting:
-            value = waiting.pop()
+        unvisited, visited = [neuron], set()
+        while unvisited:
+            value = unvisited.pop()
             for user in value.users:
-                if user in seen:
+                if user in visited:
                     continue
-                seen.add(user)
-                if user.op == "output" and whole:
+                visited.add(user)
+                if user.op == "output" and is_root:
                     continue
                 module = net.get_submodule(f"{prefix}{user.target}") if user.op == "call_module" else None
                 if module is not None and type(module) in SAME_MODULES:
-                    waiting.append(user)
-                elif module is not None and not getattr(module, _CHANGING, False):
+                    unvisited.append(user)
+                elif module is not None and not getattr(module, _INPLACE_ATTRIBUTE, False):
                     if type(module) in self._layers:
-                        found.append((name, f"{prefix}{user.target}"))
+                        connections.append((name, f"{prefix}{user.target}"))
                 elif _name_of(user) in SAME_FUNCTIONS:
-                    waiting.append(user)
+                    unvisited.append(user)
                 elif _name_of(user) not in _PURE and not _reads_size(user):
                     spoiled.add(name)
 

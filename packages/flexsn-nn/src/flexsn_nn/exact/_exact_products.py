@@ -112,42 +112,42 @@ def exact_products(
     for name in (*also, *skip):
         check_name("layer", name, modules)
     plain_products(net)
-    inside = {part for module in modules.values() if isinstance(module, FlexSN) for part in module.modules()}
+    neuron_modules = {part for module in modules.values() if isinstance(module, FlexSN) for part in module.modules()}
     edges = Edges(net, _LAYERS)
-    known = {mode: known_inputs(net, _LAYERS, training=mode) for mode in (False, True)}
-    left: dict[str, str] = {}
-    takers: set[str] = set()
+    ranges_by_mode = {mode: known_inputs(net, _LAYERS, training=mode) for mode in (False, True)}
+    reasons: dict[str, str] = {}
+    linked_neurons: set[str] = set()
     for name, module in modules.items():
         if not isinstance(module, _LAYERS):
             continue
-        reason = "part of a neuron's step" if module in inside else why_no_product(module)
+        reason = "part of a neuron's step" if module in neuron_modules else why_no_product(module)
         if name in skip:
             reason = "it is in skip"
         if reason is not None:
-            left[name] = reason
+            reasons[name] = reason
             continue
-        ranges = (known[False].get(name), known[True].get(name))
-        around = _around(name, modules)
+        ranges = (ranges_by_mode[False].get(name), ranges_by_mode[True].get(name))
+        enclosing = _list_enclosing(name, modules)
         neuron = edges.links.get(name)
         module.forward = ExactForward(
             module,
             precision,
             ranges,
             claimed=name in also,
-            reads=around if name in edges.readers else None,
-            links=around if neuron is not None else None,
+            reads=enclosing if name in edges.readers else None,
+            links=enclosing if neuron is not None else None,
         )
         if neuron is not None:
-            takers.add(neuron)
+            linked_neurons.add(neuron)
     for name, module in modules.items():
         if not isinstance(module, FlexSN):
             continue
         if module.spike_range is not None:
             module.register_forward_hook(_mark_spikes, prepend=True)
-        writes, takes = name in edges.writers, name in takers
+        writes, takes = name in edges.writers, name in linked_neurons
         if (writes or takes) and can_exchange(module):
-            vars(module)[ATTRIBUTE] = SpikeExchange(writes, takes, _around(name, modules))
-    return ExactProducts(net, left)
+            vars(module)[ATTRIBUTE] = SpikeExchange(writes, takes, _list_enclosing(name, modules))
+    return ExactProducts(net, reasons)
 
 
 def plain_products(net: nn.Module) -> None:
@@ -157,11 +157,11 @@ def plain_products(net: nn.Module) -> None:
             del module.forward
         vars(module).pop(ATTRIBUTE, None)
         hooks = module._forward_hooks
-        for number in [number for number, hook in hooks.items() if hook is _mark_spikes]:
-            del hooks[number]
+        for hook_id in [hook_id for hook_id, hook in hooks.items() if hook is _mark_spikes]:
+            del hooks[hook_id]
 
 
-def _around(name: str, modules: dict[str, nn.Module]) -> tuple[nn.Module, ...]:
+def _list_enclosing(name: str, modules: dict[str, nn.Module]) -> tuple[nn.Module, ...]:
     """Returns a module and the modules that contain it, except the whole network."""
     path = name.split(".")
     return tuple(modules[".".join(path[:i])] for i in range(len(path), 0, -1) if ".".join(path[:i]) in modules)

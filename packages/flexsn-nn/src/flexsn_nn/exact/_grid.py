@@ -30,12 +30,12 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
         float64 `[rows, 1, ...]`.
     """
     rows = weight.detach().abs().flatten(1).double()
-    each = rows.shape[1]
+    row_length = rows.shape[1]
     total, limit = rows.sum(1) * largest_input, _LARGEST_SUM
     if bias is not None:
         total = total + bias.detach().abs().double()
     if rounding:
-        limit -= 0.5 * each * largest_input + 1
+        limit -= 0.5 * row_length * largest_input + 1
     e = torch.minimum(_below(limit, total), _below(2.0 ** (bits - 1), rows.amax(1)))
     return e.clamp(*_EXPONENTS).reshape(-1, *(1,) * (weight.dim() - 1))
 
@@ -50,13 +50,13 @@ def _below(limit: float, value: Tensor) -> Tensor:
     return (_HALF - exponent).double()
 
 
-def rounded(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
+def round_to_grid(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
     """Rounds `values` to `2 ** -e` times whole numbers of at most `bits` bits. `None` does not limit the bits."""
     scale = torch.exp2(e)
     whole = torch.round(values.detach().double() * scale)
     if bits is not None:
-        most = 2.0 ** (bits - 1) - 1
-        whole = whole.clamp(-most, most)
+        largest = 2.0 ** (bits - 1) - 1
+        whole = whole.clamp(-largest, largest)
     return (whole / scale).to(values.dtype)
 
 
@@ -65,7 +65,7 @@ def is_on_grid(weight: Tensor, bits: int = 16, largest_input: int = 1) -> bool:
     if weight.dim() < 2 or weight.dtype != torch.float32 or weight.numel() == 0:
         return False
     e = exponents(weight, bits, largest_input, None, rounding=False)
-    return bool(torch.equal(rounded(weight, e, bits), weight.detach()))
+    return bool(torch.equal(round_to_grid(weight, e, bits), weight.detach()))
 
 
 def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tuple[Tensor, Tensor]:

@@ -88,16 +88,16 @@ class ExactForward(ReplacedForward):
             return result
         bias: Tensor | None = layer.bias  # type: ignore[assignment]
         if isinstance(layer, nn.Linear):
-            y, record, ran = self._multiplied(input, written, weight, bias, parts, compiling)
+            y, record, ran = self._multiply(input, written, weight, bias, parts, compiling)
         else:
             x = input.movedim(1, -1)
-            y, record, ran = self._multiplied(x, written, weight.flatten(1), bias, parts, compiling)
+            y, record, ran = self._multiply(x, written, weight.flatten(1), bias, parts, compiling)
             y = y.movedim(-1, 1)
         if not compiling:
             self.last, self._record = (parts, ran), record
         return y
 
-    def _multiplied(
+    def _multiply(
         self,
         x: Tensor,
         written: Tensor | None,
@@ -129,13 +129,13 @@ class ExactForward(ReplacedForward):
     def account(self) -> tuple[str, bool]:
         """Describes the last call. Also returns True if an exact product ran. On a GPU, waits for that call."""
         outcome, ran = self.last
-        words = outcome if isinstance(outcome, str) else _in_words(outcome)
+        text = outcome if isinstance(outcome, str) else _describe_parts(outcome)
         if self._record is not None and bool(self._record.any()):
-            words += "; its input had numbers that are not whole, so rows were computed again in float32"
+            text += "; its input had numbers that are not whole, so rows were computed again in float32"
         if not self.was_called and any(self.known):
-            low, high = next(one for one in self.known if one is not None)
-            words += f"; its input consists of whole numbers from {low} to {high}"
-        return words, ran
+            low, high = next(input_range for input_range in self.known if input_range is not None)
+            text += f"; its input consists of whole numbers from {low} to {high}"
+        return text, ran
 
     def _why_not(self, x: Tensor, written: Tensor | None, weight: Tensor, compiling: bool) -> str | None:
         """Returns the reason why torch's product runs; `None` if the exact product can run.
@@ -174,7 +174,7 @@ class ExactForward(ReplacedForward):
                 return "its input is not channels-last in memory"
         if x.shape[-1 if isinstance(self.layer, nn.Linear) else 1] != weight.shape[1]:
             return "its input and its weight do not match"
-        if x.numel() * weight.shape[0] < _fewest():
+        if x.numel() * weight.shape[0] < _get_fewest():
             return "too small: launches would take longer than the product"
         return _why_slow(x.device)
 
@@ -182,31 +182,31 @@ class ExactForward(ReplacedForward):
         self._scale = 1.0
         if self.claimed:
             return None
-        found: WholeRange | None = self.known[self.layer.training]
+        input_range: WholeRange | None = self.known[self.layer.training]
         if not compiling and x.grad_fn is not None:
-            followed = scaled_range_of(x)
-            if isinstance(followed, Unknown):
-                made = f": {followed.reason} computes it from spikes" if followed.reason else ""
-                return f"its input does not consist of spikes{made}"
-            found, self._scale = followed
-        if found is None:
+            traced = scaled_range_of(x)
+            if isinstance(traced, Unknown):
+                operation = f": {traced.reason} computes it from spikes" if traced.reason else ""
+                return f"its input does not consist of spikes{operation}"
+            input_range, self._scale = traced
+        if input_range is None:
             return "its input is not known to consist of spikes"
-        if max(-found.low, found.high) > _LARGEST:
-            return f"its input has whole numbers from {found.low} to {found.high}; the limit is {_LARGEST}"
+        if max(-input_range.low, input_range.high) > _LARGEST:
+            return f"its input has whole numbers from {input_range.low} to {input_range.high}; the limit is {_LARGEST}"
         return None
 
     def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
         """Returns the number of parts for the weight and for gradients; `None` for `"exact"` without a grid."""
-        asked = self.precision
-        of_gradients = _PARTS[_torch_precision() if asked is None or asked == "exact" else asked]
+        precision = self.precision
+        gradient_parts = _PARTS[_torch_precision() if precision is None or precision == "exact" else precision]
         grid = grid_of(self.layer)
         if grid is not None:
-            return (1 if grid.bits <= _BITS_OF_ONE_PART else 2), of_gradients
-        if asked != "exact":
-            return of_gradients, of_gradients
-        return (2, of_gradients) if not compiling and self._left_on_grid(weight) else None
+            return (1 if grid.bits <= _BITS_OF_ONE_PART else 2), gradient_parts
+        if precision != "exact":
+            return gradient_parts, gradient_parts
+        return (2, gradient_parts) if not compiling and self._is_still_on_grid(weight) else None
 
-    def _left_on_grid(self, weight: Tensor) -> bool:
+    def _is_still_on_grid(self, weight: Tensor) -> bool:
         """True if the weight is still on a grid after its parametrization was removed. Checks each new weight once."""
         key = weight.data_ptr(), 0 if weight.is_inference() else weight._version
         if self._grid is None or self._grid[:2] != key:
@@ -218,7 +218,7 @@ class ExactForward(ReplacedForward):
 
 
 @constant
-def _fewest() -> int:
+def _get_fewest() -> int:
     return fewest_multiplications()
 
 
@@ -234,14 +234,14 @@ def _torch_precision() -> str:
 
 
 _NO_GRID = "its weight is not on a grid: flexsn_nn.on_grid(layer)"
-_HELD = {1: "8 bits", 2: "16 bits", 3: "float32"}
+_PRECISION_BY_PARTS = {1: "8 bits", 2: "16 bits", 3: "float32"}
 
 
-def _in_words(parts: tuple[int, int]) -> str:
-    of_weight, of_gradients = parts
+def _describe_parts(parts: tuple[int, int]) -> str:
+    weight_parts, gradient_parts = parts
     return (
-        f"exact products; weight in {of_weight} part{'s' if of_weight > 1 else ''}, gradients in {of_gradients} "
-        f"({_HELD[of_gradients]})"
+        f"exact products; weight in {weight_parts} part{'s' if weight_parts > 1 else ''}, gradients in "
+        f"{gradient_parts} ({_PRECISION_BY_PARTS[gradient_parts]})"
     )
 
 
@@ -249,12 +249,12 @@ def why_no_product(layer: nn.Module) -> str | None:
     """Returns the reason why a layer always uses torch's product; `None` if there is none."""
     kind: Any = type(layer)
     kinds: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS)
-    own = next(one for one in kinds if isinstance(layer, one))
-    if kind.forward is not own.forward or "forward" in vars(layer):
+    base = next(candidate for candidate in kinds if isinstance(layer, candidate))
+    if kind.forward is not base.forward or "forward" in vars(layer):
         return f"{kind.__name__} overrides forward"
-    if own is not nn.Linear:
-        ones = (layer.kernel_size, layer.stride, layer.dilation)
-        if any(size != 1 for sizes in ones for size in sizes) or layer.groups != 1 or _pads(layer.padding):  # type: ignore[union-attr]
+    if base is not nn.Linear:
+        sizes_of_one = (layer.kernel_size, layer.stride, layer.dilation)
+        if any(size != 1 for sizes in sizes_of_one for size in sizes) or layer.groups != 1 or _pads(layer.padding):  # type: ignore[union-attr]
             return "a convolution over more than single points"
     return None
 

@@ -34,36 +34,36 @@ class LinkedStep:
 
     def __call__(self, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         links, states = rest[: self.parts], rest[self.parts :]
-        after: tuple[Tensor, ...] = ()
+        total_state: tuple[Tensor, ...] = ()
         if self.sums:
             *states, total = states  # type: ignore[assignment]
-            after = (total,)
+            total_state = (total,)
         if self.parts:
-            x = _LinkedFunction.apply(x, *after, *links)
-        found = self.core(x, *states)
-        results = (found,) if isinstance(found, Tensor) else tuple(found)
+            x = _LinkedFunction.apply(x, *total_state, *links)
+        returned = self.core(x, *states)
+        results = (returned,) if isinstance(returned, Tensor) else tuple(returned)
         spikes = (results[0].to(torch.bfloat16),) if self.writes else ()
-        return (*results[: self.num_outputs], *spikes, *results[self.num_outputs :], *after)
+        return (*results[: self.num_outputs], *spikes, *results[self.num_outputs :], *total_state)
 
 
 class _LinkedFunction(torch.autograd.Function):
     """Returns `x`. The gradient flows whole to each float32 argument, and in parts to the other arguments."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
-        ctx.dtypes = [one.dtype for one in others]
+    def forward(ctx: Any, x: Tensor, *targets: Tensor) -> Tensor:
+        ctx.dtypes = [target.dtype for target in targets]
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, found = grad, []
+        remainder, gradients = grad, []
         for dtype in ctx.dtypes:
             if dtype == torch.float32:
-                found.append(grad)
+                gradients.append(grad)
                 continue
-            finite = torch.where(left.abs() == torch.inf, left, left.clamp(-_LARGEST, _LARGEST))
+            finite = torch.where(remainder.abs() == torch.inf, remainder, remainder.clamp(-_LARGEST, _LARGEST))
             part = finite.to(torch.bfloat16)
-            found.append(part)
-            taken = part.to(torch.float32)
-            left = torch.where(taken == left, 0.0, left - taken)
-        return None, *found
+            gradients.append(part)
+            represented = part.to(torch.float32)
+            remainder = torch.where(represented == remainder, 0.0, remainder - represented)
+        return None, *gradients

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from flexsn_nn._affine import Affine
 from flexsn_nn._batch_affine import graph_affine
 from flexsn_nn._dynamo_graphs import example, is_scan
-from flexsn_nn.fusion._pointwise import described, is_of_form
+from flexsn_nn.fusion._pointwise import describe, reads_form
 from flexsn_nn.fusion._producers import Constant, ElementwiseCall, Expression, Norm, Producers, Sequence, parts
 from flexsn_nn.fusion._report import Absorbed, LeftProducer
 
@@ -31,17 +31,17 @@ def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftP
     for norm, affine in norms.items():
         if norm.users:  # another scan reads the norm, and the statistics must be updated only once
             with module.graph.inserting_after(affine[-1]):
-                instead = module.graph.call_function(_normalised, (norm.args[0], *affine))
-            instead.meta = dict(norm.meta)
-            norm.replace_all_uses_with(instead)
+                normalised = module.graph.call_function(_normalize, (norm.args[0], *affine))
+            normalised.meta = dict(norm.meta)
+            norm.replace_all_uses_with(normalised)
         module.graph.erase_node(norm)
     if absorbed:
         module.graph.lint()
         module.recompile()
-    return absorbed, [LeftProducer(described(node), why) for node, why in left.items()]
+    return absorbed, [LeftProducer(describe(node), reason) for node, reason in left.items()]
 
 
-def _normalised(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def _normalize(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return Affine(mean, scale, shift).of(x)
 
 
@@ -60,9 +60,9 @@ class _ScanNode:
         assert isinstance(num_states, int)
         self.step: fx.GraphModule = getattr(module, str(core.target))
         self.num_inputs = num_inputs
-        self.rest: list[Any] = tensors[num_inputs:]
+        self.other_operands: list[Any] = tensors[num_inputs:]
         producers = Producers(node)
-        self.expressions = [producers.of(given) for given in tensors[:num_inputs] if isinstance(given, fx.Node)]
+        self.expressions = [producers.of(operand) for operand in tensors[:num_inputs] if isinstance(operand, fx.Node)]
         assert len(self.expressions) == num_inputs
         self.left = producers.left
         # Placeholders of the new step, by operand.
@@ -81,7 +81,7 @@ class _ScanNode:
             for part in parts(expression):
                 if isinstance(part, Norm):
                     self._split(part.node)
-        step, operands, captured = self._new_step(expressions)
+        step, operands, captured = self._build_step(expressions)
         name = f"{self.node.name}_step"
         self.module.add_submodule(name, step)
         graph = self.module.graph
@@ -89,7 +89,7 @@ class _ScanNode:
         core = self.node.args[0]
         with graph.inserting_before(self.node):
             new_core = graph.get_attr(name)
-            arguments = (new_core, len(operands), num_states, num_outputs, *operands, *self.rest, *captured)
+            arguments = (new_core, len(operands), num_states, num_outputs, *operands, *self.other_operands, *captured)
             new = graph.call_function(self.node.target, arguments, dict(self.node.kwargs))  # type: ignore[arg-type]
         new.meta = dict(self.node.meta)
         self.node.replace_all_uses_with(new)
@@ -98,8 +98,8 @@ class _ScanNode:
         if not core.users:
             graph.erase_node(core)
         for expression, nodes in zip(expressions, moved, strict=True):
-            self._forget(expression, nodes)
-        return [Absorbed(new.name, tuple(map(described, nodes))) for nodes in moved if nodes]
+            self._erase_nodes(expression, nodes)
+        return [Absorbed(new.name, tuple(map(describe, nodes))) for nodes in moved if nodes]
 
     # -- the graph around the scan ---------------------------------------------------------------------------
 
@@ -124,50 +124,50 @@ class _ScanNode:
                 )
         return self.views[sequence]
 
-    def _forget(self, expression: Expression, nodes: list[fx.Node]) -> None:
+    def _erase_nodes(self, expression: Expression, nodes: list[fx.Node]) -> None:
         """Erases the nodes that have no readers.
 
         Nodes that read only the form of a sequence would keep it alive. They therefore read another sequence.
         """
         graph = self.module.graph
         views = [part.view for part in parts(expression) if isinstance(part, Sequence) and part.view is not None]
-        there = set(graph.nodes)
+        remaining = set(graph.nodes)
         for node in dict.fromkeys((*views, *reversed(nodes))):
-            if node not in there:
+            if node not in remaining:
                 continue
-            if node.users and all(map(is_of_form, node.users)):
-                self._ask_another(node, expression)
+            if node.users and all(map(reads_form, node.users)):
+                self._redirect_readers(node, expression)
             if not node.users and node not in self.norms:
                 graph.erase_node(node)
 
-    def _ask_another(self, node: fx.Node, expression: Expression) -> None:
+    def _redirect_readers(self, node: fx.Node, expression: Expression) -> None:
         tensor = example(node)
         assert tensor is not None
         for part in parts(expression):
             if isinstance(part, Sequence) and part.like.shape == tensor.shape:
-                other = self._operand(part)
+                operand = self._operand(part)
                 for user in list(node.users):
                     if str(user.target).startswith("new_"):
                         user.kwargs = {"dtype": tensor.dtype, **user.kwargs}
-                    user.replace_input_with(node, other)
+                    user.replace_input_with(node, operand)
                 return
 
     # -- the step --------------------------------------------------------------------------------------------
 
-    def _new_step(self, expressions: list[Expression]) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
+    def _build_step(self, expressions: list[Expression]) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
         """Builds the step with its producers. Returns the step, its inputs, and the additional captured tensors."""
         graph = fx.Graph()
         operands = dict.fromkeys(
             self._operand(part) for e in expressions for part in parts(e) if isinstance(part, Sequence)
         )
         self.inputs = {node: graph.placeholder(f"sequence_{i}") for i, node in enumerate(operands)}
-        before = [node for node in self.step.graph.nodes if node.op == "placeholder"]
-        known = {node: graph.placeholder(node.name) for node in before[self.num_inputs :]}
+        placeholders = [node for node in self.step.graph.nodes if node.op == "placeholder"]
+        new_nodes = {node: graph.placeholder(node.name) for node in placeholders[self.num_inputs :]}
         constants = dict.fromkeys(node for e in expressions for part in parts(e) for node in self._constants(part))
         self.captured = {node: graph.placeholder(f"constant_{i}") for i, node in enumerate(constants)}
-        for placeholder, expression in zip(before, expressions, strict=False):
-            known[placeholder] = self._emit(graph, expression)
-        results = graph.graph_copy(self.step.graph, known)
+        for placeholder, expression in zip(placeholders, expressions, strict=False):
+            new_nodes[placeholder] = self._emit(graph, expression)
+        results = graph.graph_copy(self.step.graph, new_nodes)
         graph.output(results)
         return fx.GraphModule(self.step, graph), list(operands), list(constants)
 
@@ -192,11 +192,11 @@ class _ScanNode:
             return self.captured[self._constants(expression)[0]]
         if isinstance(expression, Norm):
             affine = [self.captured[node] for node in self.norms[expression.node]]
-            return graph.call_function(_normalised, (self._emit(graph, expression.x), *affine))
-        args = tuple(self._emitted(graph, value) for value in expression.args)
-        kwargs = {key: self._emitted(graph, value) for key, value in expression.kwargs.items()}
+            return graph.call_function(_normalize, (self._emit(graph, expression.x), *affine))
+        args = tuple(self._emit_argument(graph, value) for value in expression.args)
+        kwargs = {key: self._emit_argument(graph, value) for key, value in expression.kwargs.items()}
         call: Callable[..., fx.Node] = graph.call_method if expression.node.op == "call_method" else graph.call_function
         return call(expression.node.target, args, kwargs)
 
-    def _emitted(self, graph: fx.Graph, value: Any) -> Any:
+    def _emit_argument(self, graph: fx.Graph, value: Any) -> Any:
         return self._emit(graph, value) if isinstance(value, Expression) else value

@@ -55,7 +55,7 @@ class AbsorbingBackend:
         return compiler_of(self._backend)(graph, examples, **options)
 
     def __str__(self) -> str:
-        lines = [f"neurons compute {len(self.absorbed)} of their inputs", *(f"  {one}" for one in self.absorbed)]
+        lines = [f"neurons compute {len(self.absorbed)} of their inputs", *(f"  {entry}" for entry in self.absorbed)]
         if self.left:
-            lines += ["not moved into a step:", *(f"  {one}" for one in self.left)]
+            lines += ["not moved into a step:", *(f"  {entry}" for entry in self.left)]
         return "\n".join(lines)

@@ -16,7 +16,7 @@ class LeftError(Exception):
     """Raised with the reason why a layer is not fused."""
 
 
-def followed(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.Module], list[Dataflow]]:
+def trace_network(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.Module], list[Dataflow]]:
     """Returns the modules of a network by name, and its dataflow in training and in evaluation.
 
     Raises:
@@ -29,7 +29,7 @@ def followed(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.Module
     return modules, [dataflow(net, training=training) for training in (True, False)]
 
 
-def neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflow], *, whose: str) -> str:
+def find_neuron_after(layer_name: str, modules: dict[str, nn.Module], flows: list[Dataflow], *, whose: str) -> str:
     """Returns the name of the neuron that is the only reader of a layer's output.
 
     Args:
@@ -40,7 +40,7 @@ def neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflo
     Raises:
         LeftError: another module or function also reads the output, or its reader is not a neuron.
     """
-    names = {_only_use(place, modules, flow, whose) for flow in flows}
+    names = {_find_only_reader(layer_name, modules, flow, whose) for flow in flows}
     if len(names) > 1:
         raise LeftError("in training, its output goes to another layer than in evaluation")
     return names.pop()
@@ -58,17 +58,17 @@ def why_not_into(neuron: FlexSN) -> str | None:
     return None
 
 
-def _only_use(place: str, modules: dict[str, nn.Module], flow: Dataflow, whose: str) -> str:
-    layer = f"{whose} {place}" if whose else "it"
-    if flow.calls[place] > 1:
-        raise LeftError(f"{layer} is called {flow.calls[place]} times")
-    if not flow.calls[place]:
-        around = [name for name in flow.untraced if not name or place.startswith(f"{name}.")]
-        if not around:
+def _find_only_reader(layer_name: str, modules: dict[str, nn.Module], flow: Dataflow, whose: str) -> str:
+    layer = f"{whose} {layer_name}" if whose else "it"
+    if flow.calls[layer_name] > 1:
+        raise LeftError(f"{layer} is called {flow.calls[layer_name]} times")
+    if not flow.calls[layer_name]:
+        enclosing = [name for name in flow.untraced if not name or layer_name.startswith(f"{name}.")]
+        if not enclosing:
             raise LeftError(f"no traced forward calls {layer}")
-        name = max(around, key=len)
+        name = max(enclosing, key=len)
         raise LeftError(f"{name or 'the network'} cannot be traced: {flow.untraced[name]}")
-    uses = flow.uses[place]
+    uses = flow.uses[layer_name]
     if len(uses) != 1:
         raise LeftError(f"its output goes to {len(uses)} readers: {', '.join(use.text for use in uses)}")
     ((neuron, text),) = uses

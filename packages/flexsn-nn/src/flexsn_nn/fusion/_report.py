@@ -46,9 +46,9 @@ class Fusion:
 
     def __str__(self) -> str:
         lines = [f"{len(self.fused)} of {len(self.fused) + len(self.left)} batch norms are computed by neurons"]
-        lines += [f"  {one}" for one in self.fused]
+        lines += [f"  {norm}" for norm in self.fused]
         if self.left:
-            lines += ["unchanged:", *(f"  {one}" for one in self.left)]
+            lines += ["unchanged:", *(f"  {norm}" for norm in self.left)]
         return "\n".join(lines)
 
 

@@ -53,7 +53,7 @@ _RESULTS: dict[type, frozenset[str]] = {
     Ranges: frozenset(("_seen", "_changes", "_pending", "_warned")),
     ReplacedForward: frozenset(("last",)),
     ExactForward: frozenset(("_record", "_grid", "_kind", "_reason", "_scale")),
-    SpikeExchange: frozenset(("_programs", "_refused", "_zero")),
+    SpikeExchange: frozenset(("_programs", "_rejected_core", "_zero")),
 }
 # Packages whose objects and functions are compared only by identity.
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "triton", "pytest", "flexsn_graph", "flexsn_codegen"}

@@ -36,8 +36,8 @@ class Absorb(Transform):
 
 def parts_of(front: object) -> FrontParts | None:
     """Returns `front.parts()`; `None` for a delay, and for a user's object without this method."""
-    found: FrontParts | None = front.parts() if hasattr(front, "parts") else None
-    return found
+    parts: FrontParts | None = front.parts() if hasattr(front, "parts") else None
+    return parts
 
 
 class InStep(Absorb):

@@ -31,7 +31,7 @@ class Counts(NamedTuple):
         )
 
 
-def composed(
+def compose(
     core: Callable[..., Any], counts: Counts, transforms: Sequence[Transform], tensors: Sequence[Values]
 ) -> Callable[..., Any]:
     """Applies all transforms to `core`, the first transform innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
@@ -46,7 +46,7 @@ def composed(
     """
     name: str = getattr(core, "__name__", type(core).__name__)
     for transform, own in zip(transforms, tensors, strict=True):
-        step = partial(_step, transform, own, counts, core)
+        step = partial(_run_step, transform, own, counts, core)
         if not torch.compiler.is_compiling():
             step.core = core  # type: ignore[attr-defined]  # gives access to the user's object
             step.__name__ = name  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def composed(
     return core
 
 
-def _step(
+def _run_step(
     transform: Transform, tensors: Values, counts: Counts, core: Callable[..., Any], *values: Tensor
 ) -> tuple[Tensor, ...]:
     num_inputs, num_states, num_outputs = counts
@@ -64,8 +64,8 @@ def _step(
 
     def inner(inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Values, Values]:
         returned = core(*inputs, *states)
-        every = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-        return every[:num_outputs], every[num_outputs:]
+        results = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+        return results[:num_outputs], results[num_outputs:]
 
     own = Own(values[num_inputs:begin], values[end:], tensors)
     changed = transform.step(inner, values[:num_inputs], values[begin:end], own)
@@ -132,7 +132,7 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
     return tuple(inputs), tuple(states)
 
 
-def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+def pass_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
     """Passes the added outputs and final states to the transforms that added them.
 
     Args:
@@ -163,6 +163,6 @@ class StandIns:
             for tensor, flows in zip(like, learned, strict=True)
         )
 
-    def instead(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+    def map_tensors(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
         """Returns the tensors of a call, by the ids of their stand-ins."""
         return {id(a): b.contiguous() for a, b in zip(self.stand_ins, tensors, strict=True)}

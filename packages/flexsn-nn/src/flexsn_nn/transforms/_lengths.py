@@ -35,7 +35,7 @@ class Lengths(Transform):
     def __init__(self, lengths: Tensor) -> None:
         check_tensor("lengths", lengths)
         self.lengths = lengths
-        self._kept: tuple[object, Tensor] | None = None
+        self._cached: tuple[object, Tensor] | None = None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
         """Returns the remaining steps, int32 `[T, B, 1, ...]`. For kernels, expands those of the first step."""
@@ -60,14 +60,14 @@ class Lengths(Transform):
                     f"{call.num_steps}."
                 )
         if torch.compiler.is_compiling():
-            return (self._left(call),)
+            return (self._count_remaining(call),)
         # All neurons of a network share one tensor of counts.
-        like = call.num_steps, len(shape), call.inputs[0].device, call.kernels, lengths._version
-        if self._kept is None or self._kept[0] != like:
-            self._kept = like, self._left(call)
-        return (self._kept[1],)
+        key = call.num_steps, len(shape), call.inputs[0].device, call.kernels, lengths._version
+        if self._cached is None or self._cached[0] != key:
+            self._cached = key, self._count_remaining(call)
+        return (self._cached[1],)
 
-    def _left(self, call: Call) -> Tensor:
+    def _count_remaining(self, call: Call) -> Tensor:
         device = call.inputs[0].device
         first = self.lengths.to(torch.int32).to(device).view(1, -1, *[1] * (len(call.step_shape) - 1))
         if call.kernels:
@@ -77,8 +77,8 @@ class Lengths(Transform):
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
         """Computes the step until a sequence ends, and then returns zeros and unchanged states."""
-        (left,) = own.inputs
-        alive = left > 0
+        (remaining,) = own.inputs
+        alive = remaining > 0
         # Zeros replace the padding, so derivatives are finite, and their products with gradients of zero are zero.
         outputs, new_states = core(tuple([select(alive, x, torch.zeros_like(x)) for x in inputs]), states)
         return Changed(

@@ -62,8 +62,8 @@ class Resets(Transform):
         """Computes the step from the initial states where the mask is True, and elsewhere from the current states."""
         (reset,) = own.inputs
         initial = own.tensors or tuple([torch.zeros_like(state) for state in states])
-        begun = tuple(
+        reset_states = tuple(
             [select(per_sequence(reset, state), new, state) for new, state in zip(initial, states, strict=False)]
         )
         # The states that other transforms have added are not reset.
-        return Changed(*core(inputs, (*begun, *states[len(begun) :])))
+        return Changed(*core(inputs, (*reset_states, *states[len(reset_states) :])))
