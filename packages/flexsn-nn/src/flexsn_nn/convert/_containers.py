@@ -15,12 +15,12 @@ from flexsn_nn.neuron import Recurrent, RunOptions
 
 
 class Concatenated(nn.Module):
-    """Weights of a `LinearRecurrentContainer`, which apply to the input and to the last output separately.
+    """Weights of a `LinearRecurrentContainer`, applied to the input and to the last output separately.
 
     The first columns of `rc.weight` multiply the input, and the other columns multiply the last output.
 
     Args:
-        rc: the linear layer that maps `[x, y]` to the input of `layers`.
+        rc: linear layer that maps the concatenated input `x` and last output `y` to the input of `layers`.
         layers: linear layers from `rc` to the neuron.
     """
 
@@ -87,6 +87,6 @@ class ElementWiseRecurrent(Recurrent):
         self.element_wise_function = element_wise_function
 
     def driven(self, x: Tensor, s: Tensor) -> Tensor:
-        """Computes the neuron's input."""
+        """Computes the neuron's input from the layer's input `x` and the last output `s`."""
         driven: Tensor = self.element_wise_function(s, x)
         return driven

@@ -39,9 +39,9 @@ class LoopCall(DelayedReset):
 
     Args:
         init_hidden: True if the module stores the states instead of taking them as arguments.
-        output: True to return the states even if they are hidden.
+        output: True to return the states even if the module stores them.
         graded_spikes_factor: factor by which each spike is multiplied.
-        arguments: arguments of the neuron.
+        arguments: other arguments of the neuron's class.
     """
 
     loop_names: ClassVar[tuple[str, ...]]
@@ -107,7 +107,7 @@ class LoopCall(DelayedReset):
         return graded, *new
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """Computes one step with ungraded spikes."""
+        """Computes one step before `graded_spikes_factor` is applied."""
         raise NotImplementedError
 
     def reset_mem(self) -> Any:

@@ -104,8 +104,8 @@ class Conversion:
             The dropped, missing and unexpected keys.
 
         Raises:
-            RuntimeError: a tensor has another shape or, with `strict`, keys are missing or unexpected. The error and
-                its message are PyTorch's.
+            RuntimeError: a tensor has another shape or, with `strict`, keys are missing or unexpected. PyTorch raises
+                this error.
         """
         result = self.model.load_state_dict(self.map_state_dict(state), strict=strict)
         dropped = {key: reason for key, reason in self.dropped.items() if key in state}

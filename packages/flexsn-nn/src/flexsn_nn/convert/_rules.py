@@ -69,7 +69,7 @@ def library(kind: type) -> str:
 
 
 def is_derived_from(module: nn.Module, package: str, name: str) -> bool:
-    """True if the module's class has a base class with this name and package."""
+    """True if the module's class has a base class of this name in this package."""
     return any(library(kind) == package and kind.__name__ == name for kind in type(module).__mro__)
 
 

@@ -50,7 +50,7 @@ RESET_NET = (
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """Returns the rule for a module; `None` if it is not one of snnTorch's neurons."""
+    """Returns the rule for a module; `None` if the module is not a neuron of snnTorch."""
     kind = type(module)
     if library(kind) == PACKAGE:
         if kind.__name__ in RULES:
@@ -140,7 +140,7 @@ RULES = {
 
 
 def _options(old: Any, backend: str) -> dict[str, Any]:
-    """Returns the options that all snnTorch neurons share. Rejects a neuron whose step combines different elements."""
+    """Returns the options that all snnTorch neurons share. Rejects neurons whose step combines different elements."""
     if old.inhibition:
         raise Unconvertible("inhibition=True lets only one neuron of a layer fire, so its step is not elementwise.")
     if old.state_quant:

@@ -91,7 +91,7 @@ def rule_of(module: nn.Module) -> Rule | None:
 
 
 def forget(model: nn.Module) -> None:
-    """Clears SpikingJelly 2's record of modules with a reset, so that it searches the network again."""
+    """Clears SpikingJelly 2's list of modules to reset, so that SpikingJelly searches the network again."""
     functional = sys.modules.get("spikingjelly.activation_based.functional")
     invalidate = getattr(functional, "invalidate_reset_cache", None)
     if invalidate is not None:
@@ -123,7 +123,7 @@ def _threshold_and_reset(old: Any, backend: str) -> dict[str, Any]:
 
 
 def _move_learned(new: Neuron, old: Any, *learned: str) -> Replacement:
-    """Passes the old neuron's learned parameters to the new neuron: the same objects, names and shapes."""
+    """Passes the old neuron's learned parameters to the new neuron, as the same objects with the same names."""
     for name in learned:
         new.hold(name, getattr(old, name))
     return Replacement(new, {name: Moved(name) for name in learned})
@@ -348,7 +348,7 @@ def to_torch_layer(module: nn.Module) -> nn.Module:
 
 
 def _stateless(old: Any, backend: str) -> Replacement:
-    """Converts a layer that adds only a step mode to PyTorch's class. An `OverTime` contains it for sequences."""
+    """Converts a layer that adds only a step mode to PyTorch's class, inside of an `OverTime` for sequences."""
     torch_layer = to_torch_layer(old)
     if old.step_mode == "s" or isinstance(torch_layer, nn.Linear):
         return Replacement(torch_layer, {key: Moved(key) for key in old.state_dict()})

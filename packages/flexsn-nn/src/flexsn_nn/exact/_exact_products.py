@@ -79,8 +79,8 @@ def exact_products(
     computed again in float32. Modules, parameters and `state_dict()` do not change.
 
     Exact products run in `nn.Linear`, and in convolutions of size 1 with channels-last input, in float32 on a GPU.
-    Torch's product still runs under autocast, on other devices, and for products that are so small that launching the
-    kernels would take longer.
+    Torch's product still runs under autocast, on other devices, and for products that are so small that launches of
+    kernels would take longer than the product.
 
     Args:
         net: trained or new network, in any mode, on any device. Call this function before `torch.compile`, and before

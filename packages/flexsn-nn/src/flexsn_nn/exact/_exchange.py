@@ -22,7 +22,7 @@ ATTRIBUTE = "_exchange"
 
 
 class _Written(NamedTuple):
-    """Spikes in bfloat16, with the version and address of the output when they were written."""
+    """Spikes in bfloat16, with the version and address of the output when the spikes were written."""
 
     spikes: Tensor
     version: int

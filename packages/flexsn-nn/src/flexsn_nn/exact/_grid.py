@@ -24,7 +24,7 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
         bits: number of bits of the whole numbers, whose magnitude is below `2 ** (bits - 1)`.
         largest_input: largest magnitude of the inputs by which the whole numbers are multiplied.
         bias: `[rows]`, added to the sums; `None` without a bias.
-        rounding: True if the numbers will be rounded to the grid, False if they are already on it.
+        rounding: True if the weight will be rounded to the grid, False if the weight is already on the grid.
 
     Returns:
         float64 `[rows, 1, ...]`.
@@ -76,8 +76,8 @@ def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tup
         bits, largest_input: same as for `on_grid`.
 
     Returns:
-        int8 or int16 numbers, shaped like `weight`, and a power of two for each row, float32 `[rows]`. Their product is
-        `weight`.
+        int8 or int16 numbers, shaped like `weight`, and a power of two for each row, float32 `[rows]`. The product of
+        the two is `weight`.
 
     Raises:
         ParameterError: the weight is not on a grid with these properties.

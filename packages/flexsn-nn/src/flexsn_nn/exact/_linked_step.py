@@ -47,7 +47,7 @@ class LinkedStep:
 
 
 class _LinkedFunction(torch.autograd.Function):
-    """Returns `x`. The gradient flows whole to each float32 argument, and in parts to the other arguments."""
+    """Returns `x`. Each float32 argument receives the whole gradient, and each other argument a part of it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *targets: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
             of 40 spikes.
 
     Returns:
-        A record of the weight, and of the bias if the layer has one, with the changes by the rounding.
+        A record of the weight, and of the bias if the layer has a bias, with the changes that the rounding makes.
 
     Raises:
         ParameterError: the tensor has no rows, is not float32, or is already on a grid; or `bits` is out of range.

@@ -1,4 +1,4 @@
-"""Finds layers whose input consists of spikes by reading the network's `forward`, without data."""
+"""Reads the network's `forward`, without data, to find layers whose input consists of spikes."""
 
 from __future__ import annotations
 

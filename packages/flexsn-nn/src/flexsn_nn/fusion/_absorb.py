@@ -113,7 +113,7 @@ class _ScanNode:
             self.norms[norm] = [graph.call_function(operator.getitem, (affine, i)) for i in range(3)]
 
     def _operand(self, sequence: Sequence) -> fx.Node:
-        """Returns a sequence in the form in which the scan reads it."""
+        """Returns the node of a sequence, after the view if the sequence has a view."""
         if sequence.view is None:
             return sequence.node
         if sequence not in self.views:
@@ -127,7 +127,7 @@ class _ScanNode:
     def _erase_nodes(self, expression: Expression, nodes: list[fx.Node]) -> None:
         """Erases the nodes that have no readers.
 
-        Nodes that read only the form of a sequence would keep it alive. They therefore read another sequence.
+        Before that, nodes that read only the form of a node, and not its values, are redirected to another sequence.
         """
         graph = self.module.graph
         views = [part.view for part in parts(expression) if isinstance(part, Sequence) and part.view is not None]

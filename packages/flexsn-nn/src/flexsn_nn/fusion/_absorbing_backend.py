@@ -19,7 +19,8 @@ class AbsorbingBackend:
     the affine part of `batch_norm` become part of the step. The sequence between the function and the neuron is then
     neither written, read nor stored. The graph is changed before AOTAutograd, so gradients are those of the new step. A
     function is not moved if the move would save nothing, because another node also reads its result, or if the move
-    would change the result. `print` shows the functions that were not moved, with the reasons.
+    would change the result. `print` shows the functions that were moved, and the reasons why other functions were not
+    moved.
 
     Results equal those of the unchanged network, except for `batch_norm`. A norm is computed as `(x - mean) * scale +
     shift`, as after `fuse_norms`.

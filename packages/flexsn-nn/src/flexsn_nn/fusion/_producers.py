@@ -108,7 +108,7 @@ class Producers:
         self._immovable = frozenset(nodes[: last + 1])
 
     def of(self, node: fx.Node) -> Expression:
-        """Returns the expression of an input `[T, *step]`: a plain `Sequence` if the step can compute no part of it."""
+        """Returns the expression of an input `[T, *step]`: a plain `Sequence` if the step cannot compute anything."""
         tensor = example(node)
         if tensor is None or tensor.dim() < 2:  # type promotion treats steps without dimensions differently
             return Sequence(node)

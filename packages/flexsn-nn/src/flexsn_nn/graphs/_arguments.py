@@ -21,7 +21,7 @@ class CallArguments:
     Attributes:
         tensors: tensors, in the order of the arguments.
         form: structure of the arguments, in which a mark replaces each tensor.
-        why_not: reason why no graph can run with these arguments; `None` if a graph can.
+        obstacle: reason why no graph can run with these arguments; `None` if a graph can.
     """
 
     tensors: tuple[Tensor, ...]

@@ -53,8 +53,8 @@ class _Kind:
         rehearsed: True if a graph could repeat all operations of the last run.
         calls: total number of calls.
         graph: the graph; `None` before the recording.
-        why: reason why there is no graph.
-        why_update: reason why the optimizer's part is not in the graph.
+        reason: reason why there is no graph.
+        update_reason: reason why the optimizer's part is not in the graph.
         ignoring: names of the values that the step itself changes, which are not watched.
         outdated: True if a watched value has changed since the recording.
     """
@@ -283,7 +283,7 @@ class CapturedStep:
 
     @property
     def _warm_ups(self) -> int:
-        """Number of runs in Python before a recording. The first kind of call also creates the optimizer's state."""
+        """Number of runs in Python before a recording. Before the first, one more run creates the optimizer's state."""
         return 1 if self._num_recorded else 2
 
     def _run_recorded_part(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:

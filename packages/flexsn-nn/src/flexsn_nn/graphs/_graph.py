@@ -28,7 +28,7 @@ def _to_list(value: Any) -> list[Tensor]:
 
 
 class LeftTensors:
-    """Tensors that a step has stored on layers, with their places.
+    """Tensors that a step has stored on layers, and the attributes that hold these tensors.
 
     Args:
         net: the network.
@@ -70,7 +70,7 @@ class Graph:
         replay: function that repeats the step.
         arguments, states: memory that a replay reads.
         results, form: tensors of the step's result, and form of the result.
-        left: tensors that the step stored on the layers.
+        stored: tensors that the step stored on the layers.
         parameters, gradients: parameters, and the gradient of each; `None` for a parameter without a gradient.
     """
 

@@ -17,12 +17,12 @@ _hooks = attrgetter("_backward_hooks")
 
 
 class SameObjects:
-    """Compares the sizes and the objects of containers with those at the last `remember`. Objects compare by identity.
+    """Containers whose contents must not change. Sizes are compared by value, and objects by identity.
 
     Attributes:
         sized: containers whose lengths are compared.
         mappings, sequences: containers whose values are compared in order. These containers are also in `sized`.
-        parts: `get` of each mapping of which only some values are compared, with the keys of these values.
+        parts: for each mapping of which only some values are compared, its method `get` and the keys of these values.
         cells: closure variables of functions.
     """
 

@@ -1,4 +1,4 @@
-"""Detects changes of a network, its loss and its optimizer by comparing objects by identity in each call."""
+"""Detects changes of a network, its loss and its optimizer. Each call compares objects by identity."""
 
 from __future__ import annotations
 

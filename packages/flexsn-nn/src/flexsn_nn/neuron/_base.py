@@ -302,7 +302,7 @@ def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
 
 
 def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """True if a tensor of `shape` can be expanded to `to`."""
+    """True if a tensor of `shape` can be expanded to `target`."""
     return len(shape) <= len(target) and all(
         a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False)
     )

@@ -70,7 +70,7 @@ def _round(x: Tensor, maximum: int) -> Tensor:
 
 
 class _RoundFunction(torch.autograd.Function):
-    """Rounds to the nearest whole number from 0 to `most`. The gradient is 1 from 0 to `most`, and 0 elsewhere."""
+    """Rounds to the nearest whole number from 0 to `maximum`. The gradient is 1 in this range, and 0 elsewhere."""
 
     generate_vmap_rule = True
 

@@ -196,7 +196,7 @@ class SlidingPSN(Stateful):
         return torch.cat([history, new])
 
     def _build_matrix(self, steps: int, num_earlier: int) -> Tensor:
-        """Returns `[steps, back + steps]`. Row `t` has the weights of the last `k` inputs up to step `t`."""
+        """Returns `[steps, num_earlier + steps]`. Row `t` has the weights of the last `k` inputs up to step `t`."""
         age = torch.arange(steps, device=self.weight.device).unsqueeze(1) + num_earlier
         age = age - torch.arange(num_earlier + steps, device=self.weight.device)
         inside = (age >= 0) & (age < self.k)

@@ -16,8 +16,8 @@ from flexsn_nn.transforms._where import per_sequence, select
 class Lengths(Transform):
     """Ends each sequence of a batch after its own number of steps; `neuron(x, lengths=lengths)` uses it.
 
-    After its end, a sequence returns zeros, its states do not change, and no gradient flows to its inputs, even if they
-    are not finite. Results are bitwise equal to those of each sequence without padding.
+    After its end, a sequence returns zeros, its states do not change, and no gradient flows to its inputs, even if the
+    inputs are not finite. Results are bitwise equal to those of each sequence without padding.
 
     Args:
         lengths: whole numbers `[B]` from 0 to T. B is the size of a step's first dimension.

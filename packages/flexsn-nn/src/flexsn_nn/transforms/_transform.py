@@ -138,11 +138,11 @@ class Transform:
         return False
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """Returns the inputs of the step, and the transform to use in this call; `None` if the call needs none."""
+        """Returns the inputs of the step, and the transform to use in this call; `None` for no transform."""
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns `num_inputs` sequences `[T, *step]`, or steps `[*step]` in mode `"s"`. They may broadcast after T."""
+        """Returns `num_inputs` sequences `[T, *step]`, or steps `[*step]` in mode `"s"`. Steps may broadcast."""
         return ()
 
     def states(self, call: Call) -> Sequence[Tensor]:
