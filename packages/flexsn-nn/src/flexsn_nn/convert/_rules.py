@@ -32,7 +32,7 @@ class Replacement:
     differences: tuple[str, ...] = ()
 
 
-def _no_container(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
+def _reject_container(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
     raise AssertionError("the modules of this rule are not containers")
 
 
@@ -49,7 +49,7 @@ class Rule:
     """
 
     make: Callable[[Any, str], Replacement]
-    make_container: Callable[[Any, Mapping[str, nn.Module]], nn.Module] = _no_container
+    make_container: Callable[[Any, Mapping[str, nn.Module]], nn.Module] = _reject_container
     container: bool = False
     descend: bool = False
 

@@ -70,29 +70,29 @@ def forget(model: nn.Module) -> None:
 
 
 def _leaky(old: Any, backend: str) -> Replacement:
-    return _move_tensors(LoopLeaky(beta=0.5, **_options(old, backend)), old, ["beta"])
+    return _move_tensors(LoopLeaky(beta=0.5, **_read_options(old, backend)), old, ["beta"])
 
 
 def _synaptic(old: Any, backend: str) -> Replacement:
-    return _move_tensors(LoopSynaptic(alpha=0.5, beta=0.5, **_options(old, backend)), old, ["alpha", "beta"])
+    return _move_tensors(LoopSynaptic(alpha=0.5, beta=0.5, **_read_options(old, backend)), old, ["alpha", "beta"])
 
 
 def _alpha(old: Any, backend: str) -> Replacement:
-    return _move_tensors(LoopAlpha(alpha=0.5, beta=0.25, **_options(old, backend)), old, ["alpha", "beta"])
+    return _move_tensors(LoopAlpha(alpha=0.5, beta=0.25, **_read_options(old, backend)), old, ["alpha", "beta"])
 
 
 def _lapicque(old: Any, backend: str) -> Replacement:
-    return _move_tensors(LoopLapicque(**_options(old, backend)), old, ["beta", "R", "C", "time_step"])
+    return _move_tensors(LoopLapicque(**_read_options(old, backend)), old, ["beta", "R", "C", "time_step"])
 
 
 def _rleaky(old: Any, backend: str) -> Replacement:
-    neuron = LoopRLeaky(beta=0.5, all_to_all=False, **_options(old, backend))
+    neuron = LoopRLeaky(beta=0.5, all_to_all=False, **_read_options(old, backend))
     return _move_recurrent_weights(_move_tensors(neuron, old, ["beta"]), old)
 
 
 def _rsynaptic(old: Any, backend: str) -> Replacement:
     # snnTorch 1.0 computes the immediate reset of this neuron, and discards it.
-    options = {**_options(old, backend), "reset_delay": True}
+    options = {**_read_options(old, backend), "reset_delay": True}
     neuron = LoopRSynaptic(alpha=0.5, beta=0.5, all_to_all=False, **options)
     replacement = _move_recurrent_weights(_move_tensors(neuron, old, ["alpha", "beta"]), old)
     if getattr(old, "reset_delay", True):
@@ -139,7 +139,7 @@ RULES = {
 }
 
 
-def _options(old: Any, backend: str) -> dict[str, Any]:
+def _read_options(old: Any, backend: str) -> dict[str, Any]:
     """Returns the options that all snnTorch neurons share. Rejects neurons whose step combines different elements."""
     if old.inhibition:
         raise Unconvertible("inhibition=True lets only one neuron of a layer fire, so its step is not elementwise.")

@@ -86,7 +86,9 @@ def rule_of(module: nn.Module) -> Rule | None:
     if is_derived_from(module, PACKAGE, "SurrogateFunctionBase"):
         return leave_unchanged("a surrogate outside of a neuron: use a surrogate of flexsn_nn.surrogate.")
     if is_derived_from(module, PACKAGE, "StepModule"):
-        return Rule(_stateless) if _torch_class(module) is not None else leave_unchanged(RUNS_AS_IT_IS, descend=True)
+        return (
+            Rule(_stateless) if _find_torch_class(module) is not None else leave_unchanged(RUNS_AS_IT_IS, descend=True)
+        )
     return None
 
 
@@ -102,7 +104,7 @@ def forget(model: nn.Module) -> None:
 # -- neurons ---------------------------------------------------------------------------------------------
 
 
-def _run(old: Any, backend: str) -> dict[str, Any]:
+def _read_run_options(old: Any, backend: str) -> dict[str, Any]:
     if getattr(old, "_neuron_precision", None) is not None:
         raise Unconvertible("it sets a precision. Create it without this setting, and use precision='float32' here.")
     return {
@@ -112,13 +114,13 @@ def _run(old: Any, backend: str) -> dict[str, Any]:
     }
 
 
-def _threshold_and_reset(old: Any, backend: str) -> dict[str, Any]:
+def _read_reset_options(old: Any, backend: str) -> dict[str, Any]:
     return {
         "v_threshold": old.v_threshold,
         "v_reset": old.v_reset,
         "surrogate_function": surrogate_of(old.surrogate_function),
         "detach_reset": old.detach_reset,
-        **_run(old, backend),
+        **_read_run_options(old, backend),
     }
 
 
@@ -130,7 +132,7 @@ def _move_learned(new: Neuron, old: Any, *learned: str) -> Replacement:
 
 
 def _if(old: Any, backend: str) -> Replacement:
-    return Replacement(IF(**_threshold_and_reset(old, backend)))
+    return Replacement(IF(**_read_reset_options(old, backend)))
 
 
 def _simple_if(old: Any, backend: str) -> Replacement:
@@ -140,7 +142,7 @@ def _simple_if(old: Any, backend: str) -> Replacement:
 
 
 def _lif(old: Any, backend: str) -> Replacement:
-    return Replacement(LIF(old.tau, old.decay_input, **_threshold_and_reset(old, backend)))
+    return Replacement(LIF(old.tau, old.decay_input, **_read_reset_options(old, backend)))
 
 
 def _simple_lif(old: Any, backend: str) -> Replacement:
@@ -150,16 +152,16 @@ def _simple_lif(old: Any, backend: str) -> Replacement:
 
 
 def _plif(old: Any, backend: str) -> Replacement:
-    return _move_learned(PLIF(2.0, old.decay_input, **_threshold_and_reset(old, backend)), old, "w")
+    return _move_learned(PLIF(2.0, old.decay_input, **_read_reset_options(old, backend)), old, "w")
 
 
 def _qif(old: Any, backend: str) -> Replacement:
-    common = _threshold_and_reset(old, backend)
+    common = _read_reset_options(old, backend)
     return Replacement(QIF(old.tau, old.v_c, old.a0, v_rest=old.v_rest, **common))
 
 
 def _eif(old: Any, backend: str) -> Replacement:
-    common = _threshold_and_reset(old, backend)
+    common = _read_reset_options(old, backend)
     return Replacement(EIF(old.tau, old.delta_T, old.theta_rh, v_rest=old.v_rest, **common))
 
 
@@ -167,20 +169,20 @@ def _izhikevich(old: Any, backend: str) -> Replacement:
     if old.w_rest != 0:
         raise Unconvertible(f"its adaptation starts at w_rest={old.w_rest}, but here at 0.")
     numbers = {name: getattr(old, name) for name in ("tau", "v_c", "a0", "v_rest", "tau_w", "a", "b")}
-    return Replacement(Izhikevich(**numbers, **_threshold_and_reset(old, backend)))
+    return Replacement(Izhikevich(**numbers, **_read_reset_options(old, backend)))
 
 
 def _klif(old: Any, backend: str) -> Replacement:
-    common = _threshold_and_reset(old, backend)
+    common = _read_reset_options(old, backend)
     return _move_learned(KLIF(old.scale_reset, old.tau, old.decay_input, **common), old, "k")
 
 
 def _cubalif(old: Any, backend: str) -> Replacement:
-    return Replacement(CUBALIF(old.c_decay, old.v_decay, **_threshold_and_reset(old, backend)))
+    return Replacement(CUBALIF(old.c_decay, old.v_decay, **_read_reset_options(old, backend)))
 
 
 def _liaf(old: Any, backend: str) -> Replacement:
-    common = _threshold_and_reset(old, backend)
+    common = _read_reset_options(old, backend)
     new = LIAF(old.act, old.threshold_related, old.tau, old.decay_input, **common)
     differences: tuple[str, ...] = ()
     if old.step_mode == "m" and not old.store_v_seq and hasattr(old, "multi_step_functional_forward"):
@@ -194,7 +196,7 @@ def _ilif(old: Any, backend: str) -> Replacement:
     count = old.surrogate_function
     if (count.grad_min, count.grad_max) != (0, count.max_spike_count):
         raise Unconvertible("the window of its gradient is not from 0 to the largest number of spikes, as here.")
-    new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_run(old, backend))
+    new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_read_run_options(old, backend))
     return Replacement(new, differences=("it rounds v - v / tau where SpikingJelly rounds (1 - 1 / tau) v.",))
 
 
@@ -205,7 +207,7 @@ def _gated_lif(old: Any, backend: str) -> Replacement:
         channels,
         init_linear_decay=0.1,
         surrogate_function=surrogate_of(old.surrogate_function),
-        **_run(old, backend),
+        **_read_run_options(old, backend),
     )
     names = {"linear_decay": "leak", "v_subreset": "v_sub"}
     moved = {}
@@ -225,17 +227,17 @@ def _gated_lif(old: Any, backend: str) -> Replacement:
 
 
 def _clif(old: Any, backend: str) -> Replacement:
-    common = _run(old, backend)
+    common = _read_run_options(old, backend)
     common["store_state_seqs"] = bool(getattr(old, "store_state_seqs", False))
     return Replacement(CLIF(old.tau, old.v_threshold, surrogate_of(old.surrogate_function), **common))
 
 
 def _ternary_if(old: Any, backend: str) -> Replacement:
-    return Replacement(TernaryIF(**_threshold_and_reset(old, backend)))
+    return Replacement(TernaryIF(**_read_reset_options(old, backend)))
 
 
 def _ternary_lif(old: Any, backend: str) -> Replacement:
-    return Replacement(TernaryLIF(old.tau, old.decay_input, **_threshold_and_reset(old, backend)))
+    return Replacement(TernaryLIF(old.tau, old.decay_input, **_read_reset_options(old, backend)))
 
 
 def _li(old: Any, backend: str) -> Replacement:
@@ -327,7 +329,7 @@ def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
 # -- layers ----------------------------------------------------------------------------------------------
 
 
-def _torch_class(module: nn.Module) -> type[nn.Module] | None:
+def _find_torch_class(module: nn.Module) -> type[nn.Module] | None:
     """Returns PyTorch's class from which a layer of the same name is derived; `None` if there is no such class."""
     kind = type(module)
     for base in kind.__mro__:
@@ -338,7 +340,7 @@ def _torch_class(module: nn.Module) -> type[nn.Module] | None:
 
 def to_torch_layer(module: nn.Module) -> nn.Module:
     """Returns a copy of a layer as an object of PyTorch's own class, with the same parameters and hooks."""
-    kind = _torch_class(module)
+    kind = _find_torch_class(module)
     assert kind is not None
     torch_layer = kind.__new__(kind)
     attributes = {name: copy.copy(value) if name[0] == "_" else value for name, value in module.__dict__.items()}
@@ -381,10 +383,10 @@ def _choose_container_rule(module: Any) -> Rule:
     """Chooses the rule of a container: `OverTime` if it folds time into the batch, `nn.Sequential` for single steps."""
     if type(module).__name__ == "StepModeContainer":
         if module.step_mode == "s":
-            return Rule(_stateless, _sequential, container=True)
+            return Rule(_stateless, _create_sequential, container=True)
         if module.stateful:
             return leave_unchanged("it loops over time; its neurons are converted. " + RUNS_AS_IT_IS, descend=True)
-    return Rule(_stateless, _over_time, container=True)
+    return Rule(_stateless, _create_over_time, container=True)
 
 
 def _choose_recurrent_rule(module: Any) -> Rule:
@@ -422,11 +424,11 @@ def _choose_recurrent_rule(module: Any) -> Rule:
     return Rule(make, descend=True)
 
 
-def _over_time(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
+def _create_over_time(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
     return _add_children(OverTime(), children)
 
 
-def _sequential(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
+def _create_sequential(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
     return _add_children(nn.Sequential(), children)
 
 

@@ -87,9 +87,9 @@ class Edges:
                 elif module is not None and not getattr(module, _INPLACE_ATTRIBUTE, False):
                     if type(module) in self._layers:
                         connections.append((name, f"{prefix}{user.target}"))
-                elif _name_of(user) in SAME_FUNCTIONS:
+                elif _find_name(user) in SAME_FUNCTIONS:
                     unvisited.append(user)
-                elif _name_of(user) not in _PURE and not _reads_size(user):
+                elif _find_name(user) not in _PURE and not _reads_size(user):
                     spoiled.add(name)
 
     def _follow_layer(self, name: str, layer: fx.Node, prefix: str, net: nn.Module, spoiled: set[str]) -> None:
@@ -102,7 +102,7 @@ class Edges:
         spoiled.add(name)
 
 
-def _name_of(node: fx.Node) -> str:
+def _find_name(node: fx.Node) -> str:
     """Returns the name of the torch function or the method that a node calls; `""` for other nodes."""
     if node.op == "call_method":
         return str(node.target)

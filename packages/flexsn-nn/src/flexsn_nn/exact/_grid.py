@@ -36,11 +36,11 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
         total = total + bias.detach().abs().double()
     if rounding:
         limit -= 0.5 * row_length * largest_input + 1
-    e = torch.minimum(_below(limit, total), _below(2.0 ** (bits - 1), rows.amax(1)))
+    e = torch.minimum(_find_exponent_below(limit, total), _find_exponent_below(2.0 ** (bits - 1), rows.amax(1)))
     return e.clamp(*_EXPONENTS).reshape(-1, *(1,) * (weight.dim() - 1))
 
 
-def _below(limit: float, value: Tensor) -> Tensor:
+def _find_exponent_below(limit: float, value: Tensor) -> Tensor:
     """Computes the largest whole exponent `e` with `value * 2 ** e < limit`, without rounding; 1022 if `value` is 0.
 
     Reads the bits of the quotient instead of calling `frexp`, for which Inductor of torch 2.11 writes C++ code that
@@ -53,11 +53,11 @@ def _below(limit: float, value: Tensor) -> Tensor:
 def round_to_grid(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
     """Rounds `values` to `2 ** -e` times whole numbers of at most `bits` bits. `None` does not limit the bits."""
     scale = torch.exp2(e)
-    whole = torch.round(values.detach().double() * scale)
+    multiples = torch.round(values.detach().double() * scale)
     if bits is not None:
         largest = 2.0 ** (bits - 1) - 1
-        whole = whole.clamp(-largest, largest)
-    return (whole / scale).to(values.dtype)
+        multiples = multiples.clamp(-largest, largest)
+    return (multiples / scale).to(values.dtype)
 
 
 def is_on_grid(weight: Tensor, bits: int = 16, largest_input: int = 1) -> bool:

@@ -80,7 +80,7 @@ class ExactForward(ReplacedForward):
         if self.reads is not None and not compiling and input.dim() > 1 and not has_hooks_before(self.reads):
             written = written_of(input if isinstance(layer, nn.Linear) else input.movedim(1, -1))
         reason = self._why_not(input, written, weight, compiling)
-        parts = None if reason is not None else self._parts(weight, compiling)
+        parts = None if reason is not None else self._count_parts(weight, compiling)
         if parts is None:
             if not compiling:
                 self.last, self._record = (reason or _NO_GRID, False), None
@@ -195,10 +195,10 @@ class ExactForward(ReplacedForward):
             return f"its input has whole numbers from {input_range.low} to {input_range.high}; the limit is {_LARGEST}"
         return None
 
-    def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
+    def _count_parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
         """Returns the number of parts for the weight and for gradients; `None` for `"exact"` without a grid."""
         precision = self.precision
-        gradient_parts = _PARTS[_torch_precision() if precision is None or precision == "exact" else precision]
+        gradient_parts = _PARTS[_read_torch_precision() if precision is None or precision == "exact" else precision]
         grid = grid_of(self.layer)
         if grid is not None:
             return (1 if grid.bits <= _BITS_OF_ONE_PART else 2), gradient_parts
@@ -228,7 +228,7 @@ def _why_slow(device: torch.device) -> str | None:
 
 
 @constant
-def _torch_precision() -> str:
+def _read_torch_precision() -> str:
     """Returns the precision that the user has set for torch's float32 products."""
     return float32_precision()
 
@@ -253,13 +253,13 @@ def why_no_product(layer: nn.Module) -> str | None:
     if kind.forward is not base.forward or "forward" in vars(layer):
         return f"{kind.__name__} overrides forward"
     if base is not nn.Linear:
-        sizes_of_one = (layer.kernel_size, layer.stride, layer.dilation)
-        if any(size != 1 for sizes in sizes_of_one for size in sizes) or layer.groups != 1 or _pads(layer.padding):  # type: ignore[union-attr]
+        extents = (layer.kernel_size, layer.stride, layer.dilation)
+        if any(size != 1 for sizes in extents for size in sizes) or layer.groups != 1 or _has_padding(layer.padding):  # type: ignore[union-attr]
             return "a convolution over more than single points"
     return None
 
 
-def _pads(padding: Any) -> bool:
+def _has_padding(padding: Any) -> bool:
     return padding not in ("same", "valid") and any(size != 0 for size in padding)
 
 

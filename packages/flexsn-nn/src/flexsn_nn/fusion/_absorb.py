@@ -80,7 +80,7 @@ class _ScanNode:
         for expression in expressions:
             for part in parts(expression):
                 if isinstance(part, Norm):
-                    self._split(part.node)
+                    self._split_norm(part.node)
         step, operands, captured = self._build_step(expressions)
         name = f"{self.node.name}_step"
         self.module.add_submodule(name, step)
@@ -103,7 +103,7 @@ class _ScanNode:
 
     # -- the graph around the scan ---------------------------------------------------------------------------
 
-    def _split(self, norm: fx.Node) -> None:
+    def _split_norm(self, norm: fx.Node) -> None:
         """Replaces a norm by the computation of its statistics."""
         if norm in self.norms:
             return
@@ -112,7 +112,7 @@ class _ScanNode:
             affine = graph.call_function(graph_affine, norm.args, norm.kwargs)
             self.norms[norm] = [graph.call_function(operator.getitem, (affine, i)) for i in range(3)]
 
-    def _operand(self, sequence: Sequence) -> fx.Node:
+    def _get_operand(self, sequence: Sequence) -> fx.Node:
         """Returns the node of a sequence, after the view if the sequence has a view."""
         if sequence.view is None:
             return sequence.node
@@ -145,7 +145,7 @@ class _ScanNode:
         assert tensor is not None
         for part in parts(expression):
             if isinstance(part, Sequence) and part.like.shape == tensor.shape:
-                operand = self._operand(part)
+                operand = self._get_operand(part)
                 for user in list(node.users):
                     if str(user.target).startswith("new_"):
                         user.kwargs = {"dtype": tensor.dtype, **user.kwargs}
@@ -158,12 +158,12 @@ class _ScanNode:
         """Builds the step with its producers. Returns the step, its inputs, and the additional captured tensors."""
         graph = fx.Graph()
         operands = dict.fromkeys(
-            self._operand(part) for e in expressions for part in parts(e) if isinstance(part, Sequence)
+            self._get_operand(part) for e in expressions for part in parts(e) if isinstance(part, Sequence)
         )
         self.inputs = {node: graph.placeholder(f"sequence_{i}") for i, node in enumerate(operands)}
         placeholders = [node for node in self.step.graph.nodes if node.op == "placeholder"]
         new_nodes = {node: graph.placeholder(node.name) for node in placeholders[self.num_inputs :]}
-        constants = dict.fromkeys(node for e in expressions for part in parts(e) for node in self._constants(part))
+        constants = dict.fromkeys(node for e in expressions for part in parts(e) for node in self._list_constants(part))
         self.captured = {node: graph.placeholder(f"constant_{i}") for i, node in enumerate(constants)}
         for placeholder, expression in zip(placeholders, expressions, strict=False):
             new_nodes[placeholder] = self._emit(graph, expression)
@@ -171,14 +171,14 @@ class _ScanNode:
         graph.output(results)
         return fx.GraphModule(self.step, graph), list(operands), list(constants)
 
-    def _constants(self, part: Expression) -> list[fx.Node]:
+    def _list_constants(self, part: Expression) -> list[fx.Node]:
         if isinstance(part, Norm):
             return self.norms[part.node]
         if not isinstance(part, Constant):
             return []
-        return [self._squeezed(part.node) if part.squeezed else part.node]
+        return [self._squeeze(part.node) if part.squeezed else part.node]
 
-    def _squeezed(self, node: fx.Node) -> fx.Node:
+    def _squeeze(self, node: fx.Node) -> fx.Node:
         if node not in self.squeezed:
             with self.module.graph.inserting_before(self.node):
                 self.squeezed[node] = self.module.graph.call_method("squeeze", (node, 0))
@@ -187,9 +187,9 @@ class _ScanNode:
     def _emit(self, graph: fx.Graph, expression: Expression) -> fx.Node:
         """Emits the nodes of an expression for one time step."""
         if isinstance(expression, Sequence):
-            return self.inputs[self._operand(expression)]
+            return self.inputs[self._get_operand(expression)]
         if isinstance(expression, Constant):
-            return self.captured[self._constants(expression)[0]]
+            return self.captured[self._list_constants(expression)[0]]
         if isinstance(expression, Norm):
             affine = [self.captured[node] for node in self.norms[expression.node]]
             return graph.call_function(_normalize, (self._emit(graph, expression.x), *affine))

@@ -58,7 +58,7 @@ def dataflow(net: nn.Module, *, training: bool) -> Dataflow:
     flow = Dataflow()
     twin = _copy_network(net, training, flow)
     if twin is not None:
-        for root, graph in _graphs("", twin, flow):
+        for root, graph in _trace_graphs("", twin, flow):
             _read(root, twin, graph, flow)
     return flow
 
@@ -72,7 +72,7 @@ def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.
     flow = Dataflow()
     twin = _copy_network(net, training, flow)
     if twin is not None:
-        for root, graph in _graphs("", twin, flow):
+        for root, graph in _trace_graphs("", twin, flow):
             yield root, twin, graph
 
 
@@ -168,7 +168,7 @@ def _is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential)
 
 
-def _graphs(name: str, module: nn.Module, flow: Dataflow) -> Iterator[tuple[str, fx.Graph]]:
+def _trace_graphs(name: str, module: nn.Module, flow: Dataflow) -> Iterator[tuple[str, fx.Graph]]:
     """Yields the graph of a module with its name, or the graphs of its parts if the module cannot be traced."""
     if _is_layer(module):
         return
@@ -180,7 +180,7 @@ def _graphs(name: str, module: nn.Module, flow: Dataflow) -> Iterator[tuple[str,
     children = [(child, part) for child, part in module.named_children() if not _is_layer(part)]
     for child, part in module.named_children():
         if not _is_layer(part):
-            yield from _graphs(f"{name}.{child}" if name else child, part, flow)
+            yield from _trace_graphs(f"{name}.{child}" if name else child, part, flow)
     try:
         if not children:
             raise RuntimeError(reason)

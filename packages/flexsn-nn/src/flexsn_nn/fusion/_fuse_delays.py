@@ -51,7 +51,7 @@ def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
         if not isinstance(layer, Delay):
             continue
         try:
-            neuron_name = find_neuron_after(name, modules, flows, whose="")
+            neuron_name = find_neuron_after(name, modules, flows, owner="")
             if not {name, neuron_name}.isdisjoint(skip):
                 raise LeftError("it is in skip")
             neuron = modules[neuron_name]

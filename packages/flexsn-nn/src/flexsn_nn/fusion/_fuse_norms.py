@@ -47,7 +47,7 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
           2.0: its output goes to the module's result, which is not a neuron
     """
     modules, flows = trace_network(net, skip)
-    ended_by = {_last(layer): name for name, layer in modules.items() if isinstance(layer, OverTime)}
+    ended_by = {_find_last_layer(layer): name for name, layer in modules.items() if isinstance(layer, OverTime)}
     absorbed_norms = {
         norm for module in modules.values() if isinstance(module, NormNeuron) for norm in module.norm.modules()
     }
@@ -84,7 +84,7 @@ def unfuse_norms(net: nn.Module) -> None:
             module._handover = None
 
 
-def _last(layer: nn.Module) -> nn.Module | None:
+def _find_last_layer(layer: nn.Module) -> nn.Module | None:
     while isinstance(layer, OverTime) or type(layer) is nn.Sequential:
         if not len(layer):
             return None
@@ -96,7 +96,7 @@ def _find_neuron_after(layer_name: str, modules: dict[str, nn.Module], flows: li
     """Returns the name of the neuron that is the only reader of an `OverTime`'s output and can compute its norm."""
     layer = modules[layer_name]
     assert isinstance(layer, OverTime)
-    name = find_neuron_after(layer_name, modules, flows, whose="its layer")
+    name = find_neuron_after(layer_name, modules, flows, owner="its layer")
     neuron = modules[name]
     assert isinstance(neuron, FlexSN)
     if layer._handover is None or layer._handover is not neuron._handover:

@@ -29,18 +29,18 @@ def trace_network(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.M
     return modules, [dataflow(net, training=training) for training in (True, False)]
 
 
-def find_neuron_after(layer_name: str, modules: dict[str, nn.Module], flows: list[Dataflow], *, whose: str) -> str:
+def find_neuron_after(layer_name: str, modules: dict[str, nn.Module], flows: list[Dataflow], *, owner: str) -> str:
     """Returns the name of the neuron that is the only reader of a layer's output.
 
     Args:
-        place: name of the layer.
+        layer_name: name of the layer.
         flows: dataflow in training and in evaluation.
-        whose: words before the layer's name in messages; empty if messages are about the layer itself.
+        owner: words before the layer's name in messages; empty if messages are about the layer itself.
 
     Raises:
         LeftError: another module or function also reads the output, or its reader is not a neuron.
     """
-    names = {_find_only_reader(layer_name, modules, flow, whose) for flow in flows}
+    names = {_find_only_reader(layer_name, modules, flow, owner) for flow in flows}
     if len(names) > 1:
         raise LeftError("in training, its output goes to another layer than in evaluation")
     return names.pop()
@@ -58,8 +58,8 @@ def why_not_into(neuron: FlexSN) -> str | None:
     return None
 
 
-def _find_only_reader(layer_name: str, modules: dict[str, nn.Module], flow: Dataflow, whose: str) -> str:
-    layer = f"{whose} {layer_name}" if whose else "it"
+def _find_only_reader(layer_name: str, modules: dict[str, nn.Module], flow: Dataflow, owner: str) -> str:
+    layer = f"{owner} {layer_name}" if owner else "it"
     if flow.calls[layer_name] > 1:
         raise LeftError(f"{layer} is called {flow.calls[layer_name]} times")
     if not flow.calls[layer_name]:

@@ -127,7 +127,7 @@ class Producers:
         elif node.target is nn.functional.batch_norm and node.args and isinstance(node.args[0], fx.Node):
             x = self._find_expression(node.args[0], node, view)
             # The statistics of the norm also read the sequence.
-            expression = Norm(node, x if len(_sequences(x)) == 1 else Sequence(node.args[0], view))
+            expression = Norm(node, x if len(_list_sequences(x)) == 1 else Sequence(node.args[0], view))
         if expression is None:
             return leaf
         if node in self._immovable:
@@ -141,7 +141,9 @@ class Producers:
         ]
         if written or is_written(node):
             return self._note_reason(leaf, "it, or a tensor that it reads, is changed in place")
-        if not self._is_read_by(node, reader) and (isinstance(expression, Norm) or len(_sequences(expression)) > 1):
+        if not self._is_read_by(node, reader) and (
+            isinstance(expression, Norm) or len(_list_sequences(expression)) > 1
+        ):
             return self._note_reason(leaf, "another node reads its result, which is written in any case")
         return expression
 
@@ -164,7 +166,7 @@ class Producers:
                 operands[operand] = self._find_expression(operand, node, view)
         # One sequence must have the full shape of the result, because the step's shape is derived from the sequences.
         full_shape = result.shape if view is None else Sequence(node, view).like.shape
-        sequences = [sequence for expression in operands.values() for sequence in _sequences(expression)]
+        sequences = [sequence for expression in operands.values() for sequence in _list_sequences(expression)]
         if not any(sequence.like.shape == full_shape for sequence in sequences):
             return None
         if not all(sequence.like.dtype.is_floating_point for sequence in sequences):
@@ -182,7 +184,7 @@ class Producers:
         return leaf
 
 
-def _sequences(expression: Expression) -> set[Sequence]:
+def _list_sequences(expression: Expression) -> set[Sequence]:
     return {part for part in parts(expression) if isinstance(part, Sequence)}
 
 

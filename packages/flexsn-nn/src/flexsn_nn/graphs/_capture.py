@@ -119,7 +119,7 @@ class CapturedStep:
             return self.step.run(inputs, others)
         kind = self._find(arguments)
         kind.calls += 1
-        if kind.graph is None and kind.reason is None and kind.rehearsed and kind.runs >= self._warm_ups:
+        if kind.graph is None and kind.reason is None and kind.rehearsed and kind.runs >= self._num_warm_ups:
             self._record(kind, arguments)
         if kind.reason is not None:
             result = self.step.run(inputs, others)
@@ -196,7 +196,9 @@ class CapturedStep:
                 continue
             if kind.watch is not None and not kind.watch.holds():
                 outdated.append(kind)
-            elif kind.states == self._states(kind.layers) and kind.gradients == self._gradients(kind.parameters):
+                continue
+            has_states = kind.states == self._read_states(kind.layers)
+            if has_states and kind.gradients == self._read_gradients(kind.parameters):
                 if i:
                     self._kinds.insert(0, self._kinds.pop(i))
                 return kind
@@ -204,7 +206,9 @@ class CapturedStep:
             self._note_change(kind)
         layers = [layer for _, layer in with_state(self.step.net)]
         parameters = self.step.parameters()
-        new = _Kind(key, current_settings, layers, self._states(layers), parameters, self._gradients(parameters))
+        new = _Kind(
+            key, current_settings, layers, self._read_states(layers), parameters, self._read_gradients(parameters)
+        )
         new.reason = why_no_graph(self.step)
         if new.reason is not None:
             self._warn_once(new.reason)
@@ -223,7 +227,7 @@ class CapturedStep:
             )
         return new
 
-    def _states(self, layers: Sequence[Any]) -> Hashable:
+    def _read_states(self, layers: Sequence[Any]) -> Hashable:
         if not self.step.carry:
             return None
         return tuple(
@@ -231,7 +235,7 @@ class CapturedStep:
             for layer in layers
         )
 
-    def _gradients(self, parameters: Sequence[nn.Parameter]) -> Hashable:
+    def _read_gradients(self, parameters: Sequence[nn.Parameter]) -> Hashable:
         if self.step.optimizer is not None:
             return None
         return tuple(None if p.grad is None else (p.grad.data_ptr(), p.grad.stride()) for p in parameters)
@@ -282,7 +286,7 @@ class CapturedStep:
     # -- one run -----------------------------------------------------------------------------------------
 
     @property
-    def _warm_ups(self) -> int:
+    def _num_warm_ups(self) -> int:
         """Number of runs in Python before a recording. Before the first, one more run creates the optimizer's state."""
         return 1 if self._num_recorded else 2
 

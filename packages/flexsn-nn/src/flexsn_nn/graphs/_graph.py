@@ -17,7 +17,7 @@ from flexsn_nn.graphs._arguments import copies_of, copy_all, copy_of, put_togeth
 _ATTRIBUTES = {FlexSN: ("states", "state_seqs", "spike_counts"), Stateful: ("_states",)}
 
 
-def _attributes_of(module: FlexSN | Stateful) -> tuple[str, ...]:
+def _list_attributes(module: FlexSN | Stateful) -> tuple[str, ...]:
     return _ATTRIBUTES[FlexSN if isinstance(module, FlexSN) else Stateful]
 
 
@@ -38,7 +38,7 @@ class LeftTensors:
         self._values: list[tuple[dict[str, Any], str, Any]] = [
             (module.__dict__, attribute, module.__dict__[attribute])
             for _, module in with_state(net)
-            for attribute in _attributes_of(module)
+            for attribute in _list_attributes(module)
         ]
 
     def tensors(self) -> list[Tensor]:
@@ -135,5 +135,5 @@ def record(
 def _set_states(net: nn.Module, states: Sequence[Tensor]) -> None:
     remaining = iter(states)
     for _, module in with_state(net):
-        attribute = _attributes_of(module)[0]
+        attribute = _list_attributes(module)[0]
         module.__dict__[attribute] = [next(remaining) for _ in module.states]

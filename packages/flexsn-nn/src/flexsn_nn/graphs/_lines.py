@@ -25,7 +25,7 @@ def names_of(net: nn.Module) -> Names:
 
 def line_of_call(names: Names) -> str:
     """Describes the line of the user's code that is running."""
-    return _describe(list(_callers(sys._getframe(1))), names)
+    return _describe(list(_walk_callers(sys._getframe(1))), names)
 
 
 def line_of_error(error: BaseException, names: Names) -> str:
@@ -45,7 +45,7 @@ def line_of_function(function: Callable[..., Any]) -> str:
     return f"{name}" if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def _callers(frame: types.FrameType | None) -> Iterator[tuple[types.FrameType, int]]:
+def _walk_callers(frame: types.FrameType | None) -> Iterator[tuple[types.FrameType, int]]:
     while frame is not None:
         yield frame, frame.f_lineno
         frame = frame.f_back

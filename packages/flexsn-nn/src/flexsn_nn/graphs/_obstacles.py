@@ -36,7 +36,7 @@ def _find_hooks(step: TrainingStep) -> Iterator[str]:
                 for hook in getattr(module, attribute, {}).values():
                     yield from _check_hook(f"{name or 'the network'} ({type(module).__name__})", hook_kind, hook)
         for name, parameter in root.named_parameters(prefix=prefix):
-            hooks: dict[int, Any] = {**(parameter._backward_hooks or {}), **_accumulation_hooks(parameter)}
+            hooks: dict[int, Any] = {**(parameter._backward_hooks or {}), **_list_accumulation_hooks(parameter)}
             for hook in hooks.values():
                 yield from _check_hook(f"{name} (a parameter)", "a hook", hook)
     for attribute, hook_kind in _HOOKS.items():
@@ -44,7 +44,7 @@ def _find_hooks(step: TrainingStep) -> Iterator[str]:
             yield from _check_hook("every module", hook_kind.replace("a ", "a global ", 1), hook)
 
 
-def _accumulation_hooks(parameter: Tensor) -> dict[int, Any]:
+def _list_accumulation_hooks(parameter: Tensor) -> dict[int, Any]:
     return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
 
 

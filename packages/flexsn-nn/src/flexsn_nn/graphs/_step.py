@@ -59,7 +59,7 @@ class TrainingStep:
         with self._autocast():
             output = (net or self.net)(*(inputs if isinstance(inputs, tuple) else (inputs,)))
             result = self.loss(output, *others)
-        value = _loss_of(result)
+        value = _find_loss(result)
         (value if self.scaler is None else self.scaler.scale(value)).backward()
         # Autograd's graph of the step must not outlive the step, because the nodes of this graph belong to the stream
         # on which they were created.
@@ -90,9 +90,9 @@ class TrainingStep:
 
     def parameters(self) -> list[nn.Parameter]:
         """Lists the parameters of the network, of the loss and of the optimizer."""
-        return list(dict.fromkeys(self._parameters()))
+        return list(dict.fromkeys(self._walk_parameters()))
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
+    def _walk_parameters(self) -> Iterator[nn.Parameter]:
         yield from self.net.parameters()
         if isinstance(self.loss, nn.Module):
             yield from self.loss.parameters()
@@ -107,7 +107,7 @@ class TrainingStep:
         return torch.autocast(device, dtype=self.autocast)
 
 
-def _loss_of(result: Any) -> Tensor:
+def _find_loss(result: Any) -> Tensor:
     """Finds the loss in the result of the loss function: the result itself, its first item, or its `"loss"`."""
     value = result[0] if isinstance(result, tuple | list) and result else result
     if isinstance(result, dict) and "loss" in result:

@@ -184,7 +184,7 @@ class StepWatch:
         if not is_module and _is_foreign(kind) and not isinstance(value, _PLAIN_OBJECTS):
             return []
         results: frozenset[str] = frozenset().union(*(_RESULTS.get(base, ()) for base in kind.__mro__))
-        values = self._watch_dict(name, attributes, lambda key: _attribute(name, key), results)
+        values = self._watch_dict(name, attributes, lambda key: _name_attribute(name, key), results)
         for base in kind.__mro__:
             if not _is_foreign(base) and not base.__module__.startswith("flexsn_nn."):
                 values += self._watch_class(base)
@@ -240,9 +240,9 @@ class StepWatch:
         values: list[tuple[str, object]] = []
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._places.append(_CellPlace(variable, cell))
-            values.append((variable, _contents(cell)))
+            values.append((variable, _read_cell(cell)))
         variables = function.__globals__
-        names = [variable for variable in _names(function.__code__) if variable in variables]
+        names = [variable for variable in _list_global_names(function.__code__) if variable in variables]
         values += self._watch_keys(lambda variable: variable, variables, names)
         return [*values, (f"{name}.__defaults__", function.__defaults__)]
 
@@ -290,7 +290,7 @@ class _WatchedPlace:
             return [self._describe(key) for key in {*keys} ^ {*self._keys}] or [self._name]
         changes = []
         for i, key in enumerate(keys):
-            if _alike(container[key], self._values[i]):
+            if _is_alike(container[key], self._values[i]):
                 self._values[i] = container[key]
             else:
                 changes.append(self._describe(key))
@@ -318,7 +318,7 @@ class _ListPlace(_WatchedPlace):
         if len(self._items) != len(self._values):
             return [self._name]
         pairs = enumerate(zip(self._items, self._values, strict=True))
-        changes = [f"{self._name}[{i}]" for i, (current, stored) in pairs if not _alike(current, stored)]
+        changes = [f"{self._name}[{i}]" for i, (current, stored) in pairs if not _is_alike(current, stored)]
         if not changes:
             self._values = list(self._items)
         return changes
@@ -348,13 +348,13 @@ class _CellPlace(_WatchedPlace):
     def __init__(self, name: str, cell: types.CellType) -> None:
         self._name = name
         self._cell = cell
-        self._value = _contents(cell)
+        self._value = _read_cell(cell)
 
     def add_to(self, same: SameObjects) -> None:
         same.cells.append(self._cell)
 
     def holds(self) -> bool:
-        return _alike(_contents(self._cell), self._value)
+        return _is_alike(_read_cell(self._cell), self._value)
 
     def changes(self) -> list[str]:
         return [] if self.holds() else [self._name]
@@ -379,7 +379,7 @@ class _KeysPlace(_WatchedPlace):
 
     def changes(self) -> list[str]:
         pairs = zip(self._watched_keys, self._values, strict=True)
-        return [self._describe(key) for key, value in pairs if not _alike(self._container.get(key), value)]
+        return [self._describe(key) for key, value in pairs if not _is_alike(self._container.get(key), value)]
 
 
 def _properties(tensor: Tensor, device: str) -> Properties:
@@ -400,7 +400,7 @@ def _properties(tensor: Tensor, device: str) -> Properties:
     )
 
 
-def _alike(current: object, stored: object) -> bool:
+def _is_alike(current: object, stored: object) -> bool:
     if current is stored:
         return True
     if type(current) is not type(stored):
@@ -408,13 +408,13 @@ def _alike(current: object, stored: object) -> bool:
     if isinstance(current, _BY_VALUE):
         return current == stored
     if isinstance(current, tuple) and isinstance(stored, tuple):
-        return len(current) == len(stored) and all(map(_alike, current, stored))
+        return len(current) == len(stored) and all(map(_is_alike, current, stored))
     if isinstance(current, types.MethodType) and isinstance(stored, types.MethodType):
         return current.__func__ is stored.__func__ and current.__self__ is stored.__self__
     return False
 
 
-def _contents(cell: types.CellType) -> object:
+def _read_cell(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # the variable is not assigned yet
@@ -422,13 +422,13 @@ def _contents(cell: types.CellType) -> object:
 
 
 @functools.lru_cache(1024)
-def _names(code: types.CodeType) -> tuple[str, ...]:
+def _list_global_names(code: types.CodeType) -> tuple[str, ...]:
     """Returns the names of global variables that a function and its nested functions read."""
     loads = (step for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     names = dict.fromkeys(str(step.argval) for step in loads)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= dict.fromkeys(_names(constant))
+            names |= dict.fromkeys(_list_global_names(constant))
     return tuple(names)
 
 
@@ -446,7 +446,7 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name != "__call__"
 
 
-def _attribute(name: str, key: Any) -> str:
+def _name_attribute(name: str, key: Any) -> str:
     return f"{name}.{key}"
 
 

@@ -185,8 +185,8 @@ class Neuron(FlexSN):
 
     def _look_at_ranges(self) -> None:
         """Warns once for each learned number that has left its range."""
-        own = self.__dict__
-        own["_ranges"].look(self, own["_limits"])
+        attributes = self.__dict__
+        attributes["_ranges"].look(self, attributes["_limits"])
 
     def step(
         self,
@@ -203,12 +203,12 @@ class Neuron(FlexSN):
 
     def state(self, name: str = "v") -> Tensor | None:
         """Returns the state with this name, `[*step]`; `None` before the first call and after `reset()`."""
-        index = self._state_index(name)
+        index = self._find_state_index(name)
         return self.states[index] if self.states else None
 
     def state_seq(self, name: str = "v") -> Tensor | None:
         """Returns the state after each step of the last call, `[T, *step]`; `None` without `store_state_seqs`."""
-        index = self._state_index(name)
+        index = self._find_state_index(name)
         return self.state_seqs[index] if self.state_seqs else None
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
@@ -237,7 +237,7 @@ class Neuron(FlexSN):
         shape = x.shape[1:] if self.step_mode == "m" else x.shape
         for name in self._held:
             value = getattr(self, name)
-            if isinstance(value, Tensor) and not _broadcasts(value.shape, shape):
+            if isinstance(value, Tensor) and not _can_broadcast(value.shape, shape):
                 raise ParameterError(
                     f"{name} has shape {list(value.shape)}, which does not broadcast to a step of {list(shape)}. For "
                     "a value per channel of [B, C, H, W], give it the shape [C, 1, 1]."
@@ -284,7 +284,7 @@ class Neuron(FlexSN):
                 "of an output is unknown: leave out sequences without steps."
             ) from error
 
-    def _state_index(self, name: str) -> int:
+    def _find_state_index(self, name: str) -> int:
         check_name("state", name, self.state_names)
         return self.state_names.index(name)
 
@@ -301,7 +301,7 @@ def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
     return value.to(like.dtype) if like.dim() or not value.dim() else value.to(like.dtype).squeeze()
 
 
-def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+def _can_broadcast(shape: Sequence[int], target: Sequence[int]) -> bool:
     """True if a tensor of `shape` can be expanded to `target`."""
     return len(shape) <= len(target) and all(
         a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False)

@@ -105,19 +105,19 @@ class ImmediateReset(Neuron):
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """Returns the initial states: `v` is `v_start`, and the other states are 0."""
         states = super().init_states(num_states, step_mode, *inputs)
-        v_start = self._start()
+        v_start = self._read_v_start()
         if v_start != 0:
             v = self.state_names.index("v")
             states[v] = states[v] + v_start
         return states
 
     def _starts_at_zero(self) -> bool:
-        return self._starts_by(ImmediateReset) and self._start() == 0
+        return self._starts_by(ImmediateReset) and self._read_v_start() == 0
 
     # torch.compile(dynamic=True) would turn `v_start` into a symbol. The core is compiled separately and cannot take
     # this symbol as an argument. Inside of the core, `v_start` is guarded.
     @constant
-    def _start(self) -> float:
+    def _read_v_start(self) -> float:
         return self.v_start
 
     def _own_spike_range(self) -> tuple[int, int] | None:
