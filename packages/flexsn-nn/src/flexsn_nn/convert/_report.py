@@ -51,7 +51,7 @@ class Loaded:
     """Result of loading a checkpoint.
 
     Attributes:
-        dropped: for each entry that the converted network does not use, the reason, by key of the checkpoint.
+        dropped: reasons why the converted network does not use entries of the checkpoint, by key of the entry.
         missing: keys of the network that the checkpoint lacks.
         unexpected: keys of the checkpoint that neither the original nor the converted network has.
     """

@@ -29,7 +29,7 @@ class Edges:
         writers: names of neurons whose output reaches layers unchanged, and is never read by an operation that could
             change the output in place.
         readers: names of layers that read such an output.
-        links: for each layer whose output is read by a single neuron and nothing else, the name of this neuron.
+        links: names of neurons, by name of the layer whose output is read by this neuron and nothing else.
     """
 
     def __init__(self, net: nn.Module, layers: tuple[type[nn.Module], ...]) -> None:

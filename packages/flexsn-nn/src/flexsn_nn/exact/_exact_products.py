@@ -44,7 +44,7 @@ class ExactProducts(ReplacementReport):
 
     Args:
         net: the network.
-        left: for each layer that always uses torch's product, the reason, by name.
+        left: reasons why layers always use torch's product, by name of the layer.
     """
 
     _forward = ExactForward
@@ -103,7 +103,7 @@ def exact_products(
         >>> net = nn.Sequential(nn.Linear(8, 64), LIF(), nn.Linear(64, 5))
         >>> products = exact_products(net)
         >>> y = net(torch.rand(4, 2, 8))
-        >>> [one.layer for one in products.layers]  # print(products) shows kernels and reasons
+        >>> [product.layer for product in products.layers]  # print(products) shows kernels and reasons
         ['0', '2']
     """
     if precision is not None:

@@ -40,7 +40,7 @@ class AbsorbingBackend:
         >>> neuron, backend = LIF(), AbsorbingBackend("eager")
         >>> torch.compile(lambda x: neuron(2 * x + 0.1), backend=backend)(torch.rand(4, 3)).shape
         torch.Size([4, 3])
-        >>> [len(one.producers) for one in backend.absorbed]
+        >>> [len(entry.producers) for entry in backend.absorbed]
         [2]
     """
 

@@ -90,7 +90,7 @@ class Producers:
         scan: node of the scan.
 
     Attributes:
-        left: for each elementwise function or norm that remains outside of the step, the reason, by node.
+        left: reasons why elementwise functions and norms remain outside of the step, by node.
     """
 
     scan: fx.Node

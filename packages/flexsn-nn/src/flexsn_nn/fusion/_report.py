@@ -57,8 +57,8 @@ class DelayFusion:
     """Delays of a network that neurons compute, and delays that were not fused. `print` shows the report.
 
     Attributes:
-        fused: for each fused delay, the name of its neuron. Includes delays that were fused before.
-        left: for each delay that was not fused, the reason, by name of the delay.
+        fused: names of the neurons, by name of the delay. Includes delays that were fused before.
+        left: reasons why delays were not fused, by name of the delay.
     """
 
     fused: dict[str, str]

@@ -26,8 +26,8 @@ from flexsn_nn.neuron import Neuron
 
 # Minimum number of calls for which recording a graph pays off.
 _FEW_CALLS = 20
-# Number of graphs with fewer than `_FEW_CALLS` calls that may become outdated before a warning is given. If the change
-# is a number of the optimizer, later graphs do not contain the optimizer's step.
+# Number of graphs that may become outdated after fewer than `_FEW_CALLS` calls before a warning is given. If changed
+# numbers of the optimizer are the cause, later graphs do not contain the optimizer's step.
 _MAX_SHORT_LIVED = 3
 # A warning is given when `max_graphs * _MAX_DROPPED_RATIO` kinds have been dropped after fewer than `_FEW_CALLS` calls
 # each.
@@ -287,7 +287,7 @@ class CapturedStep:
 
     @property
     def _num_warm_ups(self) -> int:
-        """Number of runs in Python before a recording. Before the first, one more run creates the optimizer's state."""
+        """Number of runs in Python before a recording: 1, and 1 more at first, to create the optimizer's state."""
         return 1 if self._num_recorded else 2
 
     def _run_recorded_part(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
@@ -298,7 +298,7 @@ class CapturedStep:
         return result
 
     def _finish(self, kind: _Kind) -> None:
-        """Runs the rest of a step in Python."""
+        """Runs the parts of a step that its graph does not contain."""
         average_gradients(self.step.net, kind.parameters)
         if kind.update_reason is not None:
             self.step.update()

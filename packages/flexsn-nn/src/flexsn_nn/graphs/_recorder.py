@@ -59,8 +59,8 @@ class CudaRecorder:
     def _on_stream(self) -> Iterator[None]:
         """Enters the stream of all captures.
 
-        The stream is always the same, because the backward of a parameter's node runs on the stream on which autograd
-        created the node.
+        All captures use one stream, because autograd accumulates a parameter's gradient on the stream on which it
+        created the node for this parameter.
         """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)

@@ -262,7 +262,7 @@ class _WatchedPlace:
         self._size = len(container)
 
     def add_to(self, same: SameObjects) -> None:
-        """Adds the values to compare to `same`."""
+        """Adds the values of this place to `same`, which compares them."""
         same.sized.append(self._container)
         if self._excluded:
             same.parts.append((self._container.get, self._keys))

@@ -47,7 +47,7 @@ class Feedback(Neuron):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """False, so that the trace of each step is checked, because kernels do not accept all recurrent modules."""
+        """False: kernels may reject the step, for example because of its recurrent module."""
         return False
 
     def _asks_kernels(self, backend: str) -> bool:
