@@ -375,7 +375,7 @@ def test_states_by_name_and_no_states() -> None:
             assert torch.equal(a, b)
     assert torch.equal(ours.mem, theirs.mem)
     assert torch.equal(ours.syn, theirs.syn)
-    with pytest.raises(TypeError, match="unexpected 'volt'; the states are syn, mem"):
+    with pytest.raises(TypeError, match="unexpected argument 'volt'; the states are syn, mem"):
         ours(x, volt=mem)
     with pytest.raises(ValueError, match="got 3 states"):
         ours(x, syn, mem, mem)

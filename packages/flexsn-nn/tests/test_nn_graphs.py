@@ -403,7 +403,7 @@ def test_a_gradient_scaler(recorder: OperationsRecorder) -> None:
         return graphs.capture(n, loss_of, sgd(n), scaler=scaler, max_norm=0.5)
 
     captured, plain, twin = both(net, make)
-    with pytest.warns(CaptureWarning, match=r"waits for the device before SGD steps: give SGD\(\.\.\., fused=True\)"):
+    with pytest.warns(CaptureWarning, match=r"the step of SGD: give SGD\(\.\.\., fused=True\)"):
         compare(captured, plain, 9)
     assert recorder.replayed >= 6
     assert_equal(values(net), values(twin))

@@ -135,7 +135,7 @@ class LoopCall(DelayedReset):
             raise InputCountError(f"got {len(states)} states; {type(self).__name__} has {names}.")
         unknown = [name for name in named if name not in self.loop_names[len(states) :]]
         if unknown:
-            raise TypeError(f"unexpected {unknown[0]!r}; the states are {names}.")
+            raise TypeError(f"unexpected argument {unknown[0]!r}; the states are {names}.")
         passed = [*states, *(named.get(name) for name in self.loop_names[len(states) :])]
         if self.init_hidden and any(state is not None for state in passed):
             raise TypeError(f"{names}: with init_hidden=True, the neuron stores its states, so do not pass them.")

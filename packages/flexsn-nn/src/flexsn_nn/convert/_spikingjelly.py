@@ -195,7 +195,7 @@ def _liaf(old: Any, backend: str) -> Replacement:
 def _ilif(old: Any, backend: str) -> Replacement:
     count = old.surrogate_function
     if (count.grad_min, count.grad_max) != (0, count.max_spike_count):
-        raise Unconvertible("the window of its gradient is not from 0 to the largest number of spikes, as here.")
+        raise Unconvertible("the window of its gradient must be from 0 to the largest number of spikes.")
     new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_read_run_options(old, backend))
     return Replacement(new, differences=("it rounds v - v / tau where SpikingJelly rounds (1 - 1 / tau) v.",))
 

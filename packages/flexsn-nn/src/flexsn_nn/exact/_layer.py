@@ -255,7 +255,7 @@ def why_no_product(layer: nn.Module) -> str | None:
     if base is not nn.Linear:
         extents = (layer.kernel_size, layer.stride, layer.dilation)
         if any(size != 1 for sizes in extents for size in sizes) or layer.groups != 1 or _has_padding(layer.padding):  # type: ignore[union-attr]
-            return "a convolution over more than single points"
+            return "not a convolution of size 1 without stride, groups and padding"
     return None
 
 

@@ -144,7 +144,7 @@ class Producers:
         if not self._is_read_by(node, reader) and (
             isinstance(expression, Norm) or len(_list_sequences(expression)) > 1
         ):
-            return self._note_reason(leaf, "another node reads its result, which is written in any case")
+            return self._note_reason(leaf, "another node reads its result, so the result is written in any case")
         return expression
 
     def _find_call(self, node: fx.Node, view: fx.Node | None) -> ElementwiseCall | None:

@@ -68,7 +68,7 @@ def _check_distribution(net: nn.Module) -> Iterator[str]:
             yield "the network is a DataParallel, whose threads a graph cannot contain: use DistributedDataParallel"
         return
     if net.find_unused_parameters:
-        yield "DistributedDataParallel(find_unused_parameters=True) finds unused parameters in Python"
+        yield "DistributedDataParallel(find_unused_parameters=True) finds unused parameters in Python in each step"
     if getattr(net, "_comm_hooks", None):
         yield "DistributedDataParallel has a communication hook, which a captured step does not call"
     if getattr(net, "parameters_to_ignore", None):
@@ -102,5 +102,5 @@ def why_update_eager(step: TrainingStep) -> str | None:
         return f"a graph might not contain all of {name}: give SGD, or an optimizer of torch with capturable=True"
     scaler = step.scaler
     if scaler is not None and scaler.is_enabled() and not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return f"the gradient scaler waits for the device before {name} steps: give {name}(..., fused=True)"
+        return f"the gradient scaler waits for the device before the step of {name}: give {name}(..., fused=True)"
     return None

@@ -120,8 +120,8 @@ def connection(
     if all_to_all:
         if features is None:
             raise ParameterError(
-                "features is missing: the number of neurons, which is the last dimension of the input. To connect each "
-                "neuron only to itself, set all_to_all=False."
+                "features is missing: give the number of neurons, the size of the input's last dimension. To connect "
+                "each neuron only to itself, set all_to_all=False."
             )
         if isinstance(V, Tensor) or V != 1:
             raise ParameterError(

@@ -49,7 +49,7 @@ class Lengths(Transform):
             raise ParameterError(f"lengths are {lengths.dtype}; give whole numbers: lengths.long().")
         if lengths.shape != torch.Size(shape[:1]) or not shape:
             raise ParameterError(
-                f"lengths have the shape {list(lengths.shape)} and a step {list(shape)}; give one number for each "
+                f"lengths have the shape {list(lengths.shape)}, but a step {list(shape)}; give one length for each "
                 f"sequence, {list(shape[:1])}. The input is [T, B, ...]: the first dimension is time."
             )
         if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and len(lengths):

@@ -53,8 +53,8 @@ class Resets(Transform):
             raise ParameterError(f"resets are {resets.dtype}; give booleans, True before a step that begins again.")
         if not shape or list(resets.shape) != [*lead, shape[0]]:
             raise ParameterError(
-                f"resets have the shape {list(resets.shape)}; for this input they have {[*lead, *shape[:1]]}: one for "
-                f"each {'step and ' if lead else ''}sequence."
+                f"resets have the shape {list(resets.shape)}; expected {[*lead, *shape[:1]]} for this input: one "
+                f"boolean for each {'step and ' if lead else ''}sequence."
             )
         return (resets.to(call.inputs[0].device).view(*resets.shape, *[1] * (len(shape) - 1)),)
 
