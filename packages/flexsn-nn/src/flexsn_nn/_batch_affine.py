@@ -386,7 +386,7 @@ def _formula(shape: torch.Size, dtype: torch.dtype, device: torch.device, eps: f
     like = torch.empty(shape, dtype=dtype, device=device)
     step = _ThroughStatistics([*[like] * 4, like.new_empty(1), like, like], eps, behind)
     program = ScanProgram(step, 2, 0, 1, on_cpu="cpp")
-    return GradientFormula(step.of, program, step.map_tensors, behind + 2, _has_kernels)
+    return GradientFormula(step.of, program, step.instead, behind + 2, _has_kernels)
 
 
 @cache

@@ -56,7 +56,7 @@ class StepProgram(NamedTuple):
         for transform in transforms:
             tensors += transform.tensors
             completion = completion or transform.completion
-        return Changes(self.stand_ins.map_tensors(tensors), completion)
+        return Changes(self.stand_ins.instead(tensors), completion)
 
 
 class Programs:

@@ -23,7 +23,7 @@ from flexsn_nn.flexsn._choice import PLAIN, Chooses
 from flexsn_nn.noise._draws import Draws, Means
 from flexsn_nn.transforms._absorbed import Absorb, parts_of
 from flexsn_nn.transforms._bits import SpikesAsBits
-from flexsn_nn.transforms._compose import Counts, added, before, compose, key_of, pass_ends
+from flexsn_nn.transforms._compose import Counts, added, before, compose, key_of, tell_ends
 from flexsn_nn.transforms._delayed import Delayed
 from flexsn_nn.transforms._transform import Transform, Values
 from flexsn_runtime import (
@@ -213,7 +213,7 @@ class Runs(Chooses):
             else:
                 finals = [state.clone() for state in (*(states or self._initial(inputs)), *more_states)]
         if transforms:
-            pass_ends(transforms, outputs[self.num_outputs :], finals[self.num_states :])
+            tell_ends(transforms, outputs[self.num_outputs :], finals[self.num_states :])
         return outputs[: self.num_outputs], finals[: self.num_states], sequences[: self.num_states]
 
     # -- with transforms -----------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ class Runs(Chooses):
         # The update bypasses nn.Module's __setattr__, because __setattr__ takes half the time of a kernel launch.
         finals = [sequence[-1] for sequence in carried] if keep else carried
         if used:
-            pass_ends(used, results[end:behind], finals[count:])
+            tell_ends(used, results[end:behind], finals[count:])
             carried, finals = carried[:count], finals[:count]
         own.update(states=finals, state_seqs=carried if keep else [], spike_counts=None)
         return results[0] if end == 1 else list(results[:end]), inputs, transforms

@@ -132,7 +132,7 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
     return tuple(inputs), tuple(states)
 
 
-def pass_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
     """Passes the added outputs and final states to the transforms that added them.
 
     Args:
@@ -163,6 +163,6 @@ class StandIns:
             for tensor, flows in zip(like, learned, strict=True)
         )
 
-    def map_tensors(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+    def instead(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
         """Returns the tensors of a call, by the ids of their stand-ins."""
         return {id(a): b.contiguous() for a, b in zip(self.stand_ins, tensors, strict=True)}
