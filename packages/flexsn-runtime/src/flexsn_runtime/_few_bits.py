@@ -1,4 +1,4 @@
-"""Packs small integers into a few bits each, and unpacks them, with kernels."""
+"""Kernels that pack small integers into a few bits each, and unpack them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ _launches: Recent[Launches] = Recent()
 
 
 def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> Tensor | None:
-    """The numbers stored in bytes, beginning with the lowest bits; `None` if no Triton kernel can read them.
+    """Returns the integers that bytes contain, as floating-point values; `None` if no Triton kernel can read the bytes.
 
-    The kernel writes the numbers of a byte as words of up to 64 bits, the width of a memory transfer. Unpacking
-    therefore takes hardly longer than writing the numbers alone.
+    The lowest bits of a byte contain the first integer. The kernel writes the values of a byte as words of up to 64
+    bits, the width of a memory transfer. Unpacking therefore takes hardly longer than only writing the values.
 
     Args:
         packed: uint8, dense, of any shape.
-        bits: bits of each number: 1, 2 or 4.
-        low: integer added to each number.
-        dtype: dtype of the result: floating-point, of 2, 4 or 8 bytes. No kernel exists for other dtypes.
+        bits: bits of each integer: 1, 2 or 4.
+        low: integer that is added to each unpacked integer.
+        dtype: dtype of the result: a floating-point dtype of 2, 4 or 8 bytes. No kernel exists for other dtypes.
 
     Returns:
-        A tensor of one dimension, with `8 / bits` numbers for each byte.
+        A tensor of one dimension, with `8 / bits` values for each byte.
     """
     return _unpacking(bits, low, dtype)((packed,))[0] if _has_kernels(packed, dtype) else None
 
 
 def native_unpacking(bits: int, low: int, dtype: torch.dtype) -> Any:
-    """Returns the compiled launcher's calls of `unpack_numbers`, for `saving_hooks`; `None` if none exist yet."""
+    """Returns the compiled launcher's object for calls of `unpack_numbers`; `None` if no call is recorded yet.
+
+    The hooks of `saving_hooks` use this object.
+    """
     return _unpacking(bits, low, dtype).native
 
 
@@ -56,15 +59,15 @@ def _unpacking(bits: int, low: int, dtype: torch.dtype) -> RepeatedFunction:
 
 
 def pack_numbers(numbers: Tensor, bits: int, low: int) -> Tensor | None:
-    """The bytes that `unpack_numbers` reads; `None` if no Triton kernel can write them.
+    """Returns the bytes that `unpack_numbers` reads; `None` if no Triton kernel can write the bytes.
 
     Args:
         numbers: contiguous tensor of one dimension, in a dtype that `unpack_numbers` accepts. Its values are integers
             from `low` to `low + 2 ** bits - 1`.
-        bits: bits of each number: 1, 2 or 4.
+        bits: bits of each integer: 1, 2 or 4.
 
     Returns:
-        A uint8 tensor of one dimension. Bits after the last number are 0.
+        A uint8 tensor of one dimension. Bits after the last integer are 0.
     """
     return _packing(bits, low)((numbers,))[0] if _has_kernels(numbers, numbers.dtype) else None
 
@@ -93,7 +96,7 @@ def _has_kernels(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _launch(function: Pointwise[..., tuple[Tensor, ...]], out: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Writes a function's results to new memory."""
+    """Calls a pointwise function on `tensors`, and writes its results to the tensors `out`."""
     first = tensors[0]
     key = function, len(first), first.dtype, first.device
     launch = _launches.get(key)
@@ -105,20 +108,20 @@ def _launch(function: Pointwise[..., tuple[Tensor, ...]], out: Sequence[Tensor],
 
 @functools.cache
 def _word(bits: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-    """Returns how many numbers of a byte fit in a word, and the word's dtype."""
+    """Returns the number of a byte's values that one word contains, and the dtype of the word."""
     at_once = min(8 // dtype.itemsize, 8 // bits)
     return at_once, torch.int64 if at_once * dtype.itemsize == 8 else torch.int32
 
 
 def _pattern(number: int, dtype: torch.dtype) -> int:
-    """The bits of a number, as a non-negative integer."""
+    """Returns the bits of a floating-point value, as a non-negative integer."""
     bits = int.from_bytes(struct.pack(f"<{_FORMATS[dtype]}", number), "little")
-    return bits >> 16 if dtype == torch.bfloat16 else bits  # exact: the numbers are small
+    return bits >> 16 if dtype == torch.bfloat16 else bits  # exact, because the integers are small
 
 
 @functools.cache
 def _reader(bits: int, low: int, dtype: torch.dtype) -> Pointwise[..., tuple[Tensor, ...]]:
-    """The function from a byte to its words."""
+    """Returns the pointwise function that maps a byte to the words of its values."""
     at_once, word = _word(bits, dtype)
     patterns = [_pattern(low + code, dtype) for code in range(1 << bits)]
 
@@ -144,7 +147,7 @@ def _reader(bits: int, low: int, dtype: torch.dtype) -> Pointwise[..., tuple[Ten
 
 @functools.cache
 def _writer(bits: int, low: int) -> Pointwise[..., tuple[Tensor, ...]]:
-    """The function from a byte's numbers to the byte."""
+    """Returns the pointwise function that maps the values of a byte to the byte."""
 
     def byte_of_numbers(*numbers: Tensor) -> tuple[Tensor, ...]:
         codes = [(number - low).to(torch.int32) << (bits * place) for place, number in enumerate(numbers)]

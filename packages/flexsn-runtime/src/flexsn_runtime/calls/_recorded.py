@@ -1,9 +1,9 @@
-"""Records a call once, as data: its allocations, its operators and launches in order, and its results.
+"""Records a call as data: its allocations, operators and launches in order, and its results.
 
 A recording is valid for tensors of one layout. It contains torch's operators as they are dispatched, and the functions
-that are called through `noted`. Each tensor of a call is an argument, is equal in each call, is allocated in the call,
-or is a view of such a tensor. A call that reads any other tensor cannot be repeated. Two executors repeat a recording:
-a function in Python, `Recording.repeat`, and the compiled launcher (see `native/_program.py`).
+that are called through `noted`. A call can be repeated if each of its tensors is an argument, is the same object in
+each call, is allocated in the call, or is a view of such a tensor. Two executors repeat a recording: a function in
+Python, `Recording.repeat`, and the compiled launcher (see `native/_program.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flexsn_runtime._torch_private import TorchDispatchMode
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 Repeat = Callable[[Sequence[Tensor | None]], list[Any]]
-"""Repeats the call with other tensors of the same layout; returns the results."""
+"""Type of a function that repeats a call with other tensors of the same layout, and returns the results."""
 
 _aten = torch.ops.aten
 _EMPTY = frozenset(
@@ -33,20 +33,20 @@ _EMPTY = frozenset(
     )
 )
 _SAME = frozenset((_aten.detach.default, _aten.alias.default))
-# These are faster than calls of the operators.
+# Calls of these methods of tensors are faster than calls of the operators.
 _METHODS = {_aten.copy_.default: "copy_", _aten.zero_.default: "zero_"}
 _FILE = "<flexsn_runtime.calls>"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorNumber:
-    """Placeholder for a tensor among arguments, by its number. A call's given tensors have the first numbers."""
+    """Placeholder for a tensor in the arguments of a line. The arguments of the call have the first numbers."""
 
     number: int
 
 
 class Allocated(NamedTuple):
-    """A line that allocates a tensor."""
+    """A line that allocates a tensor. `into` is the tensor's number, as in the other lines."""
 
     into: int
     shape: tuple[int, ...]
@@ -56,14 +56,14 @@ class Allocated(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """A tensor that is equal in each call."""
+    """A line that provides a tensor which is the same object in each call."""
 
     into: int
     tensor: Tensor
 
 
 class Viewed(NamedTuple):
-    """A view of a tensor that the call has allocated."""
+    """A line that creates a view of a tensor that the call has allocated."""
 
     into: int
     base: int
@@ -80,8 +80,9 @@ class Called(NamedTuple):
         into: numbers of the returned tensors; empty if the function returns no tensors, or tensors that already have
             numbers.
         function: an operator, or a function that was passed to `noted`.
-        arguments, options: arguments of the function, with a `TensorNumber` in place of each tensor.
-        entry: data for a launch by address. If it is present, the first argument is a sequence of the kernel's tensors.
+        arguments, options: positional and keyword arguments of the function, with a `TensorNumber` for each tensor.
+        entry: data for a launch by address, or `None`. With an entry, the first argument is the sequence of the
+            kernel's tensors.
     """
 
     into: tuple[int, ...]
@@ -92,7 +93,7 @@ class Called(NamedTuple):
 
 
 class Bumped(NamedTuple):
-    """A line that increases the version of tensors, because a kernel has written to them."""
+    """A line that increases the version counters of tensors to which a kernel has written."""
 
     numbers: tuple[int, ...]
 
@@ -101,7 +102,7 @@ class Checked(NamedTuple):
     """A line that checks a number in the host's memory.
 
     Attributes:
-        check: raises an error if the number is not 0.
+        check: function that raises an error if the number is not 0.
     """
 
     number: Tensor
@@ -116,7 +117,7 @@ class Recording:
     """A call as data.
 
     Attributes:
-        given: for each tensor of the call, True if it is an argument.
+        given: for each argument of the call, True if it is a tensor, and False if it is `None`.
         lines: the lines, in order.
         results: numbers of the results; `None` for an absent result.
     """
@@ -127,7 +128,7 @@ class Recording:
 
     @cached_property
     def repeat(self) -> Repeat:
-        """The executor in Python: a function that consists of these lines."""
+        """The executor in Python, a function that is generated from the lines."""
         text = _Text({})
         body = ["".join(f"value_{i}, " for i in range(len(self.given))) + "= given"] if self.given else []
         for line in self.lines:
@@ -144,15 +145,15 @@ class Recording:
         body.append(f"return [{', '.join('None' if one is None else f'value_{one}' for one in self.results)}]")
         source = "\n    ".join(["def repeat(given):", *body])
         exec(compile(source, _FILE, "exec"), text.constants)
-        return cast(Repeat, text.constants.pop("repeat"))  # a function among its own globals would be a cycle
+        return cast(Repeat, text.constants.pop("repeat"))  # in its own globals, it would be a cycle
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Writes the function of `Recording.repeat`.
+    """Generates the source of `Recording.repeat`.
 
     Attributes:
-        constants: objects, by their names in the text.
+        constants: the objects that the source uses, by name.
     """
 
     constants: dict[str, Any]
@@ -196,17 +197,17 @@ class _RecorderOfThread(threading.local):
 
 
 current = _RecorderOfThread()
-"""The recorder of the call that this thread executes."""
+"""Its attribute `recorder` is the recorder of the call that this thread executes, or `None`."""
 
 
 def noted(
     function: Callable[_Parameters, _Result], *arguments: _Parameters.args, **options: _Parameters.kwargs
 ) -> _Result:
-    """Calls a function that launches kernels. An active recording repeats this call.
+    """Calls a function that launches kernels. An active recorder records this call.
 
-    The function may write to any tensor among its arguments, and returns nothing or new tensors. If the function has a
-    method `entry`, the first argument must be a sequence of the kernel's tensors. The method takes the other arguments,
-    and returns the data for a launch by address.
+    The function may write to any tensor in its arguments, and returns `None` or new tensors. If the function has a
+    method `entry`, the first argument must be the sequence of the kernel's tensors. The method takes the other
+    arguments, and returns the data for a launch by address.
     """
     recorder = current.recorder
     return function(*arguments, **options) if recorder is None else recorder.note(function, arguments, options)
@@ -215,7 +216,7 @@ def noted(
 def noted_check(check: Callable[[], object], number: Tensor) -> None:
     """Calls a function that raises an error if a number in the host's memory is not 0.
 
-    A repetition of the recording checks the number, too.
+    Each repetition of the recording also checks the number.
     """
     recorder = current.recorder
     if recorder is None:
@@ -225,7 +226,10 @@ def noted_check(check: Callable[[], object], number: Tensor) -> None:
 
 
 def written_by_kernel(tensors: Sequence[Tensor]) -> None:
-    """Increases the version of tensors, like operators that write to them. A repetition of the call does this, too."""
+    """Increases the version counters of tensors, as an operator that writes to them does.
+
+    Each repetition of the recording also increases the counters.
+    """
     torch.autograd.graph.increment_version(tensors)
     recorder = current.recorder
     if recorder is not None:
@@ -233,7 +237,7 @@ def written_by_kernel(tensors: Sequence[Tensor]) -> None:
 
 
 def same_in_each_call(tensor: Tensor) -> Tensor:
-    """Makes a recording read this tensor in each call."""
+    """Returns `tensor`. An active recorder records that each call reads this same object."""
     recorder = current.recorder
     if recorder is not None:
         recorder.fix(tensor)
@@ -241,7 +245,7 @@ def same_in_each_call(tensor: Tensor) -> Tensor:
 
 
 def not_repeated(why: str) -> None:
-    """Marks the current call as one that cannot be recorded."""
+    """Marks the current call as not repeatable, for this reason."""
     recorder = current.recorder
     if recorder is not None:
         recorder.refuse(why)
@@ -255,10 +259,11 @@ def recorded(
     """Returns the results of a call, and its recording or the reason why it cannot be recorded.
 
     Args:
-        call: a function that only reads its arguments, and computes no gradients. Its results are tensors or `None`.
-        empty: positions of results without meaningful values.
+        call: function that only reads its arguments, and computes no gradients. Its results are tensors or `None`.
+        given: arguments of the call.
+        empty: positions of results that the call allocates, but does not write.
     """
-    # One tensor that is passed twice in this call may be two tensors in the next call.
+    # If one tensor is passed twice in this call, two different tensors may be passed in the next call.
     different = list[Tensor | None]()
     for tensor in given:
         is_known = tensor is not None and any(tensor is other for other in different)
@@ -275,11 +280,11 @@ def recorded(
 
 @dataclass(slots=True)
 class _RecordedMemory:
-    """Memory of a call's tensors.
+    """The memory of one or more tensors of a call.
 
     Attributes:
-        base: number of the tensor for which the memory was allocated; `None` if it belongs to an argument.
-        written: True if values have been written to it.
+        base: number of the tensor for which the call allocated the memory; `None` for other memory.
+        written: True if values have been written to the memory.
     """
 
     base: int | None
@@ -287,20 +292,20 @@ class _RecordedMemory:
 
 
 class CallRecorder(TorchDispatchMode):
-    """Records a call with these tensors as arguments.
+    """Records a call while it runs.
 
     Attributes:
-        why: the reason why the call cannot be repeated, or `None`.
+        why: the reason why the call cannot be repeated; `None` if it can be repeated.
     """
 
     def __init__(self, given: Sequence[Tensor | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.why: str | None = None
         self._paused = False
-        self._alive: dict[int, Tensor] = {}  # by number; kept alive, so that ids and addresses stay unique
+        self._alive: dict[int, Tensor] = {}  # tensors by number. References keep ids and addresses unique
         self._numbers: dict[int, int] = {}
         self._memory: dict[int, _RecordedMemory] = {}
-        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # line, tensors that it reads, True if it writes
+        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # line, numbers that it uses, True if it writes
         self._given = tuple([tensor is not None for tensor in given])
         self._count = len(given)
         for i, tensor in enumerate(given):
@@ -365,11 +370,16 @@ class CallRecorder(TorchDispatchMode):
             self._lines.append((Fixed(self._new(tensor), tensor), frozenset(), False))
 
     def refuse(self, why: str) -> None:
-        """Marks the call as one that cannot be repeated. Later reasons are ignored."""
+        """Marks the call as not repeatable, for this reason. Later reasons are ignored."""
         self.why = self.why or why
 
     def recording(self, results: Sequence[Any], empty: Collection[int] = ()) -> Recording | str:
-        """The recording of a call with these results; the arguments are those of `recorded`."""
+        """Returns the recording of the call, or the reason why it cannot be repeated.
+
+        Args:
+            results: results of the call.
+            empty: see `recorded`.
+        """
         numbers = tuple([None if one is None else self._known(one) for one in results])
         for i, one in enumerate(results):
             if i not in empty:
@@ -395,7 +405,7 @@ class CallRecorder(TorchDispatchMode):
     def _operator(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
         given = [*_tensors((args, options))]
         if not given and not any(True for _ in _tensors(result)):
-            return  # such as `aten.promote_types`
+            return  # an operator without tensors, such as `aten.promote_types`
         written = _written(func, args, options)
         if func.overloadpacket is _aten.set_ or any(not isinstance(one, Tensor) for one in _each(result)):
             self.refuse(f"{func} returns a value that is not a tensor")
@@ -420,7 +430,7 @@ class CallRecorder(TorchDispatchMode):
             self._called(result, func, args, options, None, writes=bool(written))
 
     def _seen_from_its_base(self, result: Tensor) -> bool:
-        """Records a view of an allocated tensor as a view of its allocation; returns False for other tensors."""
+        """Records a view of an allocated tensor as a view of the whole allocation. Returns False for other tensors."""
         if id(result) in self._numbers or result.is_neg() or result.is_conj():
             return False
         memory = self._memory.get(_address(result))
@@ -469,7 +479,7 @@ class CallRecorder(TorchDispatchMode):
         return number
 
     def _made(self, tensor: Tensor, *, empty: bool = False) -> int:
-        """The number of a line's result."""
+        """Returns the number of a tensor that a line returns."""
         if id(tensor) in self._numbers:
             return self._numbers[id(tensor)]
         number = self._new(tensor)
@@ -492,7 +502,7 @@ class CallRecorder(TorchDispatchMode):
                 self.refuse("an operation that is not recorded writes to its memory")
 
     def _placed(self, value: Any) -> Any:
-        """The value, with a `TensorNumber` in place of each tensor."""
+        """Returns a copy of the value with a `TensorNumber` for each tensor."""
         if isinstance(value, Tensor):
             return TensorNumber(self._known(value))
         if type(value) in (list, tuple):
@@ -501,7 +511,7 @@ class CallRecorder(TorchDispatchMode):
 
 
 def places(value: Any) -> Iterator[int]:
-    """The numbers of all tensors among arguments."""
+    """Iterates over the numbers of all tensors in the arguments of a line."""
     if isinstance(value, TensorNumber):
         yield value.number
     elif isinstance(value, list | tuple):
@@ -512,7 +522,7 @@ def places(value: Any) -> Iterator[int]:
 
 
 def _address(tensor: Tensor) -> int:
-    """A number that is equal for tensors in the same memory."""
+    """Returns an integer that is equal for tensors in the same memory."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -533,7 +543,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _written(func: Any, args: Sequence[Any], options: dict[str, Any]) -> list[Tensor]:
-    """The arguments that an operator writes to."""
+    """Returns the arguments that an operator writes to."""
     found: list[Tensor] = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.is_write:

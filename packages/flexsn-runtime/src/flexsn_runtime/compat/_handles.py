@@ -1,8 +1,8 @@
-"""Integer handles of kernels. The schema of an operator has no other way to name kernels.
+"""Integer handles of kernels. An operator takes a handle, because its schema does not allow kernels as arguments.
 
 A bundle of kernels exists as long as it has an owner (a module) or a use (a saved autograd context). One lock guards
-both counts. The release that brings their sum to zero removes the bundle, and then closes its kernels outside of the
-lock.
+the counts of owners and uses. The release that reduces both counts to zero removes the bundle, and then closes its
+kernels without holding the lock.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def register_flexsn_kernel_handle(
 
 
 def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
-    """The bundle of a handle. Raises `UnknownHandleError` if the handle does not exist."""
+    """Returns the bundle of a handle. Raises `UnknownHandleError` if the handle does not exist."""
     number = _number(handle)
     with _lock:
         bundle = _handles.get(number)
@@ -92,7 +92,7 @@ def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
 
 
 def flexsn_kernel_registry_info() -> dict[int, dict[str, int]]:
-    """The existing handles, each with its `owner_refs` and `active_refs`. Released handles are absent.
+    """Returns the counts `owner_refs` and `active_refs` of each existing handle.
 
     Example:
         >>> from flexsn_runtime import flexsn_kernel_registry_info
@@ -107,29 +107,29 @@ def flexsn_kernel_registry_info() -> dict[int, dict[str, int]]:
 
 
 def retain_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """Adds a use; pairs with `release_active_flexsn_kernel_handle`."""
+    """Adds a use of a handle, which `release_active_flexsn_kernel_handle` removes."""
     with _lock:
         get_flexsn_kernel_handle(handle).active_refs += 1
 
 
 def release_active_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """Removes a use, if any is left."""
+    """Removes a use of a handle. Does nothing if the handle has no use."""
     _release(handle, "active_refs")
 
 
 def retain_owner_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """Adds an owner; pairs with `release_flexsn_kernel_handle`."""
+    """Adds an owner of a handle, which `release_flexsn_kernel_handle` removes."""
     with _lock:
         get_flexsn_kernel_handle(handle).owner_refs += 1
 
 
 def release_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """Removes an owner, if any is left."""
+    """Removes an owner of a handle. Does nothing if the handle has no owner."""
     _release(handle, "owner_refs")
 
 
 def attach_flexsn_handle_finalizer(owner: object, handle: int) -> weakref.finalize[Any, Any]:
-    """Registers a finalizer of `owner` that removes one owner of `handle`."""
+    """Registers a finalizer: when the object `owner` is freed, one owner of `handle` is removed."""
     return weakref.finalize(owner, release_flexsn_kernel_handle, handle)
 
 

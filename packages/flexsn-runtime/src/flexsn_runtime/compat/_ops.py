@@ -1,7 +1,7 @@
 """The scans as custom ops, for compilers: `(handle, flat_args) -> results`, with fake tensors and autograd.
 
-`flat_args` is `[*input_seqs, *init_states, *lifted]`. Either all initial states are passed, or none is. In the latter
-case, all initial states are zeros.
+`flat_args` is `[*input_seqs, *init_states, *lifted]`. Initial states may be omitted, but only all together; they are
+then zeros.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from flexsn_runtime.operands._order import ScanFormat, strides_like
 from flexsn_runtime.program._arguments import prepare, split_flat
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# A compiler treats sizes of 0 and 1 differently from all others. The number of rows of checkpoints depends on T and can
-# be 0, 1 or more. A flat tensor with two additional elements always has an ordinary size.
+# A compiler treats sizes of 0 and 1 differently from all other sizes. The number of rows of checkpoints depends on T
+# and can be 0, 1 or more. With two additional elements, the size of a flat tensor of checkpoints is never 0 or 1.
 _PADDING = 2
 
 
@@ -60,7 +60,7 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
 
 
 def _fake(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool, checkpoints: bool) -> list[Tensor]:
-    """Allocates tensors like the results. Sizes may be symbols."""
+    """Returns tensors with the shapes, strides and dtypes of the results. Sizes may be symbols."""
     inputs, states, _ = split_flat(kernel.program, flat_args)
     step = _specialize(kernel, inputs, states)
     num_steps = inputs[0].shape[0]
@@ -149,7 +149,7 @@ def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
     return _fake(_training_kernel(handle), flat_args, state_seqs=False, checkpoints=True)
 
 
-# `Optional`, because torch reads the annotation at run time to make the schema.
+# `Optional` is required, because torch derives the schema from the annotations at run time.
 @torch.library.custom_op("flexsn::flexsn_inductor_backward", mutates_args=())
 def flexsn_inductor_backward(
     handle: int,
@@ -160,7 +160,7 @@ def flexsn_inductor_backward(
     """Returns the gradients, one for each true entry of `wanted`.
 
     `flat_args` is `[*grad_outputs, *grad_states, *flat_args of the forward, *checkpoints]`. A gradient that is `None`
-    stands for zeros. `wanted` has an entry for each of the forward's flat arguments.
+    stands for zeros. `wanted` has an element for each element of `flat_args` of the forward.
     """
     program = _training_kernel(handle).program
     grads, flat, checkpoints = _split_backward(handle, flat_args, len(wanted))
@@ -216,7 +216,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
     ctx.step = step = _specialize(kernel, sequences, states)
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
-    wanted = [t.requires_grad for t in flat_args]  # without the mask: autograd counts all tensors
+    wanted = [t.requires_grad for t in flat_args]  # autograd ignores the mask
     num_steps = sequences[0].shape[0]
     fixed = not_differentiable(
         step,

@@ -1,4 +1,4 @@
-"""The kernels as plain functions of tensors, without autograd."""
+"""Functions that run the kernels on tensors, without autograd."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.program._arguments import check_lifted, prepare
 from flexsn_runtime.program._program import PointwiseProgram
 
-# Name of an attribute of checkpoints. It holds the step that wrote the checkpoint.
+# Name of an attribute of a checkpoint, whose value is the step that wrote the checkpoint.
 _MADE_BY = "_flexsn_step"
 
 
 def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *state_seqs)`.
 
-    Omitted initial states are zeros. Omitted lifted tensors are the tensors that the core captures now. If `T == 0`,
-    the sequences are empty.
+    If initial states are omitted, they are zeros. If lifted tensors are omitted, they are the tensors that the core
+    captures at the time of the call. If `T == 0`, the sequences are empty.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, training=False)
@@ -33,7 +33,8 @@ def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Te
 def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *final_states)`.
 
-    If `T == 0`, the outputs are empty, and the final states are copies of the initial states, or zeros.
+    If `T == 0`, the outputs are empty, and the final states are copies of the initial states. If these are omitted, the
+    final states are zeros.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=False, training=False)
@@ -44,8 +45,8 @@ def flexsn_forward(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tens
     """Scans forward and saves the tensors that the backward needs.
 
     Returns:
-        `(*output_seqs, *state_seqs, *saved)`; `saved` contains the arguments and the checkpoints, for
-        `flexsn_backward`.
+        `(*output_seqs, *state_seqs, *saved)`. `saved` contains the arguments and the checkpoints, which
+        `flexsn_backward` takes.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, training=True)
@@ -64,10 +65,10 @@ def flexsn_backward(
     input_templates: Sequence[Tensor] | None = None,
     state_templates: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Scans backward: from `(*grad_output_seqs, *grad_state_seqs, *saved)` to gradients.
+    """Scans backward: `(*grad_output_seqs, *grad_state_seqs, *saved) -> (*gradients)`.
 
     Args:
-        args: gradients, each of which may be `None` (zero), then `saved` from `flexsn_forward`.
+        args: gradients, then `saved` from `flexsn_forward`. A gradient that is `None` stands for zeros.
         input_templates, state_templates: tensors shaped like the inputs and initial states, for calls without `saved`.
             Such a call is possible only if every gradient is `None` or `T == 0`. Without templates, the step, its
             inputs and its states are assumed to have the shape of the gradients without the dimension T.
@@ -76,7 +77,7 @@ def flexsn_backward(
         The gradients of `[*input_seqs, *init_states, *lifted]`.
 
     Raises:
-        TemplateNeededError: a shape is unknown.
+        TemplateNeededError: the shape of a gradient is unknown.
     """
     program = f.program
     num_grads = program.num_outputs + program.num_states
@@ -126,7 +127,10 @@ def _wanted(
     states: Sequence[Tensor | None],
     lifted: Sequence[Tensor],
 ) -> list[bool]:
-    """For each tensor, True if it has a gradient: it is floating-point, and `requires_grad` does not exclude it."""
+    """Returns True for each tensor that has a gradient.
+
+    These are the floating-point tensors that `program.requires_grad` does not exclude.
+    """
     tensors = (*inputs, *states, *lifted)
     mask = program.requires_grad or (True,) * (len(inputs) + len(states))
     return [
@@ -162,7 +166,7 @@ def _one_step(sequence: Tensor) -> Tensor:
 
 
 def _templates(role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None) -> Sequence[Tensor]:
-    """Returns tensors shaped like the gradients: the templates or, without templates, `like` for every gradient."""
+    """Returns a tensor with the shape of each gradient: the templates, or `like` if no templates are passed."""
     if templates is None and like is not None:
         return [like] * count
     if templates is None and count:

@@ -1,4 +1,4 @@
-"""A step's graph as a function whose gradient is another graph."""
+"""Makes a function from two graphs: one computes a step, and the other computes the gradient of the step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 def differentiable(
     core: Callable[..., Any], vjp: Callable[..., Any], cotangents: Sequence[bool], wanted: Sequence[bool]
 ) -> Callable[..., Any]:
-    """The step's core as a function whose gradient is `vjp`.
+    """Returns the step's core as a function whose gradient is `vjp`.
 
-    The gradient of the core's own operators would be wrong: only `vjp` contains the user's surrogate gradients.
+    The derivatives of the core's operators would be wrong: only `vjp` contains the user's surrogate gradients.
 
     Args:
         core: `[*arguments] -> [*results]`.
-        vjp: `[*arguments, *gradients] -> [*gradients]`.
+        vjp: `[*arguments, *cotangents] -> [*gradients]`.
         cotangents: for each result, True if `vjp` takes its gradient.
         wanted: for each argument, True if `vjp` returns its gradient.
     """
@@ -45,8 +45,8 @@ def differentiable(
 def _apart(results: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
     """Returns the results. Copies each result that is an argument, an earlier result, or a view.
 
-    Autograd marks tensors, not positions. If one tensor is two results, marking one of them as constant removes the
-    gradient of both.
+    Autograd marks tensors, not positions, as non-differentiable. If one tensor is returned as two results, and one
+    result is marked, both results lose their gradients.
     """
     taken = {id(argument) for argument in arguments}
     apart = []

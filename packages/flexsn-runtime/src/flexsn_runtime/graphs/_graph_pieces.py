@@ -16,7 +16,7 @@ from flexsn_runtime.graphs._graph_step import GraphStep, StepFunction
 from flexsn_runtime.graphs._symbols import Assignment, Size
 
 _T = TypeVar("_T")
-# Pieces of a tensor; `None` for a size, or for a tensor that is not cut.
+# The pieces of an argument or result; `None` for a size, and for a tensor that is not cut.
 _Cut = Pieces | None
 
 
@@ -26,7 +26,7 @@ class GraphPieces:
 
     Attributes:
         arguments: pieces of `[*inputs, *states, *lifted]`; `None` for an argument that is not cut.
-        num_inputs, num_states: numbers of inputs and of states among them.
+        num_inputs, num_states: numbers of inputs and of states in `arguments`.
         outputs: pieces of the outputs.
     """
 
@@ -37,7 +37,7 @@ class GraphPieces:
 
     @classmethod
     def of(cls, step: GraphStep, device: torch.device) -> GraphPieces:
-        """The pieces of a step.
+        """Finds the pieces of a step.
 
         Raises:
             NonPointwiseError: the step cannot be cut into pieces.
@@ -74,7 +74,7 @@ class GraphPieces:
         return self.arguments[self.num_inputs : self.num_inputs + self.num_states]
 
     def step(self, whole: GraphStep) -> GraphStep:
-        """The step on pieces."""
+        """Returns the step as a step on pieces."""
         arguments: list[StepValue | Size] = []
         for one, value in zip(self.arguments, whole.arguments, strict=True):
             if one is None or not isinstance(value, StepValue):
@@ -99,7 +99,7 @@ class GraphPieces:
         )
 
     def scan(self, layout: ScanLayout) -> ScanLayout:
-        """The layout of the scan on pieces."""
+        """Returns the layout of the scan on pieces."""
         return replace(
             layout,
             num_inputs=_number(self.arguments[: self.num_inputs]),
@@ -109,7 +109,7 @@ class GraphPieces:
         )
 
     def backward(self, layout: BackwardLayout) -> BackwardLayout:
-        """The layout of the gradient of the scan on pieces."""
+        """Returns the layout of the gradient of the scan on pieces."""
         return replace(
             layout,
             scan=self.scan(layout.scan),
@@ -120,22 +120,22 @@ class GraphPieces:
         )
 
     def split(self, flat_args: Sequence[Any], layout: ScanLayout) -> list[Any]:
-        """The pieces of a scan's arguments."""
+        """Returns the pieces of a scan's arguments."""
         leads = [int(i < layout.num_inputs) for i in range(len(flat_args))]
         return _split(self.arguments, flat_args, leads)
 
     def split_states(self, saved: Sequence[Tensor]) -> list[Tensor]:
-        """The pieces of saved states, `[rows, *step]` each."""
+        """Returns the pieces of saved states, which have the shape `[rows, *step]`."""
         return _split(self._states, saved, [1] * len(saved))
 
     def split_gradients(self, layout: BackwardLayout, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The pieces of the gradients that are present."""
+        """Returns the pieces of `gradients`, which contains only the gradients that the layout marks as present."""
         outputs, states = _chosen(self.outputs, layout.output_grads), _chosen(self._states, layout.state_grads)
         leads = [1] * len(outputs) + [int(not layout.scan.final_state)] * len(states)
         return _split((*outputs, *states), gradients, leads)
 
     def join_results(self, layout: ScanLayout, results: Sequence[Tensor]) -> list[Tensor]:
-        """The results of a scan, joined from their pieces."""
+        """Joins the pieces of a scan's results."""
         leads = [1] * len(self.outputs) + [int(not layout.final_state)] * len(self._states)
         results_and_checkpoints = self._results
         if layout.checkpoint_interval:
@@ -144,25 +144,25 @@ class GraphPieces:
         return _join(results_and_checkpoints, results, leads)
 
     def join_gradients(self, layout: BackwardLayout, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of a scan's arguments, joined from their pieces."""
+        """Joins the pieces of the gradients of a scan's arguments."""
         leads = [int(i < layout.scan.num_inputs) for i in range(len(self.arguments))]
         return _join(_chosen(self.arguments, layout.needs), gradients, _chosen(leads, layout.needs))
 
 
 class _OnPieces:
-    """A graph as a function of pieces."""
+    """A function of pieces, which joins its arguments, runs a graph, and cuts the results."""
 
     def __init__(self, graph: StepFunction, arguments: Sequence[_Cut], results: Sequence[_Cut]) -> None:
         self._run, self._arguments, self._results = graph, tuple(arguments), tuple(results)
 
     @property
     def code(self) -> Any:
-        """A value that is equal for graphs with equal operators on equal pieces."""
+        """A value that is equal for two functions if their graphs have equal code and their pieces are equal."""
         return self._run.code, self._arguments, self._results
 
     @property
     def graph(self) -> fx.Graph:
-        """The operators of the graph on whole values."""
+        """The graph, whose operators compute with whole values."""
         return self._run.graph
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
@@ -179,7 +179,7 @@ def _number(pieces: Sequence[_Cut]) -> int:
 
 
 def _for_each(pieces: Sequence[_Cut], values: Sequence[_T]) -> tuple[_T, ...]:
-    """The value of each tensor, repeated for each of its pieces."""
+    """Returns the values of tensors, each repeated for all pieces of the tensor."""
     return tuple(value for one, value in zip(pieces, values, strict=True) for _ in range(_count(one)))
 
 

@@ -1,4 +1,7 @@
-"""Runs the scans of an elementwise step that is given as graphs, or records them in a compiler's graph."""
+"""Scans of an elementwise step that consists of graphs.
+
+The functions run the scans, or record the scans in a compiler's graph.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from flexsn_runtime.segments._choice import choose_ahead
 
 
 def values_of(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
-    """The arguments of one step. The arguments of the scan are `[*input_seqs, *init_states, *lifted]`."""
+    """Describes the arguments of one step, from the arguments `[*input_seqs, *init_states, *lifted]` of the scan."""
     return [
         StepValue(tuple(value.shape[i < layout.num_inputs :]), value.dtype) if isinstance(value, Tensor) else value
         for i, value in enumerate(flat_args)
@@ -36,7 +39,7 @@ def arguments_of(step: GraphSpecialization, layout: ScanLayout, flat_args: Seque
 
 
 def unknown_states(layout: ScanLayout, states: Sequence[Tensor]) -> list[Tensor | None]:
-    """The initial states; `None` for states that are known to be zeros."""
+    """Returns the initial states, with `None` for each state that is known to be zeros."""
     zeros = layout.zero_states or (False,) * layout.num_states
     return [None if zero else state for state, zero in zip(states, zeros, strict=True)]
 
@@ -44,7 +47,7 @@ def unknown_states(layout: ScanLayout, states: Sequence[Tensor]) -> list[Tensor 
 def scan_forward(
     step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any], *, ahead: bool = False
 ) -> list[Tensor]:
-    """The results of the forward operator; see `flexsn_hop.ScanLowering`.
+    """Returns the results of the forward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
         ahead: True if the program is compiled ahead of time. In this case, parallel segments of time are chosen during
@@ -78,7 +81,7 @@ def scan_backward(
     saved: Sequence[Tensor],
     gradients: Sequence[Tensor],
 ) -> list[Tensor]:
-    """The results of the backward operator; see `flexsn_hop.ScanLowering`.
+    """Returns the results of the backward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
         flat_args, saved, gradients: results of `layout.split`. The gradients of outputs precede the gradients of
@@ -86,7 +89,7 @@ def scan_backward(
     """
     scan = layout.scan
     arguments = arguments_of(step, scan, flat_args)
-    if step.distance != layout.saved_interval:  # the saved states are too far apart: runs the forward again
+    if step.distance != layout.saved_interval:  # the saved states are too far apart, so the forward runs again
         spare = _spare(arguments.num_steps)
         saved = _forward(step, arguments, state_seqs=False, training=True, spare_rows=spare).checkpoints
     given = iter(gradients)
@@ -102,7 +105,7 @@ def scan_backward(
     for position, need in enumerate(layout.needs):
         if need:
             gradient = found[positions.index(position)] if position in positions else None
-            # The step does not read a lifted tensor that has no position.
+            # A lifted tensor without a position is not read by the step, so its gradient is zeros.
             results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
     return results
 
@@ -127,11 +130,11 @@ def _forward(
 
 
 def _spare(num_steps: int) -> int:
-    """Number of additional rows of checkpoints. With two of them, a symbolic number of rows is never 0 or 1."""
+    """Returns the number of additional rows of checkpoints. If T is a symbol, two rows prevent sizes of 0 and 1."""
     return 0 if isinstance(num_steps, int) else 2
 
 
 def _every(rows: Tensor, ratio: int, count: int) -> Tensor:
-    """Returns the last row of each group of `ratio` rows, followed by meaningless rows up to `count` rows."""
+    """Returns the last row of each group of `ratio` rows. Unused rows follow, up to `count` rows in total."""
     last = torch.arange(count, device=rows.device) * ratio + (ratio - 1)
     return rows.index_select(0, last.clamp(max=rows.shape[0] - 1))

@@ -36,7 +36,7 @@ from flexsn_runtime.segments._choice import may_run_in_segments
 
 
 class KernelLowering:
-    """Lowers compiled scans to launches of the same kernels as in eager mode.
+    """Lowers scans in compiled graphs to launches of the kernels that eager mode launches.
 
     Args:
         on_cpu: the language of kernels on the CPU.
@@ -58,7 +58,7 @@ class KernelLowering:
         return _digest()
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """The reason why no kernels exist for these arguments; `None` if kernels exist."""
+        """Returns the reason why no kernels exist for these arguments; `None` if kernels exist."""
         devices = {value.device for value in flat_args if isinstance(value, Tensor) and value.dim() > 0}
         if len(devices) != 1:
             return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
@@ -66,7 +66,7 @@ class KernelLowering:
         return backend_on(device, self._on_cpu).why_unavailable(device)
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
-        """Returns the distance between checkpoints. It depends on T, the step's size and its number of operators."""
+        """Returns the distance between checkpoints, which depends on T, and on the step's elements and operators."""
         hints = [size_hint(value.numel()) for value in primals]
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
@@ -77,7 +77,7 @@ class KernelLowering:
         return checkpoint_distance(backward, primals[0].shape[0], cost.backward_ops)
 
     def forward(self, core: fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
-        """The forward scan; see `flexsn_hop.ScanLowering`.
+        """Returns the results of the forward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
             UnsupportedScanError: no kernel can be generated for the core.
@@ -120,14 +120,14 @@ class KernelLowering:
     def _operator(
         step: GraphSpecialization, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """Lowers a scan to an operator, which chooses its launches when it runs, as in eager mode."""
+        """Lowers a scan to an operator. When the operator runs, it chooses its launches as in eager mode."""
         step.check(training=graph.vjp is not None)
         return graph([*_with_zeros(graph.scan, flat_args), *rest])
 
     def backward(
         self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout, args: Sequence[Any]
     ) -> list[Tensor]:
-        """The backward scan; see `flexsn_hop.ScanLowering`.
+        """Returns the gradients of the backward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
             UnsupportedScanError: no kernel can compute the core's gradient.
@@ -182,10 +182,13 @@ _OTHERWISE = (UnsupportedScanError, NonPointwiseError, CoreReturnError)
 
 
 def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) -> GraphPieces:
-    """The pieces of a step for which a single kernel was rejected.
+    """Returns the pieces of a step that can be lowered neither as an elementwise step nor as a step with products.
+
+    Args:
+        refusals: the errors of these two lowerings.
 
     Raises:
-        Exception: the first of the refusals, if the step cannot be divided into pieces either.
+        Exception: the step cannot be divided into pieces. The error is the first of `refusals`.
     """
     try:
         return GraphPieces.of(graph, flat_args[0].device)
@@ -194,9 +197,10 @@ def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) ->
 
 
 def _run_in_segments(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> bool:
-    """True if processing segments of time in parallel saves more time than a call of Python takes.
+    """True if parallel segments of time save more time than a call of Python takes.
 
-    Sizes may be symbols with hints. A program that is compiled ahead of time has to run without Python.
+    Sizes may be symbols with hints. For a program that is compiled ahead of time, the result is False, because the
+    program must run without Python.
     """
     num_steps, ncl = flat_args[0].shape[0], math.prod(step.trace.step_shape)
     hints = size_hint(num_steps), size_hint(ncl)
@@ -212,9 +216,9 @@ def _records_cuda_graphs() -> bool:
 
 
 def _with_zeros(layout: ScanLayout, flat_args: Sequence[Any]) -> list[Any]:
-    """The arguments, with tensors of zeros in place of states that are known to be zeros.
+    """Returns the arguments, in which tensors of zeros replace the states that are known to be zeros.
 
-    The memory of these states was never written.
+    The memory of such a state may never have been written.
     """
     args = list(flat_args)
     for i in layout.zero_positions:
@@ -231,9 +235,9 @@ _PRODUCTS = frozenset(_MATRIX_PRODUCTS | _CONVOLUTIONS)
 
 
 def _may_have_products(core: fx.GraphModule) -> bool:
-    """True if a core multiplies matrices or convolves, with any operators.
+    """True if a core contains an operator whose name is the name of a matrix product or a convolution.
 
-    Checks only the names of operators, because a wrong result affects only the amount of memory.
+    The names are sufficient, because a wrong result only affects the amount of memory.
     """
     called = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
     names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in called)
@@ -242,7 +246,7 @@ def _may_have_products(core: fx.GraphModule) -> bool:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Converts errors about steps for which no kernels exist to `UnsupportedScanError`."""
+    """Returns a context that converts errors about steps without kernels to `UnsupportedScanError`."""
     try:
         yield
     except UnsupportedScanError:
@@ -253,7 +257,7 @@ def _refusals() -> Iterator[None]:
 
 @functools.cache
 def _digest() -> str:
-    """Digest of the sources of the packages that generate kernels."""
+    """Returns a digest of the sources of the packages that generate kernels."""
     digest = hashlib.sha256()
     for package in (flexsn_hop, flexsn_graph, flexsn_codegen, flexsn_runtime):
         assert package.__file__ is not None

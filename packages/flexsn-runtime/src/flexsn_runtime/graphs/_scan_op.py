@@ -1,11 +1,12 @@
-"""A scan as an operator for compilers, for launches that depend on values that a compiler does not have.
+"""An operator that runs a scan inside of compiled graphs, and chooses its launches when it runs.
 
-Steps with matrix products and parallel segments of time have such launches. The operator receives the scan's graphs as
-text, so that a compiled program contains the graphs when another process runs the program.
+Some launches depend on values that a compiler does not have: those of steps with matrix products, and those of parallel
+segments of time. The operator receives the scan's graphs as text. A compiled program thus contains the graphs, and
+another process can run the program.
 
-A compiled graph has one node for the operator, for any T. When the operator runs, sizes are numbers again. The operator
-therefore traces the step for these numbers, as in eager mode. The backward of a step with products runs the forward
-again to compute the values that it needs from each step.
+A compiled graph has one node for the operator, for any T. When the operator runs, no size is a symbol, so the operator
+traces the step for these sizes, as in eager mode. The backward of a step with products runs the forward again, to
+compute the values that the gradient needs from each step.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ScanGraph:
         layout: layout of the scan, or of its gradient.
         on_cpu: the language of kernels on the CPU.
         vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; only for a gradient.
-        has_products: True if the step multiplies matrices. Its gradient then takes no saved states.
+        has_products: True if the step has products with matrices. Its gradient then takes no saved states.
     """
 
     core: fx.GraphModule
@@ -65,11 +66,11 @@ class ScanGraph:
         return self.scan.num_inputs + self.scan.num_states
 
     def __call__(self, args: Sequence[Any]) -> list[Tensor]:
-        """Records the operator, or runs it.
+        """Runs the operator, or records it in the graph that is being traced. Returns the results.
 
         Args:
-            args: `[*input_seqs, *init_states, *lifted]`; entries of `lifted` may be sizes. For a gradient, `[*saved]`
-                follows, unless the step has products, and then `[*gradients]`.
+            args: `[*input_seqs, *init_states, *lifted]`; elements of `lifted` may be sizes. For a gradient, `[*saved]`
+                follows unless the step has products, and `[*gradients]` is at the end.
         """
         sizes = [i for i, value in enumerate(args) if not isinstance(value, Tensor)]
         tensors = [value for value in args if isinstance(value, Tensor)]
@@ -77,10 +78,10 @@ class ScanGraph:
         return found
 
     def check(self, args: Sequence[Any]) -> None:
-        """Traces the step and generates its kernels now, so that errors are raised now.
+        """Traces the step and generates its kernels, so that errors are raised now and not when the operator runs.
 
         Args:
-            args: same as for the call, without gradients and checkpoints. A symbolic size stands for any number.
+            args: the arguments of `__call__` without gradients and checkpoints. Sizes may be symbols.
         """
         assigned = Assignment([size for value in args for size in _sizes_of(value)], 0)
         num_inputs = self.scan.num_inputs
@@ -90,7 +91,7 @@ class ScanGraph:
 
 
 class _Like(NamedTuple):
-    """The memory layout of a tensor of one step."""
+    """The layout of an argument of one step, which is a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -99,11 +100,11 @@ class _Like(NamedTuple):
 
     @classmethod
     def of(cls, value: Any, is_sequence: bool, number: Callable[[int], int]) -> _Like | int:
-        """Returns the layout of a tensor argument, or the number of a size argument.
+        """Returns the layout of a tensor argument, or the value of a size argument.
 
         Args:
             is_sequence: True if the first dimension of the argument is T.
-            number: maps a size to a number.
+            number: function that maps a size, which may be a symbol, to its value.
         """
         if not isinstance(value, Tensor):
             return number(value)
@@ -112,12 +113,15 @@ class _Like(NamedTuple):
         return cls(shape, stride, value.dtype, value.device)
 
     def primal(self) -> Tensor:
-        """A stand-in of one element, which is enough for any size: the tracer uses only shape, dtype and device."""
+        """Returns a stand-in with the memory of one element.
+
+        One element is enough for any size, since the tracer only uses shape, dtype and device.
+        """
         tensor = torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
         return tensor.requires_grad_(tensor.is_floating_point())
 
     def lifted(self) -> Tensor:
-        """A stand-in with the strides of the tensor, since a trace may compute with it before the loop."""
+        """Returns a stand-in with the strides of the tensor, since the prologue of a trace may compute with it."""
         tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         return tensor.requires_grad_(tensor.is_floating_point())
 
@@ -127,7 +131,7 @@ def _sizes_of(value: Any) -> list[int]:
 
 
 class _Specialized:
-    """The step for arguments of one layout.
+    """A step with products, specialized on arguments of one layout.
 
     Attributes:
         step: the step with its kernels.
@@ -157,7 +161,7 @@ class _Specialized:
         self.captured = [positions[id(tensor)] for tensor in trace.captured]
         for value in lifted:
             if isinstance(value, Tensor):
-                value.untyped_storage().resize_(0)  # no code reads its values
+                value.untyped_storage().resize_(0)  # no code reads its elements
 
     def arguments(self, graph: ScanGraph, args: Sequence[Any], lifted: Sequence[Tensor]) -> Arguments:
         inputs, states, _ = graph.scan.split(args)
@@ -199,7 +203,7 @@ _made: Recent[_Specialized] = Recent()
 
 
 def _elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Tensor]:
-    """Runs a scan, or its gradient, with the launches of eager mode."""
+    """Runs the scan of an elementwise step, or its gradient, with the launches of eager mode."""
     layout, device = graph.layout, args[0].device
     args = [value.resolve_neg() if isinstance(value, Tensor) else value for value in args]
     count = len(layout.needs) if isinstance(layout, BackwardLayout) else len(args)
@@ -275,12 +279,12 @@ def _backward(graph: ScanGraph, layout: BackwardLayout, made: _Specialized, args
         of_captured = torch.autograd.grad([t for t, _ in pairs], trained, [g for _, g in pairs], allow_unused=True)
         positions = [i for i, leaf in zip(made.captured, leaves, strict=True) if leaf.requires_grad]
         by_position.update(zip(positions, of_captured, strict=True))
-    # Tensors that the step does not read have no gradient.
+    # The gradients of tensors that the step does not read are zeros.
     return [_like_argument(by_position.get(i), args[i]) for i, need in enumerate(needs) if need]
 
 
 def _like_argument(gradient: Tensor | None, argument: Tensor) -> Tensor:
-    """Returns a gradient in the memory format of its argument; zeros for `None`."""
+    """Returns a gradient in the memory format of its argument. If the gradient is `None`, returns zeros."""
     strides = strides_like(argument)
     if gradient is None:
         return torch.zeros_like(argument.new_empty_strided(argument.shape, strides))
@@ -288,7 +292,7 @@ def _like_argument(gradient: Tensor | None, argument: Tensor) -> Tensor:
 
 
 def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """Returns a copy of a tensor, with these strides."""
+    """Returns a tensor with these strides that is not a view. Copies `tensor` if necessary."""
     if tensor.stride() == tuple(strides) and tensor._base is None:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -297,8 +301,8 @@ def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
 def _shapes(
     program: str, tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Tensor]:
-    """Allocates tensors like the results. Sizes may be symbols."""
-    graph = _graph.__wrapped__(program)  # bypasses the cache, since the constants are fake here
+    """Returns tensors with the shapes, strides and dtypes of the results. Sizes may be symbols."""
+    graph = _graph.__wrapped__(program)  # bypasses the cache, since the constants of this graph are fake tensors
     args = merged(tensors, sizes, size_positions)
     layout = graph.layout
     if isinstance(layout, BackwardLayout):

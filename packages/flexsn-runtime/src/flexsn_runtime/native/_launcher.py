@@ -20,8 +20,8 @@ LauncherChoice = Literal["auto", "compiled", "python"]
 
 _VARIABLE = "FLEXSN_LAUNCHER"
 _NAME = "flexsn_launcher"
-# After this number of calls of one kind, a program counts as a training loop, for which half a minute of compilation
-# pays off.
+# After this number of calls of one kind, the calls are assumed to be a training loop, for which half a minute of
+# compilation pays off.
 _MANY = 64
 
 
@@ -41,7 +41,7 @@ class _Launcher:
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
-        """Returns the module if it is loaded. Otherwise loads or compiles it, as described for `compiled_launcher`."""
+        """Returns the module. Loads or compiles it if necessary, as described for `compiled_launcher`."""
         if self.module is None and choice == "compiled" and (building := self.building) is not None:
             building.join()
         if self.module is None and self.error is None and self.building is None:
@@ -99,7 +99,7 @@ def _address(library: str, name: str) -> int:
 if hasattr(os, "register_at_fork"):
 
     def _begin_anew() -> None:
-        """Resets the launcher in the child of a fork. The thread that compiles does not exist there."""
+        """Resets the launcher in the child of a fork, because the thread that compiles does not exist in the child."""
         global _launcher
         if _launcher.module is None:
             _launcher = _Launcher()
@@ -122,9 +122,9 @@ def launcher_choice() -> LauncherChoice:
 def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
     """Returns the module `flexsn_launcher` if it is loaded and launches calls on this device.
 
-    With `"auto"`, the module launches calls on a GPU. A module that was compiled before is loaded. Otherwise, the
-    module is compiled in the background after many calls, and the result is `None` until then. With `"compiled"`, the
-    module is compiled at once.
+    With `"auto"`, the module launches calls on GPUs only. If the cache contains the compiled module, it is loaded.
+    Otherwise, the module is compiled in the background after many calls, and until then the result is `None`. With
+    `"compiled"`, the module is compiled immediately.
 
     Args:
         device: device of a scan's tensors.
@@ -132,8 +132,8 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
 
     Raises:
         LauncherError: see `launcher_choice`.
-        CompilerMissingError, CompilationError, CacheFolderError, ImportError: `"compiled"` is set, and the module
-        cannot be compiled or loaded.
+        CompilerMissingError, CompilationError, CacheFolderError, ImportError: the variable is
+            `"compiled"`, and the module cannot be compiled or loaded.
     """
     return _launcher.get(launcher_choice(), calls) if may_launch(device) else None
 
@@ -158,7 +158,7 @@ def may_launch(device: torch.device) -> bool:
 
 
 def _why_never(device: torch.device) -> str | None:
-    """The reason why the module can never run on this machine or with this Python; otherwise `None`."""
+    """Returns what the module is for, if it can never run on this machine or with this Python; otherwise `None`."""
     if sys.platform != "linux":
         return "for Linux"
     if device.type == "cuda" and torch.version.hip is not None:

@@ -1,4 +1,4 @@
-"""A recorded call in the form that the compiled launcher executes."""
+"""Registers recorded calls with the compiled launcher, line by line."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class NativeProgram:
     Args:
         module: the compiled launcher.
         recording: recording of a call for which `can_be_native` returns True.
-        slots: numbers of the tensors that each call receives, some of which may be absent; `None` for all given
-            tensors.
+        slots: numbers of the tensors that each call receives; `None` for all tensors that the recorded call received.
+            Some of the tensors in `slots` may be absent.
         results: numbers of the results; `None` for the results of the recording.
 
     Attributes:
         program: the program that the launcher has registered.
-        watched: True if a hook watches launches that this call would bypass.
+        watched: function that returns True if a hook watches launches that this call would bypass.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class NativeProgram:
                 self.program.allocate(into, shape, strides, torch.empty(0, dtype=dtype, device=device))
             case Fixed(into, tensor):
                 self.program.fix(into, tensor)
-            case Viewed():  # a kernel uses only the view's address
+            case Viewed():  # created only if an operator or a result uses the view; a kernel only uses its address
                 self._views[line.into] = line
             case Checked(number, check):
                 self.program.check(number, check)
@@ -114,7 +114,7 @@ class NativeProgram:
         self.program.call(schema.name, schema.overload_name, arguments, options, stand_ins, used, list(line.into))
 
     def _see(self, numbers: Iterable[int | None]) -> None:
-        """Makes views, unless only their addresses are used."""
+        """Creates the views with these numbers, unless they have been created before."""
         for number in numbers:
             view = None if number is None else self._views.pop(number, None)
             if view is not None:
@@ -122,7 +122,7 @@ class NativeProgram:
 
 
 def can_be_native(recording: Recording) -> bool:
-    """True if a recording calls only torch's operators, and kernels that are launched by address."""
+    """True if a recording only calls torch's operators, and kernels that can be launched by address."""
     calls = [line for line in recording.lines if isinstance(line, Called)]
     return all(isinstance(line.function, OpOverload) or line.entry is not None for line in calls)
 

@@ -13,11 +13,13 @@ from flexsn_runtime.errors import ShapeError
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Terms of the offset of element `off` of a step: `Σ (off // inner % size) * stride`, or `off` if it is dense.
+    """Layout of a tensor over a step, as a sum of terms.
+
+    The offset of element `off` of the step is `Σ (off // inner % size) * stride`, or `off` if the tensor is dense.
 
     Attributes:
         layout: the layout that the kernel is specialized on.
-        numbers: `inner, size, stride` of each term. They are arguments of the kernel.
+        numbers: `inner, size, stride` of each term. These integers are arguments of the kernel.
     """
 
     layout: StepLayout
@@ -32,7 +34,7 @@ def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
 
     Args:
         shape: the step's shape.
-        strides: the tensor's stride along each dimension of the step; 0 along dimensions in which the tensor
+        strides: the tensor's stride along each dimension of the step; 0 for dimensions along which the tensor
             broadcasts.
     """
     groups: list[tuple[int, int, int]] = []  # inner, size, stride, from the last dimension to the first
@@ -58,7 +60,7 @@ def _continues(group: tuple[int, int, int], inner: int, stride: int) -> bool:
 
 
 def broadcast_strides(shape: Sequence[int], strides: Sequence[int], step: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides of a tensor of `shape` expanded to `step`."""
+    """Returns the strides of a tensor with these `shape` and `strides`, expanded to the shape `step`."""
     missing = len(step) - len(shape)
     expanded = [0] * missing
     for size, stride in zip(shape, strides, strict=True):
@@ -67,9 +69,9 @@ def broadcast_strides(shape: Sequence[int], strides: Sequence[int], step: Sequen
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Returns the shape of a step with inputs of these shapes. Raises `ShapeError` if they do not broadcast."""
+    """Returns the shape of a step with inputs of these shapes. Raises `ShapeError` if the shapes do not broadcast."""
     first = tuple(shapes[0])
-    if all(tuple(shape) == first for shape in shapes):  # torch's function takes longer than the whole call of the scan
+    if all(tuple(shape) == first for shape in shapes):  # torch's function takes longer than a call of the scan
         return first
     try:
         return tuple(torch.broadcast_shapes(*shapes))

@@ -1,4 +1,4 @@
-"""Checks that kernels can read the memory of a tensor. Errors name the remedy."""
+"""Checks that kernels can read the memory of a tensor. The error message names a remedy."""
 
 from __future__ import annotations
 

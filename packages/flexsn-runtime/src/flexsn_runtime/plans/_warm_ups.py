@@ -16,7 +16,7 @@ NEVER = 0
 
 
 def load_warm_up(key: Key) -> int | None:
-    """Returns the learned warm-up, in steps, or `NEVER`; `None` if none was stored."""
+    """Returns the learned warm-up, in steps, or `NEVER`; `None` if no warm-up is stored."""
     try:
         kept = json.loads(_path(key).read_text(encoding="utf-8"))
         steps = kept["warm_up"]
