@@ -1,4 +1,4 @@
-"""The implementations of a higher-order operator, one for each dispatch key and mode."""
+"""Registers the implementations of a higher-order operator, one for each dispatch key and mode."""
 
 from __future__ import annotations
 
@@ -104,9 +104,10 @@ def implement(
 
 
 def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, with its effects contained in its own graph. An example is the check in ``linalg.solve``.
+    """Returns ``function``, with tokens of its own for operators with effects, such as the check in ``linalg.solve``.
 
-    A functional graph orders effects by tokens. The tokens of an outer graph are not values of this graph.
+    A functional graph orders operators with effects by tokens. The graph of ``function`` cannot use the tokens of the
+    outer graph, because they are not values of this graph.
     """
     mode: Any = getattr(ctx, "mode", None)
     if not hasattr(mode, "_tokens"):
@@ -126,7 +127,7 @@ def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., A
 
 
 class _Tokens(dict[Any, Any]):
-    """Tokens by kind of effect. Looking up a kind creates its token."""
+    """Tokens by kind of effect. The first lookup of a kind creates its token."""
 
     def __contains__(self, kind: object) -> bool:
         return True
@@ -138,9 +139,10 @@ class _Tokens(dict[Any, Any]):
 
 
 def _apart(values: Sequence[Any]) -> list[Any]:
-    """``values`` with a separate object for each tensor, because a repeated tensor would be one argument of the graph.
+    """Returns ``values``, in which a new tensor replaces each repetition of an earlier tensor.
 
-    Two states that start from the same tensor differ from the second step on.
+    A repeated tensor would become a single argument of the graph. However, two states that start from the same tensor
+    are different from the second step on.
     """
     seen: set[int] = set()
     results = []
@@ -153,7 +155,7 @@ def _apart(values: Sequence[Any]) -> list[Any]:
 
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:
-    """Context in which calls run the implementation below autograd."""
+    """Returns a context in which calls run the implementation below autograd."""
     guard: contextlib.AbstractContextManager[None] = _below_autograd()
     return guard
 

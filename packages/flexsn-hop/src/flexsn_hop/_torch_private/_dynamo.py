@@ -24,8 +24,8 @@ class CapturedCall:
     """A call of the operator that Dynamo traces, independent of Dynamo's classes.
 
     Attributes:
-        core_fn: The core, or None if Dynamo has no callable for it. In that case, Dynamo's own tracing of the
-            call reports the problem.
+        core_fn: The core, or None if Dynamo cannot represent it as a callable. In that case, Dynamo reports the
+            problem when it traces the core.
         args: The positional arguments after the core. Tensors are fake.
         kwargs: The keyword arguments, which are constants.
     """
@@ -37,15 +37,15 @@ class CapturedCall:
 
 @dataclass(frozen=True, slots=True)
 class CaptureHooks:
-    """Hooks of the package that run before and after a capture.
+    """Functions of this package that Dynamo's variable calls before and after it captures a call.
 
     Attributes:
-        before: Checks a call. Returns the keyword arguments of the operator's node, or a function
+        before: Function that checks a call. It returns the keyword arguments of the operator's node, or a function
             that Dynamo traces instead of the operator.
-        instead: Takes the function from ``before``, the operator's positional arguments, and the keyword arguments
-            ``output_template_specs`` and ``final_state`` if they were passed.
-        after: Checks the captured graph. Takes the call, the graph, fake sample values for the graph,
-            and the result of the core, in which tensors are fake.
+        instead: Function that calls the function from ``before``. It takes this function, the operator's positional
+            arguments, and the keyword arguments ``output_template_specs`` and ``final_state`` if they were passed.
+        after: Function that checks the captured graph. It takes the call, the graph, fake sample values for the
+            graph, and the result of the core, in which tensors are fake.
     """
 
     before: Callable[[CapturedCall], dict[str, Any] | Callable[..., Any]]
@@ -58,10 +58,11 @@ class DynamoStep:
     """The graph of a step that Dynamo has captured.
 
     Attributes:
-        graph: The graph. Its results are the tensors among the leaves of the step's return value.
-        samples: Fake values of its arguments.
-        results: Fake values of its results. Two results that are one object are one tensor here.
-        returned: The step's return value, which contains these tensors.
+        graph: The graph. Its results are the leaves of the step's return value that are tensors.
+        samples: Fake values of the arguments of the graph.
+        results: Fake values of the results of the graph. If a step returns one tensor twice, this list contains the
+            same object twice.
+        returned: The step's return value, which contains the tensors in ``results``.
     """
 
     graph: torch.fx.GraphModule
@@ -75,10 +76,10 @@ class CapturedTreeCall:
     """A call of the operator on trees that Dynamo traces. Tensors are fake.
 
     Attributes:
-        step: An object with the signature of the step, or None if Dynamo has no callable for it.
+        step: An object with the signature of the step, or None if Dynamo cannot represent the step as a callable.
         carry_leaves, carry_spec: ``init``, flattened.
         x_leaves, x_spec: ``xs``, flattened.
-        length, reverse, dim, remat: The other arguments.
+        length, reverse, dim, remat: The other arguments of ``scan``.
     """
 
     step: Callable[..., Any] | None
@@ -100,9 +101,9 @@ class TreeParts:
         flatten: Maps ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
         open: Maps the step, these four values, length, reverse, dim and remat to the core, the input sequences
             and the states.
-        close: Maps the operator's results to the caller's result. Also takes the carry leaves and the carry spec,
-            the index of the result for each leaf of the step's return value, the structure of that value, and
-            the number of outputs, reverse, dim and remat.
+        close: Maps the operator's results to the result of ``scan``. It also takes the carry leaves and the carry
+            spec; for each leaf of the step's return value, the index of its result; the structure of the return
+            value; and the number of outputs, reverse, dim and remat.
     """
 
     flatten: Callable[..., Any]
@@ -112,13 +113,14 @@ class TreeParts:
 
 @dataclass(frozen=True, slots=True)
 class TreeCaptureHooks:
-    """Hooks of the package that run before and after a capture of trees.
+    """Functions of this package that Dynamo's variable calls before and after it captures a call on trees.
 
     Attributes:
-        before: Checks a call. Returns the keyword arguments of the operator's node, or a function of the
-            operator's arguments that Dynamo traces instead of the operator.
-        after: Checks the captured step. Returns the order that turns the graph's results into a core's results,
-            the index of the core result for each leaf of the step's return value, and the number of outputs.
+        before: Function that checks a call. It returns the keyword arguments of the operator's node, or a function of
+            the operator's arguments that Dynamo traces instead of the operator.
+        after: Function that checks the captured step. It returns the positions of a core's results among the results
+            of the graph; for each leaf of the step's return value, the index of the core's result; and the number of
+            outputs.
         parts: The functions that Dynamo traces before and after the operator.
         operator: The target of the graph's node.
     """
@@ -130,7 +132,7 @@ class TreeCaptureHooks:
 
 
 _REPLACEMENT_OPTIONS = ("output_template_specs", "final_state")
-"""Keyword arguments of the operator that are also passed to the function that is traced instead of the operator."""
+"""The operator's keyword arguments that a function which is traced instead of the operator also receives."""
 
 _CONSEQUENCE = "`torch.compile` breaks its graph at `flex_sn_scan`, which then runs as a loop"
 
@@ -167,7 +169,7 @@ _REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
 
 
 def why_dynamo_cannot_capture() -> str | None:
-    """Lists names that this torch lacks and that Dynamo needs to capture the operator. None if no name is missing."""
+    """Returns a message about required private names that this torch lacks; None if no name is missing."""
     missing = [f"{module}.{name}" for module, names in _REQUIRED_FOR_DYNAMO.items() for name in lacking(module, names)]
     return f"torch {torch.__version__} has no {', no '.join(missing)}: {_CONSEQUENCE}" if missing else None
 
@@ -189,7 +191,7 @@ def register_with_dynamo(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> N
 
 
 def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
-    """The class with which Dynamo traces a call of the operator."""
+    """Returns the class with which Dynamo traces a call of the operator."""
     from torch._dynamo import config
     from torch._dynamo.exc import UncapturedHigherOrderOpError
     from torch._dynamo.variables.base import VariableTracker
@@ -205,7 +207,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
     @contextlib.contextmanager
     def readable() -> Iterator[None]:
-        """Makes Dynamo raise this package's errors unchanged, instead of reporting them as bugs of Dynamo."""
+        """Returns a context in which Dynamo raises this package's errors, instead of reporting bugs of Dynamo."""
         try:
             yield
         except Exception as error:
@@ -220,9 +222,9 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             raise both(str(error)) from error
 
     def example(variable: Any) -> Any:
-        """The value of a variable: a fake tensor, a symbolic size or a constant.
+        """Returns the value of a variable: a fake tensor, a symbolic size or a constant.
 
-        For any other object, this is a stand-in whose class has the same name.
+        For any other object, returns a stand-in whose class has the same name.
         """
         if _is_number_or_tensor(variable):
             return variable.maybe_fx_node().meta["example_value"]
@@ -232,9 +234,9 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             return _likeness(variable.python_type())
 
     def constant(tx: Any, variable: Any) -> Any:
-        """The value of an option.
+        """Returns the value of an option.
 
-        Dynamo makes numbers symbolic if a module of FSDP contains them. Here, such numbers become constants.
+        Dynamo makes numbers symbolic if a module of FSDP contains them. This function specializes such numbers.
         """
         try:
             return variable.as_python_constant()
@@ -249,10 +251,10 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
         return SourcelessBuilder.create(tx, function).call_function(tx, list(args), kwargs)
 
     class TakenApart(VariableTracker):
-        """A core that returns the leaves of another core's result.
+        """A variable that calls a core, and returns the leaves of the core's result.
 
-        After a call, ``spec`` is the structure of the result (a variable). ``odd`` contains, by position, a stand-in
-        for each leaf that no graph can return.
+        After a call, ``spec`` is a variable with the structure of the result, and ``odd`` contains, by position, a
+        stand-in for each leaf that no graph can return.
         """
 
         def __init__(self, core: Any) -> None:
@@ -267,7 +269,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             return _tree_unflatten(leaves, self.spec.as_python_constant())
 
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            # Dynamo does the same itself when it restores side effects.
+            # Dynamo also enters this context when it restores side effects.
             with getattr(tx.output.side_effects, "defer_side_effect_checks", contextlib.nullcontext)():
                 returned = self.core.call_function(tx, args, kwargs)
             leaves, self.spec = LazyVariableTracker.realize_all(inline(tx, _tree_flatten, returned).items)
@@ -279,14 +281,14 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             return inline(tx, tuple, SourcelessBuilder.create(tx, items))
 
     def specialized(tx: Any, variable: Any) -> Any:
-        """A number that determines the graph, such as `dim`, if Dynamo has made it symbolic."""
+        """Returns a constant variable for a number that determines the graph, such as `dim`, if it is symbolic."""
         value = example(variable)
         return SourcelessBuilder.create(tx, int(value)) if isinstance(value, torch.SymInt) else variable
 
     def capture(tx: Any, core: Any, num_inputs: int, tensors: Sequence[Any], op: Any) -> Any:
-        """Captures the graph of one step, from input sequences, states and lifted tensors. See `DynamoStep`.
+        """Captures the graph of one step, for these input sequences, states and lifted tensors.
 
-        Also returns the structure of the step's return value, and the proxies of the captured tensors.
+        Returns the `DynamoStep`, the structure of the step's return value, and the proxies of the captured tensors.
         """
 
         def sample(variable: Any, is_input: bool) -> Any:
@@ -298,8 +300,8 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             # differently if its arguments require gradients.
             if value.dtype.is_floating_point and torch.is_grad_enabled():
                 value.requires_grad_()
-            # A leaf that requires grad would make in-place operations fail before the mutation is reported
-            # as a mutation.
+            # The copy is not a leaf that requires grad: for such a leaf, an in-place operation would fail before
+            # Dynamo reports it as a mutation.
             return copy.call_method(tx, "clone", [], {})
 
         with discard_graph_changes(tx):
@@ -331,7 +333,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
         return step, taken_apart.spec, freevars
 
     def node(tx: Any, graph: torch.fx.GraphModule, op: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-        """The operator's node in the graph under construction."""
+        """Adds the operator's node to the graph that Dynamo constructs."""
         core = make_attr(tx, tx.output.install_subgraph("flex_sn_scan_core", graph))
         return wrap_fx_proxy(tx, tx.output.create_proxy("call_function", op, args=(core, *args), kwargs=options))
 
@@ -346,7 +348,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             call = CapturedCall(
                 _callable_behind(tx, core),
                 (
-                    # The counts determine the graph, but Dynamo may have made them symbolic.
+                    # The counts determine the graph, so they must be ints, although Dynamo may have made them symbolic.
                     *(int(example(variable)) for variable in rest[:3]),
                     *(example(variable) for variable in rest[3:]),
                 ),
@@ -406,7 +408,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
 
 def _is_number_or_tensor(variable: Any) -> bool:
-    """True if the graph computes Dynamo's ``variable``. NumPy arrays, which Dynamo emulates, do not count."""
+    """True if ``variable`` is a tensor or number in the graph. False for a NumPy array, which Dynamo emulates."""
     node = variable.maybe_fx_node() if hasattr(variable, "maybe_fx_node") else None
     if node is None:
         return False
@@ -414,13 +416,13 @@ def _is_number_or_tensor(variable: Any) -> bool:
 
 
 def _likeness(kind: type) -> Any:
-    """A stand-in for an object of this class, for messages."""
+    """Returns a stand-in for an object of this class, for messages."""
     telling = {name: None for name in ("__array__", "__dataclass_fields__") if hasattr(kind, name)}
     return type(kind.__name__, (), telling)()
 
 
 def _leaves(spec: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The captured tensors, together with the constants among them that Dynamo has removed."""
+    """Returns the captured tensors, with the constants that Dynamo has removed inserted at their positions."""
     if spec.masks_to_filter_const_values is None:
         return list(tensors)
     came = iter(tensors)
@@ -431,7 +433,7 @@ def _leaves(spec: Any, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _callable_behind(tx: Any, core: Any) -> Callable[..., Any] | None:
-    """An object with the signature of Dynamo's variable ``core``, or None."""
+    """Returns an object with the signature of Dynamo's variable ``core``, or None if the signature is unknown."""
     from torch._dynamo import variables
     from torch._dynamo.variables.functions import FunctoolsPartialVariable
 

@@ -1,4 +1,4 @@
-"""The two operators as loops over steps: on dense tensors, and on fake tensors to get the shapes."""
+"""Implementations of the two operators: loops over steps on dense tensors, and the shapes of results for fake ones."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def forward_samples(layout: ScanLayout, flat_args: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments of the core at the first step."""
+    """Returns the arguments of the core at the first step."""
     inputs, states, lifted = layout.split(flat_args)
     return (*(sequence.select(0, 0) for sequence in inputs), *states, *lifted)
 
 
 def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
-    """The forward operator on dense tensors, for ``T >= 1``. The results must equal the results of ``eager_scan``."""
+    """Computes the forward operator on dense tensors, for ``T >= 1``, with the results of ``eager_scan``."""
     inputs, states, lifted = layout.split(flat_args)
     steps = inputs[0].shape[0]
     interval = layout.checkpoint_interval
@@ -60,7 +60,7 @@ def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any
 
 
 def forward_shapes(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
-    """Tensors with the properties of the forward operator's results, from one call of the core."""
+    """Returns tensors like the results of the forward operator, but without values. Calls the core once."""
     inputs, states, lifted = layout.split(flat_args)
     first = [sequence[:1] for sequence in inputs]
     (outputs,), states_after = run_steps(CoreSteps(core, lifted, layout.num_outputs), first, states, [0])
@@ -86,12 +86,12 @@ def _empty(like: torch.Tensor, shape: Sequence[Any], order: Sequence[int]) -> to
 
 
 def _checkpoint_order(step: Sequence[int]) -> tuple[int, ...]:
-    """The order of stored states whose rows have the order ``step``. Each row is contiguous in memory."""
+    """Returns the order of a checkpoint tensor whose rows have the order ``step``. Time is the outermost dimension."""
     return (0, *(d + 1 for d in step))
 
 
 def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments of the step's VJP: the step's values, output gradients, and cotangents of active states."""
+    """Returns example arguments of the step's VJP: the step's values, output gradients, and cotangents."""
     flat_args, _, output_grads, _ = layout.split(args)
     _, states, _ = layout.scan.split(flat_args)
     return (
@@ -102,9 +102,9 @@ def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, 
 
 
 def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any]) -> Tensors:
-    """The backward operator on dense tensors. It walks back in time, segment by segment.
+    """Computes the backward operator on dense tensors, segment by segment, from the last segment to the first.
 
-    The states within a segment are recomputed from the state at its start.
+    The states within a segment are recomputed from the state before the segment.
     """
     flat_args, saved, output_grads, state_grads = layout.split(args)
     inputs, states, lifted = layout.scan.split(flat_args)
@@ -160,13 +160,13 @@ def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor |
 
 
 def _filled(gradients: Gradients, like: Sequence[torch.Tensor]) -> Tensors:
-    """The gradients, with zeros for absent gradients."""
+    """Returns the gradients, with zeros for absent gradients."""
     pairs = zip(gradients, like, strict=True)
     return tuple(zeros(value) if gradient is None else gradient for gradient, value in pairs)
 
 
 def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any], samples: Sequence[Any]) -> Tensors:
-    """Tensors with the properties of the backward operator's results, from one call of the step's VJP."""
+    """Returns tensors like the results of the backward operator, but without values. Calls the VJP once."""
     flat_args, *_ = layout.split(args)
     gradients = tuple(vjp(*samples))
     num_inputs = sum(layout.needs[: layout.scan.num_inputs])
@@ -185,12 +185,12 @@ def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[An
 
 
 def differentiated(layout: BackwardLayout, flat_args: Sequence[Any]) -> list[torch.Tensor]:
-    """The arguments whose gradients are the results, in the order of the results."""
+    """Returns the arguments whose gradients are the results of the backward, in the order of the results."""
     return [argument for argument, need in zip(flat_args, layout.needs, strict=True) if need]
 
 
 def needed_carried(layout: BackwardLayout) -> list[int]:
-    """Positions, among the active states, of the states whose initial value needs a gradient."""
+    """Returns the positions, among the active states, of the states whose initial value needs a gradient."""
     _, needs, _ = layout.scan.split(layout.needs)
     flags = zip(needs, layout.active_states, strict=True)
     carried = [need for need, active in flags if active]
@@ -200,7 +200,7 @@ def needed_carried(layout: BackwardLayout) -> list[int]:
 def _segments_backwards(
     layout: BackwardLayout, states: Sequence[Any], saved: Sequence[Any], steps: int
 ) -> Iterator[tuple[int, int, Tensors]]:
-    """The first step, the end (exclusive) and the initial states of each segment, from the last segment on."""
+    """Iterates over the first step, the end (exclusive) and the initial states of each segment, last segment first."""
     interval = layout.saved_interval
     befores = [tuple(states), *zip(*(sequence.unbind(0) for sequence in saved), strict=True)]
     for segment in range(num_checkpoints(steps, interval), -1, -1):
@@ -209,7 +209,7 @@ def _segments_backwards(
 
 
 class _StateGradients:
-    """The gradients of the state results, by active state. Absent gradients are None."""
+    """The gradients of the results of active states. Absent gradients are None."""
 
     def __init__(self, layout: BackwardLayout, states: Sequence[Any], gradients: Sequence[Any], steps: int) -> None:
         came = iter(gradients)
@@ -222,11 +222,11 @@ class _StateGradients:
         ]
 
     def initial(self) -> Gradients:
-        """Cotangents after the last step."""
+        """Returns the cotangents of the states after the last step."""
         return tuple(gradient if self._final else None for gradient in self._gradients)
 
     def at(self, step: int, cotangents: Gradients) -> Gradients:
-        """Cotangents of the states after ``step``: the carried cotangents plus the gradients of the state results."""
+        """Returns the carried cotangents plus the gradients of the state results at ``step``."""
         return tuple(
             carried if sequence is None else _sum(carried, sequence[step])
             for carried, sequence in zip(cotangents, self._by_step, strict=True)

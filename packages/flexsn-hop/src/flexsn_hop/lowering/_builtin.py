@@ -1,7 +1,8 @@
 """Runs a scan with PyTorch's own control-flow operators, ``scan`` and ``while_loop``, for comparison.
 
-Both operators silently compute wrong gradients in some cases (see `flexsn_hop.lowerable_scan`), so calls of this kind
-are rejected. Neither operator accepts results that are aliases or unchanged arguments, so all results are copied here.
+Both operators silently compute wrong gradients in some cases (see `flexsn_hop.lowerable_scan`). Calls in these cases
+raise an error. Neither operator accepts results that are aliases or unchanged arguments, so this module copies all
+results.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
         before = carry[: layout.num_states]
         outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
         kept = outputs if layout.final_state else (*outputs, *new_states)
-        # Copies, because the operator rejects results that alias an argument or each other.
+        # All results are copies, because the operator rejects results that alias an argument or another result.
         next_carry = [contiguous_copy(state) for state in new_states] or [carry[0].clone()]
         return next_carry, [contiguous_copy(value) for value in kept]
 
@@ -64,7 +65,7 @@ def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
     def step_results(
         slices: list[torch.Tensor], before: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """New states and entries of the sequences, as copies in new memory."""
+        """Returns copies of the new states, and of the values that are written to the sequences."""
         outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
         kept = outputs if layout.final_state else (*outputs, *new_states)
         return [contiguous_copy(state) for state in new_states], [contiguous_copy(value) for value in kept]
@@ -99,7 +100,7 @@ def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
 def _in_format(
     call: ScanCall, sequences: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """The operators' contiguous results, converted to the memory formats of the eager scan."""
+    """Converts the operators' contiguous results to the memory formats of the eager scan."""
     inputs, states, _ = call.split()
     orders = [sequence_order(sequence.shape[1:], inputs, states) for sequence in sequences]
     orders += [state_order(final.shape, inputs, states) for final in finals]
@@ -110,9 +111,9 @@ def _in_format(
 
 
 def _check(call: ScanCall) -> None:
-    """Performs the checks of the eager scan.
+    """Checks the arguments like the eager scan, unless Dynamo traces this function.
 
-    Compiled code skips the checks, because Dynamo cannot trace them and the operator has already performed them.
+    Dynamo cannot trace the checks, and the operator has already checked the arguments before Dynamo traces.
     """
     if not torch.compiler.is_compiling():
         check_call(call)

@@ -1,7 +1,8 @@
 """The two operators as loops over Inductor's code for one step.
 
-The code writes its results into memory for all steps. This memory consists of the rows of the sequences that the
-operators return, and of two alternating rows for a state whose values are not kept. The loop only calls the code.
+The code for a step writes its results to memory that is allocated before the loop: to the rows of the sequences that
+the operators return, and to two alternating rows for a state whose sequence is not returned. The loop only calls the
+code.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ __all__ = ["CompiledBackward", "CompiledForward", "has_no_elements"]
 
 Tensors = tuple[torch.Tensor, ...]
 Rows = Sequence[torch.Tensor]
-"""A tensor for each step. All tensors have the same layout."""
+"""One tensor for each step. All tensors have the same layout."""
 
 
 def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:
-    """True if an argument of the forward operator is empty, so that code for a step has nothing to compute."""
+    """True if an argument of the forward operator has no elements. A step has no compiled code in this case."""
     forward = args[: layout.num_given] if isinstance(layout, BackwardLayout) else args
     return any(value.numel() == 0 for value in _tensors(forward))
 
@@ -44,7 +45,7 @@ Plan = TypeVar("Plan")
 
 
 class _Plans(Generic[Plan]):
-    """Plans by the layouts of the arguments for which they are made. Making a plan takes longer than many steps."""
+    """A cache of plans by the layouts of the arguments, since making a plan takes longer than many steps."""
 
     _MOST = 64
 
@@ -65,7 +66,10 @@ class _Plans(Generic[Plan]):
 
 
 class CompiledForward:
-    """The forward operator. It equals ``eager_scan`` as far as Inductor's code for a step equals the step."""
+    """The forward operator as a loop over Inductor's code for a step.
+
+    Its results equal the results of ``eager_scan`` as far as Inductor's code for a step computes the same values.
+    """
 
     def __init__(self, core: fx.GraphModule, layout: ScanLayout) -> None:
         self._core = core
@@ -119,7 +123,7 @@ class CompiledForward:
         )
 
     def _step(self, flat_args: Sequence[Any], rows: Rows) -> tuple[WritingStep, list[torch.Tensor]]:
-        """The step, and fake tensors with the properties of its results."""
+        """Returns the step, and fake tensors with the shapes and dtypes of its results."""
         sizes = tuple(value for value in flat_args if not isinstance(value, torch.Tensor))
         key = (sizes, *((row.shape, row.dtype, row.device) for row in rows))
         if key not in self._steps:
@@ -129,7 +133,7 @@ class CompiledForward:
 
 
 class _Memory(NamedTuple):
-    """A description of memory for a value of each step. The memory is allocated later."""
+    """The layout of memory with one row for each step."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -138,7 +142,7 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, steps: int, like: torch.Tensor, order: Order) -> _Memory:
-        """Describes adjacent rows whose order is the order ``order`` of a sequence without its time dimension."""
+        """Describes adjacent rows, whose dimensions have the order ``order`` without the time dimension."""
         shape = (steps, *like.shape)
         return cls(shape, dense_strides(shape, (0, *(d for d in order if d != 0))), like.dtype, like.device)
 
@@ -147,13 +151,14 @@ class _Memory(NamedTuple):
 
 
 class _ForwardPlan(NamedTuple):
-    """The part of a forward that only depends on the layouts of its arguments.
+    """The values in a forward that only depend on the layouts of its arguments.
 
     Attributes:
         step, steps: The step, and the number of steps.
         input_orders: For each input, the order in which it is copied, or None if it is not copied.
-        outputs, output_orders: Memory for the outputs, and their orders as results.
-        states: Memory for the states.
+        outputs: The layout of memory for each output.
+        output_orders: For each output, the order of the result.
+        states: The layouts of memory for each state.
     """
 
     step: WritingStep
@@ -165,12 +170,13 @@ class _ForwardPlan(NamedTuple):
 
 
 class _StatePlan(NamedTuple):
-    """Memory for a state.
+    """The layouts of memory for a state.
 
     Attributes:
-        kept: The steps after which checkpoints are taken.
-        checkpoints, scratch: Memory for the checkpoints, and two rows.
-        sequence: Memory for the states after all steps, or None if only the last state is a result.
+        kept: The steps whose new states are checkpoints.
+        checkpoints: The layout of the checkpoints.
+        scratch: The layout of the two alternating rows.
+        sequence: The layout of the states after all steps, or None if only the last state is a result.
         order: The order of ``sequence`` as a result.
     """
 
@@ -201,7 +207,7 @@ class _StateMemory:
     """Memory for a state before and after each step. All rows have one layout.
 
     Attributes:
-        checkpoints: The states that are stored according to the layout's interval.
+        checkpoints: The states before each segment except for the first segment.
     """
 
     def __init__(self, plan: _StatePlan, initial: torch.Tensor, steps: int) -> None:
@@ -215,13 +221,16 @@ class _StateMemory:
         self._current = _like_rows(initial, self._scratch)
 
     def rows(self, first: int, last: int) -> tuple[Rows, Rows]:
-        """The state before and after each of these steps. Call this for adjacent blocks of steps, in order."""
+        """Returns rows for the state before and after each of these steps.
+
+        Must be called for the blocks of steps in order.
+        """
         if self._sequence is not None:
             afters = [*RowsOf(self._sequence, range(first, last))]
         else:
             afters = [self._scratch[step % 2] for step in range(first, last)]
             if last == self._steps:
-                afters[-1] = torch.empty_like(self._scratch[0])  # the result, which does not share memory
+                afters[-1] = torch.empty_like(self._scratch[0])  # the result, in memory of its own
             kept = self._kept_within(first, last)
             for index, checkpoint in zip(kept, RowsOf(self.checkpoints, kept), strict=True):
                 afters[self._kept[index] - first] = checkpoint
@@ -237,7 +246,7 @@ class _StateMemory:
         return range(before, min(len(self._kept), max(0, -((start - last) // interval))))
 
     def result(self) -> torch.Tensor:
-        """The last state, or the states after all steps."""
+        """Returns the last state, or the states after all steps."""
         if self._sequence is None:
             return self._current
         if self._kept:
@@ -249,8 +258,8 @@ class _StateMemory:
 class CompiledBackward:
     """The backward operator, as a loop over Inductor's code for the VJP of a step.
 
-    Some cotangents may be absent for a few steps, such as the cotangent of a state without a gradient at the end.
-    Such steps run operator by operator. The code is compiled for the cotangents that are present in the other steps.
+    Some cotangents may be absent for a few steps, for example if a final state has no gradient. If the set of present
+    cotangents changes in a step, this step runs operator by operator. All other steps run Inductor's code.
     """
 
     def __init__(self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout) -> None:
@@ -273,7 +282,7 @@ class CompiledBackward:
 
 
 class _BackwardGraphs:
-    """The graphs of a backward, for fixed values of the sizes among its arguments."""
+    """The graphs of a backward, for fixed values of its size arguments."""
 
     def __init__(self, forward: WritingStep, vjp: StepVJP, layout: BackwardLayout, num_values: int) -> None:
         self.forward = forward
@@ -292,7 +301,7 @@ class _BackwardGraphs:
         return cls(forward, step_vjp, layout, num_values)
 
     def backward(self, carried: Sequence[bool], in_sequences: Sequence[bool]) -> BackwardStep:
-        """The step for the present cotangents. A graph has the same ``in_sequences`` in all of its calls."""
+        """Returns the step for the present cotangents. All calls must pass the same ``in_sequences``."""
         key = tuple(carried)
         if key not in self._steps:
             self._steps[key] = backward_step(self._vjp, self._layout, self._num_values, carried, in_sequences)
@@ -301,13 +310,13 @@ class _BackwardGraphs:
 
 @dataclass
 class _Carried:
-    """The cotangent of one state, and alternating memory for the following cotangents."""
+    """The cotangent of one state, and two alternating rows for the cotangents of earlier steps."""
 
     current: torch.Tensor | None
     memory: Rows
 
     def following(self, steps: int) -> Rows:
-        """Memory for the cotangents after the current cotangent."""
+        """Returns rows for the cotangents that the next ``steps`` steps of the backward compute."""
         first = 1 if self.current is self.memory[0] else 0
         return [self.memory[(first + step) % 2] for step in range(steps)]
 
@@ -363,9 +372,10 @@ class _BackwardRun:
         )
 
     def _walk_back(self, first: int, last: int, befores: Sequence[torch.Tensor]) -> int:
-        """Walks back from step ``last`` towards ``first``, by a block if the same cotangents stay present, or one step.
+        """Computes a block of steps before ``last``, or one step if the set of present cotangents changes.
 
-        Returns the step that it reached. ``befores`` contains the states before the steps from ``first`` on.
+        Returns the first of the computed steps, which is at least ``first``. ``befores`` contains the states before the
+        steps from ``first`` on.
         """
         present = [carried.current is not None for carried in self._carried]
         step = self._graphs.backward(present, [sequence is not None for sequence in self._by_step])
@@ -405,9 +415,10 @@ class _BackwardRun:
         return begin
 
     def _segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
-        """For each segment, from the last one on: its first step, the step after it, and the states before its steps.
+        """Iterates over the segments, from the last segment to the first.
 
-        Memory for the states of a segment is reused for the next segment.
+        Yields the first step of a segment, the step after the segment, and the states before its steps. The memory of
+        these states is reused for the next segment.
         """
         interval = min(self._layout.saved_interval, self._steps)
         number = num_checkpoints(self._steps, self._layout.saved_interval)
@@ -429,7 +440,7 @@ class _BackwardRun:
             yield first, last, memory
 
     def _compute_again(self, first: int, last: int, memory: Sequence[torch.Tensor]) -> None:
-        """Recomputes the states before the steps of a segment from its first state."""
+        """Recomputes the states before all steps of a segment from the state before its first step."""
         for begin in range(first, last - 1, BLOCK) if memory else ():
             count = min(begin + BLOCK, last - 1) - begin
             start = begin - first
@@ -456,24 +467,24 @@ def _empty(like: torch.Tensor, order: Order) -> torch.Tensor:
 
 
 def _sequence(steps: int, like: torch.Tensor, order: Order) -> torch.Tensor:
-    """Adjacent memory for a value of each step, in the order ``order`` of a sequence without its time dimension."""
+    """Allocates adjacent rows, whose dimensions have the order ``order`` without the time dimension."""
     shape = (steps, *like.shape)
     strides = dense_strides(shape, (0, *(d for d in order if d != 0)))
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
 def _in_order(sequence: torch.Tensor, order: Order) -> torch.Tensor:
-    """The sequence in this order. It is returned unchanged if time is the outermost dimension."""
+    """Returns a sequence with adjacent rows in this order. Copies it unless time is the outermost dimension."""
     return sequence if order[0] == 0 else copy_in_order(sequence, order)
 
 
 def _time_major(sequence: torch.Tensor) -> torch.Tensor:
-    """The sequence with dense, adjacent rows, so that the layout of a row does not depend on the number of steps."""
+    """Returns the sequence with dense, adjacent rows. The layout of a row is then the same for any number of steps."""
     return _copied(sequence, _needed_order(sequence))
 
 
 def _needed_order(sequence: torch.Tensor) -> Order | None:
-    """The order of a copy with dense, adjacent rows, or None if the sequence already has such rows."""
+    """Returns the order of a copy with dense, adjacent rows, or None if the sequence already has such rows."""
     ours = (0, *(d for d in order_like(sequence) if d != 0))
     return None if sequence.stride() == dense_strides(sequence.shape, ours) else ours
 
@@ -483,7 +494,7 @@ def _copied(sequence: torch.Tensor, order: Order | None) -> torch.Tensor:
 
 
 def _like_rows(value: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """The value in the layout of the rows."""
+    """Returns the value in the layout of the rows, as a copy if necessary."""
     if value.stride() == rows[0].stride():
         return value
     return torch.empty_like(rows[0]).copy_(value)

@@ -1,4 +1,4 @@
-"""Graphs of steps without writes. Inductor may introduce in-place operations before it lowers the operators."""
+"""Removes writes from the graphs of steps, since Inductor may add in-place operations before it lowers them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ _SCATTERS = {
     _aten.slice.Tensor: _aten.slice_scatter.default,
     _aten.as_strided.default: _aten.as_strided_scatter.default,
 }
-"""Maps an operator that takes a part of a tensor to the operator that replaces this part."""
+"""Maps each operator that takes a view of a tensor to the operator that replaces the elements of this view."""
 
 
 class _UnknownWriteError(Exception):
-    """Raised for a write for which there is no operator without a write."""
+    """A write cannot be replaced, because no operator computes the same value without a write."""
 
 
 def without_writes(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph with a new value for each write. Returns the graph itself if it has no write or an unsupported write.
+    """Returns a copy of the graph that creates a new value for each write.
 
-    For example, the gradient of a step that takes a diagonal consists of zeros to which a diagonal is written. Only a
-    graph without writes shows which results depend on which gradient, and which results are zero.
+    If the graph has no write, or a write that cannot be replaced, returns the graph itself.
+
+    For example, the gradient of a step that takes a diagonal is a tensor of zeros to which a diagonal is written. The
+    edges of a graph without writes show on which gradients a result depends, and whether the result is zeros.
     """
     if not any(_is_write(node) for node in module.graph.nodes):
         return module
@@ -45,7 +47,7 @@ def _is_write(node: fx.Node) -> bool:
 
 
 class _Rewrite:
-    """A copy of a graph. Nodes of the old graph represent memory, and nodes of the new graph represent values."""
+    """Copies a graph. Nodes of the original graph stand for memory, and nodes of the copy stand for values."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
@@ -76,7 +78,7 @@ class _Rewrite:
         return node
 
     def _read(self, node: fx.Node) -> Any:
-        """The current value of memory. A view is taken again if its source has been written to."""
+        """Returns the current value of memory. If the source of a view has been written to, creates the view again."""
         node = self._memory(node)
         if node in self._parents and self._versions[node] != self._versions.get(self._root(node), 0):
             self._values[node] = self._graph.node_copy(node, self._read)

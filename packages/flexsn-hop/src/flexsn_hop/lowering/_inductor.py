@@ -1,4 +1,4 @@
-"""Lowering of the two operators by Inductor: to a registered package's launches, or to the loop."""
+"""Lowers the two operators in Inductor's graphs, to launches of a registered package or to the loop."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def lower(
 
 @functools.cache
 def _log_once(message: str) -> None:
-    """Logs a fallback once, because it may be intended. ``lowering="loop"`` requests it explicitly."""
+    """Logs once that a scan runs as a loop. This may be intended, so it is no warning."""
     _logger.warning("%s (lowering='loop', or %s=loop, selects the loop)", message, LOWERING_VARIABLE)
 
 
@@ -92,10 +92,10 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
 
 
 def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
-    """Rejects results that differ from the results for which the rest of the graph was made.
+    """Checks that results have the properties that the rest of the graph relies on.
 
     Raises:
-        LoweringError.
+        LoweringError: A result differs.
     """
     if len(results) != len(wanted):
         raise LoweringError(f"{who} returned {len(results)} results; the layout requires {len(wanted)}")
@@ -114,7 +114,7 @@ def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tens
 
 
 def _attributes(call: InductorCall) -> list[Any]:
-    """Attributes of the graphs that are not operators: constant tensors, and graphs."""
+    """Returns the attributes of the graphs: constant tensors, and graphs that operators contain."""
     return [
         operator.attrgetter(str(node.target))(graph)
         for graph in call.graphs

@@ -17,8 +17,9 @@ _aten = torch.ops.aten
 def masks_as_conditions(module: fx.GraphModule) -> fx.GraphModule:
     """Rewrites `v[mask] = number` as `where(mask, number, v)`.
 
-    In a compiled step, Inductor of torch 2.11 and 2.13 reads such a mask from memory that the assignment has already
-    changed, if an assignment by an index tensor comes first. Returns `module` itself if it has no such assignment.
+    If an assignment by an index tensor precedes this assignment in a compiled step, the code of Inductor in torch 2.11
+    and 2.13 reads the mask from memory that the assignment has already changed. Returns `module` itself if it contains
+    no assignment by a mask.
 
     Args:
         module: a graph of ATen operations, with examples of their results in `meta["val"]`.
@@ -37,7 +38,7 @@ def _assigns_by_mask(node: fx.Node) -> bool:
         and indices[0] is not None
         and indices[0].meta["val"].dtype == torch.bool
         and number.meta["val"].dim() <= values.meta["val"].dim()
-        and all(str(size) == "1" for size in number.meta["val"].shape)  # the comparison of texts adds no guard
+        and all(str(size) == "1" for size in number.meta["val"].shape)  # comparing text adds no guard
     )
 
 
@@ -61,5 +62,5 @@ def _call(graph: fx.Graph, operator: Any, *args: Any) -> fx.Node:
 
 
 def _operands(node: fx.Node) -> Any:
-    """Returns the values, the list of indices, and the numbers of an assignment."""
+    """Returns the tensor, the list of indices, and the assigned values of an assignment."""
     return node.args[:3]

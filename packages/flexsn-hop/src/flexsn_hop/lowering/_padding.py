@@ -12,7 +12,7 @@ from flexsn_hop.lowering._rewriting import rewrite_nodes
 __all__ = ["without_padding"]
 
 _aten = torch.ops.aten
-# For each product, the positions of its matrices among its arguments.
+# For each operator of a product, the positions of its two matrices among its arguments.
 _PRODUCTS: dict[Any, tuple[int, int]] = {
     _aten.mm.default: (0, 1),
     _aten.bmm.default: (0, 1),
@@ -22,11 +22,11 @@ _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.full.default)
 
 
 def without_padding(module: fx.GraphModule) -> fx.GraphModule:
-    """Restores a step's graph to its form before Inductor padded the matrices of its products for alignment on a GPU.
+    """Removes the padding by which Inductor aligns the matrices of products on a GPU.
 
-    Inductor times both forms and keeps the faster form, before any lowering is tried. For a lowering with its own
-    products, the padding would be an additional operation that mixes elements. Returns `module` itself if nothing is
-    padded.
+    Inductor times a product with and without padding, and chooses the faster form, before any lowering is tried. A
+    lowering with its own products would have to treat the padding as an operation that mixes elements. Returns `module`
+    itself if it contains no padding.
 
     Args:
         module: a graph of ATen operations, with examples of their results in `meta["val"]`.
@@ -55,7 +55,7 @@ def _unpad(graph: fx.Graph, product: fx.Node) -> None:
 
 
 def _within(value: Any) -> Any:
-    """The value inside of padding with zeros at the end of each dimension. Without padding, the value itself."""
+    """Returns a value without padding by zeros at the end of its dimensions. A value without padding is unchanged."""
     if not isinstance(value, fx.Node) or not _is_padding(value):
         return value
     padded = value.args[0]
@@ -84,5 +84,5 @@ def _is_beginning(node: fx.Node) -> bool:
 
 
 def _shape(node: Any) -> list[str]:
-    """The sizes as text, so that they can be compared without a guard."""
+    """Returns the sizes as text. Comparing text adds no guard."""
     return [str(size) for size in node.meta["val"].shape]

@@ -1,4 +1,4 @@
-"""The gradient of ``flex_sn_scan``: one backward operator, whose graph is the step's VJP."""
+"""The gradient of ``flex_sn_scan``: one node of the backward operator, which contains the graph of the step's VJP."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ LOOP_CHECKPOINT_INTERVAL = 1
 """A loop saves every state, so that the backward recomputes no state."""
 
 SPARE_CHECKPOINTS = 2
-"""Additional rows for a symbolic number of steps. See :class:`ScanLayout`."""
+"""Additional rows of checkpoints if the number of steps is symbolic. See :class:`ScanLayout`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Options of the two operators. If there is no interval of checkpoints, state sequences are saved."""
+    """Options of the two operators.
+
+    ``checkpoints`` contains the interval of checkpoints and the number of spare rows. If the interval is 0, state
+    sequences are saved instead of checkpoints.
+    """
 
     lowering: str
     version: str
@@ -37,9 +41,9 @@ class _Options:
 
 
 def _under_autocast_of_now(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
-    """The core with the current autocast settings. The backward traces it again while autocast is off."""
+    """Returns the core with the current autocast settings, since the backward traces it again without autocast."""
     kinds = {value.device.type for value in flat_args if isinstance(value, torch.Tensor)}
-    kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # excludes tensors without data
+    kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # excludes the meta device
     enabled = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
     if not enabled:
         return core
@@ -67,9 +71,9 @@ def _autograd(
     version: str,
     remat: int,
 ) -> tuple[torch.Tensor, ...]:
-    assert checkpoints == (0, 0)  # checkpoints are only added by this function, below autograd
+    assert checkpoints == (0, 0)  # only this function adds checkpoints, below autograd
     needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in flat_args]
-    # Only arguments of the backward operator can have gradients.
+    # A state that needs a gradient must be an argument of the backward operator, so it does not count as known zeros.
     zeros = tuple(zero and not needs[num_inputs + index] for index, zero in enumerate(zero_states))
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, zero_states=zeros)
     with outside_of_tracing(flat_args) as fakes:
@@ -114,7 +118,7 @@ class _ScanFunction(torch.autograd.Function):
                 zero_states=layout.zero_states,
                 checkpoints=options.checkpoints,
                 version=options.version,
-                remat=0,  # the checkpoints replace it
+                remat=0,  # `checkpoints` contains its value
             )
         visible = layout.num_outputs + layout.num_states
         results, checkpoints = results[:visible], results[visible:]

@@ -1,4 +1,4 @@
-"""Finds operations that a core must not perform inside the operator, by running one step on fake tensors."""
+"""Runs one step on fake tensors, to find operations that a core must not perform inside the operator."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
     """Rejects a core that draws random numbers or writes to its arguments.
 
     Such a core would silently give wrong results. The backward recomputes the step, and would draw different
-    numbers. An argument is a slice that only exists in the loop, so a write to the argument would be lost.
+    random numbers. An argument of a step may be a temporary slice, so a write to the argument would be lost.
 
     Raises:
-        RandomOpError, MutationError.
+        RandomOpError: The core draws random numbers.
+        MutationError: The core writes to one of its arguments.
     """
     with outside_of_tracing(samples) as values:
         storages = {
@@ -56,12 +57,12 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
         inside = [graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core]
         with watch_operators(check, inside):
             interpreter.run(*values)
-    if rejections:  # raised outside of the interpreter, which would add its own text to the error
+    if rejections:  # not raised inside of the interpreter, because it adds text to errors
         raise rejections[0]
 
 
 def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True if a call of ``op`` draws random numbers. The tag is not sufficient: dropout only draws in training."""
+    """True if a call of ``op`` draws random numbers. The tag alone does not decide: dropout only draws in training."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     parameters = op._schema.arguments
@@ -76,7 +77,7 @@ def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 class _Located(torch.fx.Interpreter):
-    """Runs a graph, and records the line of the user's code from which the current node comes."""
+    """Runs a graph. ``place`` returns the line of the user's code that created the current node."""
 
     _node: torch.fx.Node | None = None
 

@@ -1,4 +1,4 @@
-"""The backward of one time step: the values that need a gradient, and the traced vector-Jacobian product."""
+"""The backward of one time step: a search for values with gradients, and the vector-Jacobian product (VJP)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Activity:
     """The outputs and states through which a gradient flows.
 
     Attributes:
-        outputs: For each output, True if it depends differentiably on an argument that needs a gradient.
+        outputs: For each output, True if the output depends differentiably on an argument that needs a gradient.
         states: For each state, True if its initial value or its value after any step depends differentiably on such an
             argument.
-        state_results: For each state, True if its value after any step depends differentiably on such an argument.
-            False for a state that every step sets to a constant.
+        state_results: For each state, True if its value after any step depends differentiably on such an argument,
+            and False if every step sets the state to a constant.
     """
 
     outputs: tuple[bool, ...]
@@ -35,10 +35,10 @@ class Activity:
 
 
 def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]) -> Activity:
-    """The outputs and states that depend differentiably, at some step, on an argument in ``needs``.
+    """Finds the outputs and states that depend differentiably, at any step, on an argument in ``needs``.
 
-    ``samples`` are values, possibly fake tensors, of one step's arguments. A state may need a gradient
-    only after several steps, so the search is repeated until it finds nothing new.
+    ``samples`` contains one step's arguments, which may be fake tensors. A state may depend on such an argument only
+    after several steps, so the search is repeated until it finds no more states.
     """
     _, states, _ = layout.split(needs)
     active = tuple(states)
@@ -54,11 +54,11 @@ def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any]
 
 
 def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The function whose trace is the step's VJP graph.
+    """Returns the function whose trace is the graph of the step's VJP.
 
-    It takes the values of one step (inputs, states, lifted), the output gradients that are
-    present, and the cotangents of the active new states. It returns the gradients of
-    ``layout.wanted``, in order. It recomputes the step, because no intermediate values are saved.
+    The function takes the arguments of one step (inputs, states, lifted), the present output gradients, and the
+    cotangents of the active new states. It returns the gradients of the arguments in ``layout.wanted``, in order. It
+    recomputes the step, because no intermediate values are saved.
     """
     scan = layout.scan
     num_values = len(layout.needs)
@@ -67,7 +67,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
     def vjp(*args: Any) -> tuple[torch.Tensor, ...]:
         leaves, values = _differentiable_step(core, scan, args[:num_values], layout.wanted)
         receivers = [value for value, received in zip(values, receives, strict=True) if received]
-        # A value may be constant at this step. An example is a state that is reset to a constant.
+        # A value may be constant at this step, for example a state that is reset to a constant.
         pairs = [
             (value, cotangent)
             for value, cotangent in zip(receivers, args[num_values:], strict=True)
@@ -88,10 +88,10 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
 
 def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
-    """Drops results that depend on no output gradient at any step. For such results, autograd returns None, not zeros.
+    """Removes results of a VJP that depend on no present gradient at any step. Autograd returns None for them.
 
-    ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the dropped results, and
-    the layout that no longer needs them. The gradient of an active state remains a result of the graph.
+    ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the removed results, and the
+    layout without the corresponding ``needs``. The gradient of an active state remains a result of the graph.
     """
     (output,) = vjp.graph.find_nodes(op="output")
     entries: Any = output.args[0]
@@ -125,7 +125,7 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
 def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
     """Maps each node to the positions of the cotangents on which it depends.
 
-    A nonzero node that depends on no cotangent is mapped to None.
+    A node that depends on no cotangent is mapped to None, unless its value is known to be zeros.
     """
     sources: dict[fx.Node, frozenset[int] | None] = {}
     placeholders = graph.find_nodes(op="placeholder")
@@ -142,7 +142,7 @@ def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] |
 def _differentiable_step(
     core: StepFunction, layout: ScanLayout, samples: Sequence[Any], wanted: Sequence[bool]
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Calls the core on leaves. Returns the leaves in ``wanted``, which require grad, and the results."""
+    """Calls the core on detached samples. Returns the samples in ``wanted``, which require grad, and the results."""
     leaves = []
     arguments = []
     for sample, want in zip(samples, wanted, strict=True):

@@ -1,4 +1,4 @@
-"""Makes ``torch.compile`` capture ``scan`` as one node of ``flex_sn_scan``, with trees before and after it."""
+"""Makes ``torch.compile`` capture ``scan`` as one node of ``flex_sn_scan``. Trees are converted outside of the node."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["offer_trees_to_dynamo"]
 
 
 def offer_trees_to_dynamo(name: str) -> None:
-    """Registers the operator ``name`` with Dynamo if Dynamo is loaded. Further calls are cheap."""
+    """Registers the operator ``name`` with Dynamo if Dynamo is loaded. Repeated calls take little time."""
     parts = TreeParts(_flatten, _open, _close)
     register_with_dynamo(name, TreeCaptureHooks(_before, _after, parts, flex_sn_scan))
 
 
-# Dynamo traces these functions like the user's code. They raise no errors, because the hooks perform the checks.
+# Dynamo traces the following functions like the user's code. They check nothing, because the hooks check the call.
 
 
 def _flatten(init: Any, xs: Any) -> Any:
@@ -50,7 +50,7 @@ def _open(
     dim: int,
     remat: int | None,
 ) -> Any:
-    """The core, the input sequences and the states with which the operator is called."""
+    """Returns the core, the input sequences and the states with which the operator is called."""
     in_carry = [leaf is not None for leaf in carry_leaves]
     in_x = [leaf is not None for leaf in x_leaves]
     states = [leaf for leaf in carry_leaves if leaf is not None]
@@ -79,7 +79,7 @@ def _close(
 ) -> Any:
     """Builds the result of ``scan``: the operator's results in the trees of ``init`` and of a step's result.
 
-    A container may check its contents, so even the carry in the step's result is filled with states.
+    The carry in the step's result also receives tensors, because its containers may check their contents.
     """
     leaves = [
         None if place is None else results[place] if place >= num_outputs else as_given(results[place], reverse, dim)
@@ -96,7 +96,7 @@ def _plain(step: Callable[..., Any], init: Any, xs: Any, *options: Any) -> Any:
 def _without_steps(
     step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int, remat: int | None
 ) -> Any:
-    """The results for ``T == 0``. Their shapes come from a scan of one step, which is discarded."""
+    """Returns the results for ``T == 0``. Their shapes are those of a scan of one step, whose values are discarded."""
 
     def on_copies(carry: Any, x: Any) -> Any:
         return step(_copies(carry), _copies(x))  # copies, because a step in a loop may write to its arguments
@@ -150,8 +150,8 @@ def _before(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
 def _after(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], list[int | None], int]:
     """Checks the results of one step.
 
-    Returns the order of a core's results among the tensors of the step's graph, the index of the core result for
-    each leaf of the step's return value (None for a leaf that is None), and the number of outputs.
+    Returns three values: the positions of a core's results among the results of the step's graph; for each leaf of the
+    step's return value, the index of the core's result (None for a leaf that is None); and the number of outputs.
     """
     call = _tree_call(captured)
     take_step = TreeSteps(call)

@@ -1,4 +1,4 @@
-"""Trees of tensors among the arguments and results of ``scan`` and its step, and their checks."""
+"""Trees of tensors, which are the arguments and results of ``scan`` and its step, and checks of these trees."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["Tree", "TreeCall", "TreeSteps", "check_remat", "check_sequence_dims"
 
 
 def fill(spec: TreeSpec, present: Sequence[bool], tensors: Sequence[Any]) -> Any:
-    """A tree of the given structure. Its leaves are the tensors where ``present`` is True, and None elsewhere."""
+    """Builds a tree with the structure ``spec``: a tensor for each True in ``present``, and None for each False."""
     leaves = []
     taken = 0
     for is_there in present:
@@ -63,13 +63,13 @@ class Tree:
         return cls(spec, tuple(leaf is not None for leaf in leaves))
 
     def fill(self, tensors: Sequence[Any]) -> Any:
-        """A tree of this structure whose leaves are the given tensors."""
+        """Builds a tree with this structure whose leaves are ``tensors``."""
         return fill(self.spec, self.present, tensors)
 
     def leaves_of(self, tree: Any) -> list[Any] | None:
-        """The leaves of ``tree`` that are not None, in the order of this tree. None if its structure differs.
+        """Returns the leaves of ``tree`` that are not None, in the order of this structure.
 
-        The order of the keys of a dict does not matter.
+        Returns None if ``tree`` has another structure. Two dicts may have their keys in different orders.
         """
         try:
             leaves = self.spec.flatten_up_to(tree)
@@ -82,15 +82,15 @@ class Tree:
         return [leaf for leaf in leaves if leaf is not None] if fits else None
 
     def name(self, root: str, tensors: Sequence[Any], index: int) -> str:
-        """The user's expression for tensor ``index``, such as ``"carry['h'][0]"``. ``root`` is the name of the tree.
+        """Returns the user's expression for the tensor ``index``, such as ``"carry['h'][0]"``, for messages.
 
-        The tensors are necessary because a container may check its contents.
+        ``root`` is the name of the tree. ``tensors`` fill the containers, which may check their contents.
         """
         place = [leaf for leaf, is_there in enumerate(self.present) if is_there][index]
         try:
             paths, _ = tree_flatten_with_path(self.fill(tensors))
             return f"{root}{keystr(paths[place][0])}"
-        except ValueError:  # a container that was registered without names for its parts
+        except ValueError:  # a container that was registered without names for its elements
             return f"leaf {place} of {root}"
 
     def __str__(self) -> str:
@@ -107,10 +107,10 @@ class _Star:
 
 @dataclass(frozen=True, slots=True)
 class TreeCall:
-    """A call of ``scan``, with its trees flattened.
+    """A call of ``scan`` with flattened trees.
 
     Attributes:
-        step: The user's step, or None if a compiler has no callable for it.
+        step: The user's step, or None if a compiler cannot represent it as a callable.
         carry, x: The structures of ``init`` and ``xs``.
         states, inputs: The leaves of ``init`` and ``xs`` that are not None.
         length, reverse, dim, remat: The arguments of ``scan``.
@@ -143,7 +143,7 @@ class TreeCall:
 
 
 def check_tree_call(call: TreeCall) -> None:
-    """Checks everything about a call that can be checked without calling the step.
+    """Checks the arguments of a call, as far as possible without calling the step.
 
     Raises:
         TypeError, CoreArityError, NotATensorError, ScanDimError, SequenceLengthError, ScanLengthError, RematError.
@@ -223,7 +223,7 @@ def _check_leaves(tree: Tree, root: str, leaves: Sequence[Any]) -> None:
 
 
 def _remedy(leaf: object) -> str:
-    """Advice for a leaf that is not a tensor."""
+    """Returns advice for a leaf that is not a tensor, as the end of a message."""
     if isinstance(leaf, (bool, int, float, complex)):
         return f": write torch.tensor({leaf!r})"
     if hasattr(leaf, "__array__"):
@@ -265,7 +265,7 @@ def _check_length(call: TreeCall) -> None:
 
 
 def _split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any], Any]:
-    """The leaves of the new carry in the order of ``carry``, and y, from the return value of a step.
+    """Splits the return value of a step into the leaves of the new carry, in the order of ``carry``, and y.
 
     Raises:
         CoreReturnCountError: The return value is not a pair.
@@ -290,7 +290,7 @@ def _kind(value: object) -> str:
 
 
 def _filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
-    """``tree.fill``, or a faster function if the tree is one tensor, or a flat tuple, list or dict of tensors."""
+    """Returns ``tree.fill``, or a faster function for one tensor or a flat tuple, list or dict of tensors."""
     if tree.spec.is_leaf() and all(tree.present):
         return operator.itemgetter(0)
     kind, keys = _plainest(tree, tensors)
@@ -300,9 +300,10 @@ def _filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any
 
 
 def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
-    """A fast function that returns the leaves of a value with the structure of ``tree``, or ``(None,)`` if it cannot.
+    """Returns a fast function that takes a value with the structure of ``tree``, and returns its leaves.
 
-    The caller checks the leaves, which may be of any type.
+    The function returns ``(None,)`` if it cannot read the value. The caller checks the leaves, which may be of any
+    type.
     """
     if tree.spec.is_leaf() and all(tree.present):
         return lambda value: (value,)
@@ -325,7 +326,10 @@ _UNREAD: Sequence[Any] = (None,)
 
 
 def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
-    """The type of the tree, and the keys of a dict, if it is a flat tuple, list or dict of tensors. Otherwise None."""
+    """Returns the type of a flat tuple, list or dict of tensors, and the keys of the dict.
+
+    The type is None for any other tree.
+    """
     if not all(tree.present) or not tensors:
         return None, {}
     value = tree.fill(tensors)
@@ -341,7 +345,7 @@ class TreeSteps:
     """Calls the user's step for each time step, and checks its results.
 
     Attributes:
-        y: The structure of the output. It is known after the first step.
+        y: The structure of the output, or None before the first step.
     """
 
     def __init__(self, call: TreeCall) -> None:
@@ -357,7 +361,7 @@ class TreeSteps:
         self._y_kinds: list[Any] = []
 
     def __call__(self, slices: Sequence[Any], states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
-        """Outputs and new states of the step that takes ``slices`` and ``states``."""
+        """Calls the step with ``slices`` and ``states``, and returns its outputs and new states."""
         call = self._call
         assert call.step is not None
         returned = call.step(self._fill_carry(states), self._fill_x(slices[: self._num_inputs]))
@@ -368,7 +372,7 @@ class TreeSteps:
         return self.check(returned, states, step)
 
     def check(self, returned: object, states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
-        """Outputs and new states in the return value of the step that took ``states``."""
+        """Checks the return value of the step that took ``states``, and returns its outputs and new states."""
         carry = self._call.carry
         new_states, y = _split_returned(returned, carry, step)
         _check_leaves(carry, "carry", new_states)
