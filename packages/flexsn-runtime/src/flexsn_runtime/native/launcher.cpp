@@ -1,15 +1,17 @@
-// Executes recorded calls without Python, and joins scans with gradients to autograd.
+// Executes recorded calls without Python, and connects scans with gradients to autograd.
 //
-// A call on tensors of one layout is told once, as a program: what it allocates, launches and calls, in order. Its tensors have
-// numbers, first those that are given. A forward is such a program, and where gradients are asked for, it notes what its backward
-// needs; the backward, in autograd's thread, runs another program. Where a backward is not like one that was told, Python's does
-// it.
+// A call on tensors of one layout is registered once, as a program: its allocations, launches and operator calls, in order. The
+// tensors of a program have numbers. The arguments have the first numbers. The forward of a scan is a program. If gradients are
+// required, the forward saves the tensors that its backward needs. The backward is another program, which runs in autograd's
+// thread. If no registered backward has the layouts and needs of a call, Python computes the gradients.
 //
-// Tensors are counted so, without those that are not there:
-//   forward    given: those of a call; results: those of the call, the last of them bits, and what is kept
-//   backward   given: those of the call, what is kept, the gradients of results but bits (undefined: there is none); results: for
-//              each tensor of the call its gradient (undefined: none is needed, or none flows)
-// Instead of those of the call and what is kept, a forward may name what it saves (`saved`).
+// Programs have these arguments and results. Absent tensors of a call are omitted:
+//   forward    arguments: the tensors of the call
+//              results: the results of the call, the last of which may be bits, followed by the results that are saved
+//   backward   arguments: the tensors of the call, the saved results, and the gradients of all results except bits (undefined if
+//              a gradient is absent)
+//              results: the gradient of each tensor of the call (undefined if the gradient is not needed, or is zero)
+// A scan may specify other tensors that are saved (`saved`), instead of the tensors of the call and the saved results.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -45,14 +47,14 @@
 #include <variant>
 #include <vector>
 
-// Its nodes have names in graphs, profiles and errors.
+// The namespace is part of the names of autograd nodes in graphs, profiles and errors.
 namespace flexsn {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Tensors = std::vector<std::optional<at::Tensor>>;
 
-// Of the CUDA driver and of torch, by address: nothing of CUDA is needed to compile this.
+// Functions of the CUDA driver and of torch. They are called by address, so that compiling this file does not require CUDA.
 using LaunchOnGpu = int (*)(
     void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
 using LaunchTogether =
@@ -62,7 +64,7 @@ LaunchOnGpu launch_on_gpu = nullptr;
 LaunchTogether launch_together = nullptr; // programs that wait for each other
 CurrentStream current_stream = nullptr;
 
-// What a prepared launch depends on of a tensor, and what the dispatcher sees in it: a subclass, or a lazy negation.
+// The properties of a tensor on which a prepared launch depends, and its dispatch keys, such as the key of a lazy negation.
 class Layout {
  public:
   explicit Layout(const at::Tensor& tensor)
@@ -99,8 +101,8 @@ void* address_of(const at::Tensor& tensor) {
   return address;
 }
 
-// The driver launches in the thread's context, and crashes where there is none: in a thread that has used no GPU so far. An
-// operation of torch's makes one.
+// Creates a CUDA context for this thread, by an operation of torch. The driver launches in the context of the thread, and crashes
+// in a thread without a context, that is, a thread that has not used a GPU before.
 void have_context(at::Device device) {
   thread_local std::vector<bool> there;
   const auto index = static_cast<std::size_t>(device.index());
@@ -111,7 +113,7 @@ void have_context(at::Device device) {
   there[index] = true;
 }
 
-// As torch hands on an error of Python's through its engine.
+// Throws a Python error in the form in which torch passes Python errors through its autograd engine.
 [[noreturn]] void raised(py::error_already_set& error) {
   error.restore();
   python_error handed;
@@ -121,9 +123,9 @@ void have_context(at::Device device) {
 
 // The launch of a compiled kernel.
 //
-// `places`: the numbers of the tensors that it takes. `offsets`: bytes from their addresses. `numbers`: behind the tensors, of at
-// most 8 bytes each. `kept`: what has to live as long as the address is called. `beside`: rows of programs on a GPU. `together`:
-// programs wait for each other.
+// `places`: numbers of the tensors that the kernel takes. `offsets`: for each tensor, bytes to add to its address. `numbers`: the
+// arguments after the tensors, of at most 8 bytes each. `kept`: object that must exist as long as the address is called.
+// `beside`: size of the second dimension of the grid on a GPU. `together`: true if programs wait for each other.
 struct Kernel {
   std::uintptr_t entry;
   std::vector<std::size_t> places;
@@ -169,7 +171,7 @@ struct Allocated {
   }
 };
 
-// The same in each call.
+// Provides a tensor that is the same object in each call.
 struct Fixed {
   std::size_t into;
   at::Tensor tensor;
@@ -189,7 +191,7 @@ struct Viewed {
   }
 };
 
-// An operator with all of its arguments but the tensors.
+// Calls an operator. All arguments except for tensors are fixed.
 struct Operator {
   struct Hole {
     std::size_t argument;
@@ -198,11 +200,11 @@ struct Operator {
   };
 
   c10::OperatorHandle handle;
-  torch::jit::Stack arguments; // with something else where a tensor belongs
+  torch::jit::Stack arguments; // with an empty value in place of each tensor
   std::vector<Hole> holes;
-  std::vector<std::size_t> into; // none: what it returns is known
+  std::vector<std::size_t> into; // empty if the returned tensors already have numbers
 
-  // A number where a tensor belongs, as torch reads it from Python.
+  // Converts a Python number that is passed for a tensor argument to a tensor, as torch does.
   static py::object as_tensor(const py::object& value) {
     if (!PyBool_Check(value.ptr()) && !PyLong_Check(value.ptr()) && !PyFloat_Check(value.ptr()))
       return value;
@@ -213,7 +215,7 @@ struct Operator {
     return py::cast(tensor);
   }
 
-  // `stand_ins`: the tensors among its arguments, instead of those with the numbers `places`.
+  // `stand_ins`: the tensors in the arguments. They stand for the tensors with the numbers `places`.
   static Operator of(
       const std::string& name,
       const std::string& overload,
@@ -282,7 +284,7 @@ struct Operator {
   }
 };
 
-// Tells autograd that a kernel has written to these.
+// Increases the version counters of tensors to which a kernel has written.
 struct Bumped {
   std::vector<std::size_t> places;
 
@@ -293,7 +295,7 @@ struct Bumped {
   }
 };
 
-// Calls a function of Python's, which raises, if a number in memory of the host is not 0.
+// Checks a number in the host's memory. If it is not 0, calls a Python function that raises an error.
 struct Checked {
   at::Tensor number;
   py::object check;
@@ -313,11 +315,11 @@ struct Checked {
 // A recorded call.
 class Program {
  public:
-  // `count`: of all tensors. `given`: the numbers of those of a call that are there.
+  // `count`: number of all tensors. `given`: numbers of the present tensors of a call.
   Program(std::size_t count, std::vector<std::size_t> given) : count_(count), given_(std::move(given)) {}
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
-  ~Program() { // whichever thread is the last to have it
+  ~Program() { // any thread may drop the last reference, without the interpreter's lock
     py::gil_scoped_acquire gil;
     lines_.clear();
   }
@@ -332,11 +334,11 @@ class Program {
     results_ = std::move(results);
   }
 
-  // `tensors`: given, in order; undefined: there is none.
+  // `these`: the present tensors of a call, in order. A tensor may be undefined.
   variable_list run(at::TensorList these) const {
     RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
     const at::NoGradGuard no_grad;
-    std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast; // conversions are in the program
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast; // the program contains the conversions
     if (has_operators_)
       no_autocast.emplace(c10::autocast_dispatch_keyset);
     const auto device = these[0].device();
@@ -363,7 +365,7 @@ class Program {
     for (const auto& place : results_) {
       results.push_back(place ? tensors[*place] : at::Tensor());
       if (results.back().defined() && results.back().is_view())
-        results.back() = results.back().detach(); // no view: it is a result
+        results.back() = results.back().detach(); // a result must not be a view
     }
     return results;
   }
@@ -386,9 +388,12 @@ variable_list present(const Tensors& tensors) {
   return these;
 }
 
-// The forward: the program's results begin with `first_kept` of the call, of which those from `first_bits` on are bits, and no
-// gradient flows through those in `fixed`; behind them is what the backward needs, unless `saved` says what it needs: places of
-// what is given and written, or of nothing. `of_call`: what the backward gets begins with the tensors of the call that are there.
+// The forward of a scan.
+//
+// The first `first_kept` results of the program are the results of the call. Among them, the results from `first_bits` on are
+// bits, and no gradient flows through the results in `fixed`. The later results are saved for the backward, unless `saved` is
+// present. `saved` then contains, for each tensor that the backward needs, its position among the arguments and results, or no
+// position if the tensor is absent. `of_call`: true if the saved tensors begin with the present tensors of the call.
 struct Forward {
   SharedProgram program;
   std::size_t first_bits, first_kept;
@@ -397,12 +402,12 @@ struct Forward {
   bool of_call;
 };
 
-// A backward: of tensors and gradients of these layouts, for these needs.
+// A registered backward, for arguments with these layouts and for these needs.
 struct Backward {
   std::vector<std::optional<Layout>> given;
   std::vector<bool> needed;
   SharedProgram program;
-  bool asks; // whether formulas read something of Python's, which is to be as it was
+  bool asks; // true if formulas read values in Python, which must be unchanged
 
   bool is_like(const variable_list& tensors, const std::vector<bool>& needs) const {
     const auto fits = [](const at::Tensor& tensor, const std::optional<Layout>& layout) {
@@ -419,13 +424,13 @@ std::vector<std::optional<Layout>> layouts(const Tensors& tensors) {
   return found;
 }
 
-constexpr std::size_t most_told = 16; // layouts that take turns
+constexpr std::size_t most_told = 16; // maximum number of registered backwards of a scan
 
-// The backwards of a scan.
+// The registered backwards of a scan.
 class Backwards {
  public:
   void add(std::shared_ptr<const Backward> told) {
-    std::shared_ptr<const Backward> oldest; // is gone when the lock is
+    std::shared_ptr<const Backward> oldest; // destroyed after the lock is released
     const std::lock_guard<std::mutex> lock(mutex_);
     told_.insert(told_.begin(), std::move(told));
     if (told_.size() > most_told) {
@@ -434,7 +439,7 @@ class Backwards {
     }
   }
 
-  // The one that was told of tensors and needs like these.
+  // Returns the registered backward for tensors with these layouts and for these needs, or null.
   std::shared_ptr<const Backward> like(const variable_list& given, const std::vector<bool>& needed) const {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& told : told_)
@@ -450,9 +455,10 @@ class Backwards {
 
 class Scan : public torch::CustomClassHolder {
  public:
-  // `owner`: gives the `TrainedScan`, which goes on where this cannot, or, if it is gone, None or an error: see `_present`. It is
-  // not held here: its step may have the neuron, and that this in the graph of its last state, a circle that nobody would see.
-  // `there`: which of a call's tensors are; the others are states that begin with zeros.
+  // `owner`: function that returns the `Owner`, which computes gradients in Python. If the owner is freed, the function returns
+  // None or raises an error: see `_present`. The scan holds no reference to the owner: the owner's step may refer to the neuron,
+  // and the neuron to this scan in the graph of its last state. Python could not detect such a reference cycle.
+  // `there`: for each tensor of a call, true if it is present. Absent tensors are initial states of zeros.
   Scan(
       py::object owner,
       std::vector<bool> there,
@@ -484,8 +490,9 @@ class Scan : public torch::CustomClassHolder {
     backwards->add(std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(program), asks}));
   }
 
-  // This scan, where `program` computes some of its tensors from others. `program` takes those of a call that are there, something
-  // else instead of computed ones, and more; the backward gets what `saved` says, as this scan's.
+  // Returns a scan with the backwards of this scan, whose `program` also computes some of this scan's tensors. `program` takes
+  // the present tensors of a call, with other objects in place of the computed tensors, and additional tensors. `saved` selects
+  // the tensors that the backward receives.
   c10::intrusive_ptr<Scan> after(SharedProgram program, std::vector<std::optional<std::size_t>> saved) const {
     auto found = c10::make_intrusive<Scan>(
         owner_, there, std::move(program), forward.first_bits, forward.first_kept, forward.fixed, std::move(saved), links, true);
@@ -494,7 +501,7 @@ class Scan : public torch::CustomClassHolder {
   }
 
   const std::vector<bool> there;
-  const bool links; // gradients of results but the first come from a reader that hooks of the first do not see
+  const bool links; // true if gradients of later results bypass the hooks of the first result
   const Forward forward;
   std::shared_ptr<Backwards> backwards = std::make_shared<Backwards>();
 
@@ -511,7 +518,7 @@ class Calls {
     known_.push_back(std::move(known));
   }
 
-  // None: there is no program for tensors like these.
+  // Returns no value if no program has these layouts.
   std::optional<variable_list> run(const Tensors& tensors) const {
     const auto found = like(tensors);
     if (found == nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set())
@@ -543,7 +550,7 @@ class Calls {
 };
 
 struct ScanBackward : torch::autograd::Function<ScanBackward> {
-  // `tensors`: those of a call that are there.
+  // `tensors`: the present tensors of a call.
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Scan>& scan, at::TensorList tensors) {
     const auto& [program, first_bits, first_kept, fixed, named, of_call] = scan->forward;
     variable_list saved, results = program->run(tensors);
@@ -592,15 +599,15 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       look_at_hooks(*scan, gradients);
     for (auto& gradient : gradients)
       given.push_back(std::move(gradient));
-    // Python refuses in its own words what no kernel may read.
+    // If kernels cannot read an argument, Python raises an error with a clear message.
     const bool refused = c10::impl::TorchDispatchModeTLS::any_modes_set() || has_unreadable(given);
     const auto told = at::GradMode::is_enabled() || refused ? nullptr : scan->backwards->like(given, needed);
-    variable_list found{at::Tensor()}; // of what is no tensor
+    variable_list found{at::Tensor()}; // the gradient of `scan`, which is not a tensor
     if (told != nullptr && (!told->asks || reads_hold(*scan)))
       append(found, told->program->run(given));
     else
       append(found, of_python(*scan, given, needed));
-    found.resize(1 + static_cast<std::size_t>(context->saved_data["count"].toInt())); // of what is more
+    found.resize(1 + static_cast<std::size_t>(context->saved_data["count"].toInt())); // none for additional tensors
     return found;
   }
 
@@ -610,7 +617,7 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       all.push_back(std::move(one));
   }
 
-  // Whether a hook of the first result would have to see a gradient that came by the others.
+  // Raises an error if the first result has hooks, and a gradient arrives through another result: the hooks would miss it.
   static void look_at_hooks(const Scan& scan, const variable_list& gradients) {
     if (std::none_of(gradients.begin() + 1, gradients.end(), [](const at::Tensor& one) { return one.defined(); }))
       return;
@@ -672,10 +679,10 @@ variable_list Scan::run(const Tensors& tensors) {
   return ScanBackward::apply(self, at::TensorList(these));
 }
 
-// Calls like an earlier one: all that a call may depend on is compared here, but for numbers in memory and what Python reads.
+// Runs calls like an earlier call. Compares everything on which a call may depend, except for values in memory and in Python.
 class Again {
  public:
-  // `tensors`: of the earlier call, in whose surroundings this is made. `scan` or `program`: what runs such calls.
+  // `tensors`: the tensors of the earlier call, whose settings are active now. `scan` or `program` runs the calls.
   Again(const Tensors& tensors, c10::intrusive_ptr<Scan> scan, SharedProgram program)
       : scan_(std::move(scan)),
         program_(std::move(program)),
@@ -687,13 +694,13 @@ class Again {
       requires_grad_.push_back(tensor && tensor->requires_grad());
   }
 
-  // `given`: of Python. None: another call.
+  // `given`: Python objects. Returns no value for a call that differs from the earlier call.
   std::optional<variable_list> run(const py::tuple& given) const {
     Tensors tensors;
     tensors.reserve(given.size());
     for (const auto one : given) {
       if (!one.is_none() && !THPVariable_CheckExact(one.ptr()))
-        return std::nullopt; // a subclass, or no tensor
+        return std::nullopt; // an instance of a subclass, or not a tensor
       tensors.push_back(one.is_none() ? std::nullopt : std::optional(THPVariable_Unpack(one.ptr())));
     }
     if (!is_like(tensors))
@@ -737,20 +744,20 @@ class Again {
   std::optional<at::ScalarType> autocast_;
 };
 
-// What autograd keeps instead of a tensor: its bits.
+// The bits of a tensor, which autograd saves instead of the tensor.
 struct Packed {
-  py::object bits; // of Python, which reads them where `reader` does not
+  py::object bits; // Python object, which Python unpacks if `reader` cannot
   at::Tensor packed;
   std::vector<std::int64_t> sizes, strides;
   at::ScalarType dtype;
-  std::shared_ptr<const Calls> reader; // gives all numbers, in one dimension
+  std::shared_ptr<const Calls> reader; // returns all values, as a tensor of one dimension
 };
 
-// Hooks of what autograd saves. Most of it is kept as it is; for the rest, there is something else.
+// Hooks for tensors that autograd saves. They save most tensors unchanged, and other objects instead of the remaining tensors.
 class SavingHooks {
  public:
-  // `packed`: something instead of a tensor, or None. `unpacked`: the tensor again. `views`, `layers`: names of nodes without
-  // "Backward" and digits; results of `layers`, and views of these, are kept as they are.
+  // `packed`: maps a tensor to an object that is saved instead, or to None. `unpacked`: maps this object to the tensor. `views`,
+  // `layers`: names of nodes without "Backward" and digits. Results of `layers`, and views of them, are saved unchanged.
   SavingHooks(
       py::object packed,
       py::object unpacked,
@@ -765,8 +772,8 @@ class SavingHooks {
         views_(std::move(views)),
         layers_(std::move(layers)) {}
 
-  // Keeps `bits` instead of all tensors that have the memory of `spikes`, and no other, as long as it does not change. Does not
-  // hold the bits.
+  // Saves `bits` instead of each tensor that covers exactly the memory of `spikes`, as long as the memory does not change. Keeps
+  // only a weak reference to `bits`.
   void note(const at::Tensor& spikes, const py::object& bits, std::shared_ptr<const Calls> reader) {
     if (spikes.is_inference() || !is_whole(spikes))
       return;
@@ -818,14 +825,14 @@ class SavingHooks {
     return whole.tensor;
   }
 
-  // What autograd keeps.
+  // A tensor that autograd saves unchanged.
   struct Whole {
     py::object tensor;
-    std::int64_t version; // autograd compares none where there are hooks; -1: there is none
+    std::int64_t version; // autograd compares no versions if hooks are active; -1 if there is no version
   };
 
  private:
-  // The weak reference keeps the key from being another storage's.
+  // The weak reference prevents another storage from having the same address, which is the key.
   struct Noted {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::uint32_t version;
@@ -964,7 +971,7 @@ PYBIND11_MODULE(flexsn_launcher, module) {
            bool,
            bool>())
       .def("run", torch::wrap_pybind_function([](Scan& scan, const Tensors& tensors) {
-        return scan.run(tensors); // with torch's own exceptions, as of memory that is too small
+        return scan.run(tensors); // wrapped, so that torch's exceptions are converted, for example for too little memory
       }))
       .def("after", &Scan::after)
       .def("follow", &Scan::follow);
