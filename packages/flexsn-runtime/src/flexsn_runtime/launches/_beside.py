@@ -23,8 +23,8 @@ def compiling(prepare: Callable[[], Sequence[Callable[[], object]]]) -> Iterator
     Args:
         prepare: function that is called immediately. It returns the functions that the other threads call.
     """
-    with ThreadPoolExecutor(_MOST_THREADS) as beside:
+    with ThreadPoolExecutor(_MOST_THREADS) as executor:
         with suppress(Exception):
-            for one in prepare():
-                beside.submit(one)
+            for compile_kernel in prepare():
+                executor.submit(compile_kernel)
         yield

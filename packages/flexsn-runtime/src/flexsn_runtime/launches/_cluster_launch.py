@@ -31,9 +31,9 @@ class ClusterLaunch:
             CompilationError: the GPU has too little room for the kernel.
         """
         dtypes = tuple([tensor.dtype for tensor in tensors])
-        found = self._functions.get(dtypes)
-        if found is None:
-            found = self._functions[dtypes] = self._compiled.compiled(
+        compiled = self._functions.get(dtypes)
+        if compiled is None:
+            compiled = self._functions[dtypes] = self._compiled.compiled(
                 dtypes,
                 self._device,
                 cluster=self._cluster.blocks,
@@ -41,7 +41,7 @@ class ClusterLaunch:
                 shared=self._kernel.shared,
                 fast_math=self._fast_math,
             )
-        return found
+        return compiled
 
     def text(self, tensors: Sequence[Tensor]) -> str:
         """Returns the source of the kernel for the dtypes of these tensors."""

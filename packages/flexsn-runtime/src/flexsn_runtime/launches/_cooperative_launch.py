@@ -50,14 +50,14 @@ class CooperativeKernel:
         """
         # Triton compiles a separate binary for each combination of alignments.
         key = (*[t.data_ptr() % 16 == 0 for t in tensors], *numbers)
-        found = self._launches.get(key)
-        if found is None:
-            room = self._room(tensors, numbers)
-            found = CooperativeLaunch(self._function, (*numbers, self._rows), room, self._options, self._device)
-            self._launches[key] = found
-        return found
+        launch = self._launches.get(key)
+        if launch is None:
+            room = self._count_resident(tensors, numbers)
+            launch = CooperativeLaunch(self._function, (*numbers, self._rows), room, self._options, self._device)
+            self._launches[key] = launch
+        return launch
 
-    def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
+    def _count_resident(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
         """Returns the number of programs that the device can run at the same time."""
         if triton_interpreted():
             return 1
@@ -65,17 +65,17 @@ class CooperativeKernel:
         device = torch.cuda.get_device_properties(self._device)
         with on_device(self._device):
             compiled = self._function.warmup(*tensors, *numbers, BLOCK=self._rows, grid=(1, 1, 1), **self._options)
-            used = resources(compiled, device.shared_memory_per_block_optin)  # loads the kernel on the device
-        if used is None:
+            usage = resources(compiled, device.shared_memory_per_block_optin)  # loads the kernel on the device
+        if usage is None:
             return 0
-        registers, shared = used
-        of_warp = -(-registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
-        each = (
-            device.regs_per_multiprocessor // max(1, of_warp * self._num_warps),
+        registers, shared = usage
+        registers_per_warp = -(-registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+        limits = (
+            device.regs_per_multiprocessor // max(1, registers_per_warp * self._num_warps),
             device.shared_memory_per_multiprocessor // (shared + _RESERVED),
             device.max_threads_per_multi_processor // (_WARP * self._num_warps),
         )
-        return min(each) * int(device.multi_processor_count)
+        return min(limits) * int(device.multi_processor_count)
 
 
 class CooperativeLaunch:
@@ -93,7 +93,7 @@ class CooperativeLaunch:
     ) -> None:
         self.room = room
         self._function, self._numbers, self._options, self._device = function, numbers, options, device
-        self._again: dict[int, Callable[[Sequence[Tensor]], None]] = {}
+        self._relaunches: dict[int, Callable[[Sequence[Tensor]], None]] = {}
         self._entries: dict[int, Entry] = {}
 
     def entry(self, programs: int) -> Entry | None:
@@ -109,18 +109,18 @@ class CooperativeLaunch:
             with interpreting():
                 self._function[(programs, 1, 1)](*tensors, *self._numbers)
             return
-        again = self._again.get(programs)
-        if again is not None:
-            again(tensors)
+        relaunch = self._relaunches.get(programs)
+        if relaunch is not None:
+            relaunch(tensors)
             return
         grid = (programs, 1, 1)
         with on_device(self._device):
             compiled = self._function[grid](*tensors, *self._numbers, **self._options)
         if compiled is not None:
-            self._again[programs] = launcher(compiled, grid, self._numbers, self._device)
-            told = entry(compiled, grid, self._numbers)
-            if told is not None:
-                self._entries[programs] = told
+            self._relaunches[programs] = launcher(compiled, grid, self._numbers, self._device)
+            launch_data = entry(compiled, grid, self._numbers)
+            if launch_data is not None:
+                self._entries[programs] = launch_data
 
 
 class Marks:
@@ -131,16 +131,16 @@ class Marks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: dict[torch.device, Tensor] = {}
+        self._marks: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
         """Returns the mark that kernels on this device set."""
-        mark = self._of.get(device)
+        mark = self._marks.get(device)
         if mark is None:
             with self._lock:
                 pinned = device.type == "cuda"
                 zero = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=pinned)
-                mark = self._of.setdefault(device, zero)
+                mark = self._marks.setdefault(device, zero)
         return mark
 
     def check(self, device: torch.device) -> None:

@@ -69,5 +69,5 @@ class CppLaunch:
             self.compile(example)
         run = self._run
         assert run is not None
-        behind = (*self._numbers, torch.get_num_threads())
-        return lambda number: run((*addresses[number], *behind))
+        integers = (*self._numbers, torch.get_num_threads())
+        return lambda number: run((*addresses[number], *integers))

@@ -29,7 +29,7 @@ _MOST = 2**31
 # Free blocks. Code only appends and pops, since other threads and finalizers may change the deque at any moment.
 _free: deque[mmap.mmap] = deque()
 
-_POSSIBLE = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_FREE"))
+_IS_SUPPORTED = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_FREE"))
 
 
 def allocator(
@@ -37,37 +37,37 @@ def allocator(
 ) -> Callable[[], Tensor]:
     """Returns a function that allocates a tensor with this layout. The storage of a large tensor cannot be resized."""
     small = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
-    size = _bytes(shape, strides, dtype)
+    size = _count_bytes(shape, strides, dtype)
     if device.type == "cpu" and is_large(shape, strides, dtype):
-        return partial(_large, -(-size // _HUGE_PAGE) * _HUGE_PAGE, small)
+        return partial(_allocate_large, -(-size // _HUGE_PAGE) * _HUGE_PAGE, small)
     return small
 
 
 def is_large(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> bool:
     """True if this module provides the memory of a CPU result with this layout."""
-    return _POSSIBLE and _bytes(shape, strides, dtype) >= LARGE
+    return _IS_SUPPORTED and _count_bytes(shape, strides, dtype) >= LARGE
 
 
-def _bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> int:
+def _count_bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> int:
     if 0 in shape:
         return 0
     return dtype.itemsize * (1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)))
 
 
-def _large(size: int, small: partial[Tensor]) -> Tensor:
+def _allocate_large(size: int, small: partial[Tensor]) -> Tensor:
     """Allocates the tensor that `small` allocates, but in `size` bytes of this module's memory.
 
     If this memory is not available, calls `small`.
     """
-    storage = _storage(size)
+    storage = _allocate_storage(size)
     if storage is None:
         return small()
     shape, strides = small.args
     return torch.empty(0, **small.keywords).set_(storage, 0, tuple(shape), tuple(strides))
 
 
-def _storage(size: int) -> torch.UntypedStorage | None:
-    memory = _found(size) or _mapped(size)
+def _allocate_storage(size: int) -> torch.UntypedStorage | None:
+    memory = _pop_free(size) or _map_memory(size)
     if memory is None:
         return None
     view = memoryview(memory)  # only the storage refers to the view, so both are freed together
@@ -75,7 +75,7 @@ def _storage(size: int) -> torch.UntypedStorage | None:
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
 
-def _found(size: int) -> mmap.mmap | None:
+def _pop_free(size: int) -> mmap.mmap | None:
     with contextlib.suppress(IndexError):  # raised if another thread has popped the last block
         for _ in range(len(_free)):
             memory = _free.popleft()
@@ -85,7 +85,7 @@ def _found(size: int) -> mmap.mmap | None:
     return None
 
 
-def _mapped(size: int) -> mmap.mmap | None:
+def _map_memory(size: int) -> mmap.mmap | None:
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -52,12 +52,12 @@ class Launch:
         self._options = {"num_warps": config.num_warps, **kernel.options}
         self._device = device
         # Set by the first launch. Launches without Triton's search for the binary that matches the arguments.
-        self._again: Callable[[Sequence[Tensor]], None] | None = None
+        self._relaunch: Callable[[Sequence[Tensor]], None] | None = None
         self._entry: Entry | None = None
 
     @property
     def is_compiled(self) -> bool:
-        return self._again is not None or triton_interpreted()
+        return self._relaunch is not None or triton_interpreted()
 
     def entry(self) -> Entry | None:
         """Returns the data for a launch by address; `None` before the first launch, or if Triton provides no data."""
@@ -71,8 +71,8 @@ class Launch:
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches the kernel on tensors in the order of its parameters."""
-        if self._again is not None:
-            self._again(tensors)
+        if self._relaunch is not None:
+            self._relaunch(tensors)
         elif triton_interpreted():
             with interpreting():
                 self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block)
@@ -81,5 +81,5 @@ class Launch:
                 compiled = self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block, **self._options)
             if compiled is not None:
                 numbers = (*self._numbers, self._block)
-                self._again = launcher(compiled, self._grid, numbers, self._device)
+                self._relaunch = launcher(compiled, self._grid, numbers, self._device)
                 self._entry = entry(compiled, self._grid, numbers)

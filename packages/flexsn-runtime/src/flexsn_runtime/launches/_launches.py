@@ -58,5 +58,5 @@ def launch(kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfi
         device: device of the tensors that each call receives.
     """
     assert kernel.launched_by is not None
-    made: Launch = kernel.launched_by(kernel, sizes, config, device)
-    return made
+    prepared: Launch = kernel.launched_by(kernel, sizes, config, device)
+    return prepared

@@ -29,8 +29,8 @@ class Sum(NamedTuple):
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns the sums of a contiguous tensor. The result may have any shape."""
         for shape, dims in self.steps:
-            seen = tensor if shape is None else tensor.view(shape)
-            tensor = seen.sum(dims) if dims else seen.sum()
+            view = tensor if shape is None else tensor.view(shape)
+            tensor = view.sum(dims) if dims else view.sum()
         return tensor
 
 

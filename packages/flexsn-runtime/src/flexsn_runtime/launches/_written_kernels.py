@@ -29,7 +29,7 @@ class PreparedKernel:
         fused: True if a product and a sum may be fused into one operation, which is rounded once.
     """
 
-    __slots__ = ("_again", "_device", "_entry", "_function", "_grid", "_numbers", "_options")
+    __slots__ = ("_device", "_entry", "_function", "_grid", "_numbers", "_options", "_relaunch")
 
     allocator = staticmethod(allocator)
 
@@ -47,12 +47,12 @@ class PreparedKernel:
         self._function, self._grid, self._numbers, self._device = function, grid, numbers, device
         # All options are passed explicitly, because the defaults differ between versions of Triton.
         self._options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": fused}
-        self._again: Callable[[Sequence[Tensor]], None] | None = None
+        self._relaunch: Callable[[Sequence[Tensor]], None] | None = None
         self._entry: Entry | None = None
 
     @property
     def is_compiled(self) -> bool:
-        return self._again is not None or triton_interpreted()
+        return self._relaunch is not None or triton_interpreted()
 
     def entry(self) -> Entry | None:
         """Returns the data for a launch by address; `None` before the first launch, or if Triton provides no data."""
@@ -66,8 +66,8 @@ class PreparedKernel:
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches the kernel on tensors with the dtypes and alignments of the first call."""
-        if self._again is not None:
-            self._again(tensors)
+        if self._relaunch is not None:
+            self._relaunch(tensors)
             return
         if triton_interpreted():
             with interpreting():
@@ -77,11 +77,11 @@ class PreparedKernel:
             compiled = self._function[self._grid](*tensors, *self._numbers, **self._options)
         if compiled is not None:
             x, y, z = (*self._grid, 1, 1)[:3]
-            self._again = launcher(compiled, (x, y, z), self._numbers, self._device)
+            self._relaunch = launcher(compiled, (x, y, z), self._numbers, self._device)
             self._entry = entry(compiled, (x, y, z), self._numbers)
 
 
-_prepared: Recent[PreparedKernel] = Recent()
+_kernel_by_key: Recent[PreparedKernel] = Recent()
 
 
 def prepared(key: Hashable, make: Callable[[], PreparedKernel]) -> PreparedKernel:
@@ -89,9 +89,9 @@ def prepared(key: Hashable, make: Callable[[], PreparedKernel]) -> PreparedKerne
 
     The key must contain everything on which the kernel and its launch depend.
     """
-    kernel = _prepared.get(key)
+    kernel = _kernel_by_key.get(key)
     if kernel is None:
-        kernel = _prepared[key] = make()
+        kernel = _kernel_by_key[key] = make()
     return kernel
 
 
@@ -115,8 +115,8 @@ def run_kernel(
         fused: True if a product and a sum may be fused into one operation, which is rounded once.
     """
     device = tensors[0].device
-    like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    key = (function, device, grid, numbers, constants, num_warps, stages, fused, *like)
+    tensor_keys = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
+    key = (function, device, grid, numbers, constants, num_warps, stages, fused, *tensor_keys)
 
     def make() -> PreparedKernel:
         return PreparedKernel(function, grid, (*numbers, *constants), device, num_warps, stages, fused=fused)

@@ -42,8 +42,8 @@ def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1:
             if groups and _continues(groups[-1], inner, stride):
-                first, so_far, unit = groups[-1]
-                groups[-1] = (first, so_far * size, unit)
+                group_inner, group_size, group_stride = groups[-1]
+                groups[-1] = (group_inner, group_size * size, group_stride)
             else:
                 groups.append((inner, size, stride))
         inner *= size
@@ -55,8 +55,8 @@ def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
 
 def _continues(group: tuple[int, int, int], inner: int, stride: int) -> bool:
     """True if a dimension continues the dimensions after it, so that one term describes all of them."""
-    first, size, unit = group
-    return first * size == inner and stride == unit * size
+    group_inner, group_size, group_stride = group
+    return group_inner * group_size == inner and stride == group_stride * group_size
 
 
 def broadcast_strides(shape: Sequence[int], strides: Sequence[int], step: Sequence[int]) -> tuple[int, ...]:

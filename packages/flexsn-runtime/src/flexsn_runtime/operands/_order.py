@@ -28,7 +28,7 @@ def order_of(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
     Args:
         guarded: see `ScanFormat.of`.
     """
-    sizes, strides = _numbers(tensor, guarded)
+    sizes, strides = _read_layout(tensor, guarded)
     return memory_order(sizes, [(sizes, strides)])
 
 
@@ -99,26 +99,28 @@ class ScanFormat:
                 False, the comparisons use the values that the symbols have during tracing.
         """
         sequence = (inputs[0].shape[0], *shape)
-        sizes = _known(sequence, 2, guarded)
-        given = broadcast_sequences(sizes, [_numbers(x, guarded) for x in inputs])
-        also = broadcast_states(sizes, [_numbers(v, guarded) for v in states if v is not None])
-        in_time = memory_order(sizes, given, also)
-        in_step = memory_order(sizes[1:], [_within(x) for x in given], [_within(v) for v in also])
+        sizes = _resolve(sequence, 2, guarded)
+        input_operands = broadcast_sequences(sizes, [_read_layout(x, guarded) for x in inputs])
+        state_operands = broadcast_states(sizes, [_read_layout(v, guarded) for v in states if v is not None])
+        in_time = memory_order(sizes, input_operands, state_operands)
+        in_step = memory_order(
+            sizes[1:], [_select_step(x) for x in input_operands], [_select_step(v) for v in state_operands]
+        )
         return cls(StepOrder(in_step), dense_strides(sequence, in_time), dense_strides(shape, in_step))
 
 
-def _within(operand: Operand) -> Operand:
+def _select_step(operand: Operand) -> Operand:
     """Returns one step of a sequence."""
     sizes, strides = operand
     return sizes[1:], strides[1:]
 
 
-def _numbers(tensor: Tensor, guarded: bool) -> Operand:
+def _read_layout(tensor: Tensor, guarded: bool) -> Operand:
     # 2 stands for an unknown size, since it is neither 0 nor 1. 0 stands for an unknown stride, and has no effect.
-    return _known(tensor.shape, 2, guarded), _known(tensor.stride(), 0, guarded)
+    return _resolve(tensor.shape, 2, guarded), _resolve(tensor.stride(), 0, guarded)
 
 
-def _known(sizes: Sequence[int], unknown: int, guarded: bool) -> tuple[int, ...]:
+def _resolve(sizes: Sequence[int], unknown: int, guarded: bool) -> tuple[int, ...]:
     """Returns comparable sizes or strides: symbols if `guarded` is True, otherwise the symbols' values during tracing.
 
     Args:

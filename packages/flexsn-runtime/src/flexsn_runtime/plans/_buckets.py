@@ -210,11 +210,11 @@ def launch_plan(ncl: int, cost: StepCost, *, interpreted: bool) -> LaunchPlan:
     The settings are independent of T: one binary serves every T that is not short (see `one_chunk`). `ncl` may be a
     compiler's symbol. Comparisons then guard the size class, not the value.
     """
-    return _plan(size_class(ncl), cost, interpreted)
+    return _choose_plan(size_class(ncl), cost, interpreted)
 
 
 @functools.cache
-def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
+def _choose_plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
     if interpreted:
         return _INTERPRETED
     if min(cost.inputs) == 2 and limit in _TWO_BYTES:
@@ -224,9 +224,9 @@ def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
     segment = limited(plan.backward.chunk, cost.backward_ops)
     chunk = max(segment, limited(plan.forward.chunk, cost.num_ops))
     return LaunchPlan(
-        inference=_fitting(replace(plan.inference, chunk=limited(plan.inference.chunk, cost.num_ops)), cost.inputs),
-        forward=_fitting(replace(plan.forward, chunk=chunk), cost.inputs),
-        backward=_fitting(replace(plan.backward, chunk=segment), cost.inputs + cost.outputs),
+        inference=_fit(replace(plan.inference, chunk=limited(plan.inference.chunk, cost.num_ops)), cost.inputs),
+        forward=_fit(replace(plan.forward, chunk=chunk), cost.inputs),
+        backward=_fit(replace(plan.backward, chunk=segment), cost.inputs + cost.outputs),
     )
 
 
@@ -251,7 +251,7 @@ def checkpoint_distance(backward: LaunchConfig, num_steps: int, ops_per_step: in
     return backward.chunk if short is None else max(backward.chunk, 1 << (num_steps - 1).bit_length())
 
 
-def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
+def _fit(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
     """Returns `config` with a block and a number of stages that fit the GPU.
 
     The block is large enough for loads that are issued ahead, and otherwise small enough for the registers. The chunks
@@ -261,12 +261,12 @@ def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
         read: bytes per element of each tensor that every step reads.
     """
     threads = 32 * config.num_warps
-    least = threads if config.stages == 1 else threads * max(_MIN_AHEAD // min(read), 1)
-    block = max(config.block, least)
-    while block > least and config.chunk * sum(read) * block > _MAX_LOADED * threads:
+    smallest = threads if config.stages == 1 else threads * max(_MIN_AHEAD // min(read), 1)
+    block = max(config.block, smallest)
+    while block > smallest and config.chunk * sum(read) * block > _MAX_LOADED * threads:
         block //= 2
-    ahead = _MAX_IN_FLIGHT // (config.chunk * block * sum(read))
-    return replace(config, block=block, stages=min(config.stages, 1 + ahead))
+    chunks_ahead = _MAX_IN_FLIGHT // (config.chunk * block * sum(read))
+    return replace(config, block=block, stages=min(config.stages, 1 + chunks_ahead))
 
 
 def scattered(limit: int, plan: LaunchPlan) -> LaunchPlan:
@@ -279,10 +279,10 @@ def scattered(limit: int, plan: LaunchPlan) -> LaunchPlan:
     """
     warps = 8 if limit > _FEW_SCATTERED else 4
 
-    def own(config: LaunchConfig) -> LaunchConfig:
+    def use_one_element(config: LaunchConfig) -> LaunchConfig:
         return replace(config, block=32 * warps, num_warps=warps, stages=1)
 
-    return LaunchPlan(own(plan.inference), own(plan.forward), own(plan.backward))
+    return LaunchPlan(use_one_element(plan.inference), use_one_element(plan.forward), use_one_element(plan.backward))
 
 
 def with_segment(plan: LaunchPlan, segment: int) -> LaunchPlan:

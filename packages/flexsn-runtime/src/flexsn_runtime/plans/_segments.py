@@ -81,12 +81,12 @@ def for_threads(threads: int) -> SegmentRule | None:
     return SegmentRule(elements=2**63, largest=largest, steps=_STEPS, fewest=2, most=threads, kept=True)
 
 
-_instead: list[SegmentRule | None] = []
+_replacements: list[SegmentRule | None] = []
 
 
 def rule_in_place_of(usual: SegmentRule | None) -> SegmentRule | None:
     """Returns the rule of the innermost active `using_segments`; the usual rule if no such context is active."""
-    return _instead[-1] if _instead else usual
+    return _replacements[-1] if _replacements else usual
 
 
 @contextmanager
@@ -95,8 +95,8 @@ def using_segments(rule: SegmentRule | None) -> Iterator[None]:
 
     If `rule` is `None`, no call in the block has segments.
     """
-    _instead.append(rule)
+    _replacements.append(rule)
     try:
         yield
     finally:
-        _instead.pop()
+        _replacements.pop()
