@@ -150,7 +150,7 @@ def has_saved_tensors_hooks() -> bool:
 def size_expression(size: int | torch.SymInt) -> sympy.Expr:
     """Returns the sympy expression of a size."""
     if isinstance(size, torch.SymInt):
-        return _of_symbol(size, "expr")
+        return _read_symbol(size, "expr")
     import sympy
 
     return sympy.Integer(size)
@@ -158,11 +158,11 @@ def size_expression(size: int | torch.SymInt) -> sympy.Expr:
 
 def size_hint(size: int | torch.SymInt) -> int | None:
     """Returns the value of a symbolic size during tracing; `None` if the value is unknown. Adds no guard."""
-    hint: int | None = _of_symbol(size, "hint") if isinstance(size, torch.SymInt) else size
+    hint: int | None = _read_symbol(size, "hint") if isinstance(size, torch.SymInt) else size
     return hint
 
 
-def _of_symbol(size: torch.SymInt, attribute: str) -> Any:
+def _read_symbol(size: torch.SymInt, attribute: str) -> Any:
     try:
         return getattr(size.node, attribute)
     except AttributeError:
@@ -194,8 +194,8 @@ def convolution_into(
     stride, padding, dilation, transposed, output_padding, groups = numbers
     if _select_conv_backend is None or bias is not None or not value.is_cuda or 0 in value.shape:
         return None
-    last = _FORMATS.get(value.dim())
-    if last is None:
+    channels_last = _FORMATS.get(value.dim())
+    if channels_last is None:
         return None
     if transposed:
         if groups != 1 or any(s != 1 for s in stride) or any(output_padding):
@@ -203,23 +203,23 @@ def convolution_into(
         padding = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=False)]
         if len(padding) != weight.dim() - 2 or min(padding) < 0:
             return None
-        kind = torch.contiguous_format if weight.is_contiguous() else last
-        weight = weight.flip(*range(2, weight.dim())).transpose(0, 1).contiguous(memory_format=kind)
+        memory_format = torch.contiguous_format if weight.is_contiguous() else channels_last
+        weight = weight.flip(*range(2, weight.dim())).transpose(0, 1).contiguous(memory_format=memory_format)
         transposed = False
     of_value, of_weight, of_out = (
-        (t.is_contiguous(), t.is_contiguous(memory_format=last)) for t in (value, weight, out)
+        (t.is_contiguous(), t.is_contiguous(memory_format=channels_last)) for t in (value, weight, out)
     )
-    usual = (True, False)  # contiguous, but not channels-last: tensors that are both are left to PyTorch
-    if (of_value, of_weight, of_out) != (usual,) * 3 and (of_value, of_out) != ((False, True),) * 2:
+    contiguous = (True, False)  # contiguous, but not channels-last: tensors that are both are left to PyTorch
+    if (of_value, of_weight, of_out) != (contiguous,) * 3 and (of_value, of_out) != ((False, True),) * 2:
         return None
     try:
-        found = _select_conv_backend(
+        backend = _select_conv_backend(
             value, weight, None, stride, padding, dilation, transposed, output_padding, groups, None
         )
         tf32 = bool(torch.backends.cudnn.allow_tf32)
     except (RuntimeError, TypeError):
         return None
-    if found != _CUDNN:
+    if backend != _CUDNN:
         return None
     exact = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
     settings = (padding, stride, dilation, groups, torch.backends.cudnn.benchmark, exact, tf32)
@@ -235,5 +235,5 @@ def copy_each(into: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> 
     if len({tensor.dtype for tensor in tensors}) == 1:
         torch._foreach_copy_(list(into), list(tensors))
         return
-    for one, tensor in zip(into, tensors, strict=True):
-        one.copy_(tensor)
+    for target, tensor in zip(into, tensors, strict=True):
+        target.copy_(tensor)

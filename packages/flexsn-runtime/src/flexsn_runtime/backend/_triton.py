@@ -44,7 +44,7 @@ class TritonBackend(Backend):
 
     def begin(self, device: torch.device) -> None:
         if device.type == "cuda" and not self.interpreted:
-            _begin()
+            _start_loading()
 
     def size_class(self, ncl: int) -> int:
         return size_class(ncl)
@@ -71,11 +71,11 @@ class TritonBackend(Backend):
 
 
 @functools.cache
-def _begin() -> None:
-    threading.Thread(target=_load, name="flexsn-load").start()
+def _start_loading() -> None:
+    threading.Thread(target=_load_libraries, name="flexsn-load").start()
 
 
-def _load() -> None:
+def _load_libraries() -> None:
     with suppress(Exception):  # the first compilation raises the error
         prepare_driver()
         why_no_nvrtc()  # loads the library

@@ -111,16 +111,16 @@ class SummedTogether(NamedTuple):
 
     def allocate(self, memory: Memory, device: torch.device) -> None:
         """Allocates one tensor for all gradients, and stores a slice of it at the position of each gradient."""
-        whole = torch.empty_strided(self.written.shape, self.written.strides, dtype=self.written.dtype, device=device)
-        for i, part in zip(self.results, whole.unbind(), strict=True):
-            memory[self.given + i] = part
+        stacked = torch.empty_strided(self.written.shape, self.written.strides, dtype=self.written.dtype, device=device)
+        for i, gradient in zip(self.results, stacked.unbind(), strict=True):
+            memory[self.given + i] = gradient
 
     def __call__(self, memory: Memory) -> None:
         first = memory[self.given + self.results[0]]
         assert first is not None
-        whole = first.as_strided(self.written.shape, self.written.strides)
-        for i, part in zip(self.results, self.sum(whole).unbind(), strict=True):
-            memory[self.given + i] = part.detach()  # a result must not be a view
+        stacked = first.as_strided(self.written.shape, self.written.strides)
+        for i, gradient in zip(self.results, self.sum(stacked).unbind(), strict=True):
+            memory[self.given + i] = gradient.detach()  # a result must not be a view
 
 
 class Moved(NamedTuple):
@@ -178,9 +178,9 @@ def launching(
         size: number of arguments and allocated tensors in memory.
         between: steps to insert immediately before the launch.
     """
-    moved = {place: size + i for i, place in enumerate(operands.moved)}
-    first: list[PlanStep] = [Moved(operands, operands.moved)] if moved else []
-    return [*first, *between, Launched.of(launch, [moved.get(place, place) for place in places])]
+    replacements = {place: size + i for i, place in enumerate(operands.moved)}
+    moves: list[PlanStep] = [Moved(operands, operands.moved)] if replacements else []
+    return [*moves, *between, Launched.of(launch, [replacements.get(place, place) for place in places])]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,20 +214,22 @@ class Plan:
     ) -> Plan:
         """Returns a plan that allocates with `allocator`, a function with the interface of `Launch.allocator`."""
         together = tuple(step for step in steps if isinstance(step, SummedTogether))
-        parts = {i for step in together for i in step.results}
+        summed_together = {i for step in together for i in step.results}
         allocators = [
-            None if one is None or i in parts else allocator(one.shape, one.strides, dtype=one.dtype, device=device)
-            for i, one in enumerate(allocations)
+            None
+            if allocation is None or i in summed_together
+            else allocator(allocation.shape, allocation.strides, dtype=allocation.dtype, device=device)
+            for i, allocation in enumerate(allocations)
         ]
         return cls(device, tuple(allocations), tuple(allocators), tuple(steps), absent, together)
 
-    def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def run(self, arguments: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Executes the plan in Python. The execution can be recorded for the compiled launcher."""
-        memory = [*given]
+        memory = [*arguments]
         for allocate in self.allocators:
             memory.append(None if allocate is None else allocate())
-        for one in self.together:
-            one.allocate(memory, self.device)
+        for group in self.together:
+            group.allocate(memory, self.device)
         recorder = current.recorder
         for step in self.steps:
             if step.__class__ is Launched:
@@ -238,24 +240,26 @@ class Plan:
                     recorder.note(launch, (tensors,), {})
             else:
                 step(memory)
-        first = len(given)
+        first = len(arguments)
         for i in self.absent:
             memory[first + i] = None
         return memory[first : first + len(self.allocators)]
 
-    def compilations(self, given: Sequence[Tensor | None]) -> list[Callable[[], object]]:
+    def compilations(self, arguments: Sequence[Tensor | None]) -> list[Callable[[], object]]:
         """Returns functions that compile the plan's launches, for the dtypes and alignments of these arguments."""
-        memory = [*given]
-        for one in self.allocations:
-            like = None if one is None else torch.empty((), dtype=one.dtype, device=self.device).expand(one.shape)
-            memory.append(like)
-        found: list[Callable[[], object]] = []
+        memory = [*arguments]
+        for allocation in self.allocations:
+            if allocation is None:
+                memory.append(None)
+            else:
+                memory.append(torch.empty((), dtype=allocation.dtype, device=self.device).expand(allocation.shape))
+        compilations: list[Callable[[], object]] = []
         for step in self.steps:
             if isinstance(step, Launched):
-                found.append(partial(step.launch.compile, step.pick(memory)))
-            elif not found or isinstance(step, Unbound):
+                compilations.append(partial(step.launch.compile, step.pick(memory)))
+            elif not compilations or isinstance(step, Unbound):
                 step(memory)
-        return found
+        return compilations
 
     @property
     def is_compiled(self) -> bool:

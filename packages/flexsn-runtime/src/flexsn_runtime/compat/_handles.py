@@ -36,18 +36,18 @@ class FlexSNKernelHandle:
 
     def close(self) -> None:
         """Closes each kernel once."""
-        every = (
+        kernels = (
             self.inference_kernel,
             self.inference_final_state_kernel,
             self.forward_kernel,
             self.backward_kernel,
         )
-        for kernel in {id(kernel): kernel for kernel in every if kernel is not None}.values():
+        for kernel in {id(kernel): kernel for kernel in kernels if kernel is not None}.values():
             kernel.close()
 
 
 _handles: dict[int, FlexSNKernelHandle] = {}
-_numbers = itertools.count(1)
+_handle_numbers = itertools.count(1)
 # Reentrant, because a finalizer may run while this thread holds the lock.
 _lock = threading.RLock()
 
@@ -73,14 +73,14 @@ def register_flexsn_kernel_handle(
         training_info,
     )
     with _lock:
-        handle = next(_numbers)
+        handle = next(_handle_numbers)
         _handles[handle] = bundle
     return handle
 
 
 def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
     """Returns the bundle of a handle. Raises `UnknownHandleError` if the handle does not exist."""
-    number = _number(handle)
+    number = _read_handle(handle)
     with _lock:
         bundle = _handles.get(number)
     if bundle is None:
@@ -134,7 +134,7 @@ def attach_flexsn_handle_finalizer(owner: object, handle: int) -> weakref.finali
 
 
 def _release(handle: int | Tensor, counter: str) -> None:
-    number = _number(handle)
+    number = _read_handle(handle)
     with _lock:
         bundle = _handles.get(number)
         if bundle is None or getattr(bundle, counter) == 0:
@@ -146,5 +146,5 @@ def _release(handle: int | Tensor, counter: str) -> None:
     bundle.close()
 
 
-def _number(handle: int | Tensor) -> int:
+def _read_handle(handle: int | Tensor) -> int:
     return int(handle.item()) if isinstance(handle, Tensor) else int(handle)

@@ -98,8 +98,8 @@ def describe(program: PointwiseProgram, example_inputs: Sequence[Tensor] | None)
     Traces the step and generates its source, so that errors are raised now and not in the first call.
     """
     expected = program.num_inputs + program.num_states
-    one = torch.zeros(1, device=kernel_device())
-    examples = (one,) * expected if example_inputs is None else tuple(example_inputs)
+    example = torch.zeros(1, device=kernel_device())
+    examples = (example,) * expected if example_inputs is None else tuple(example_inputs)
     try:
         step = program.specialize_examples(examples)
     except StateMismatchError as error:

@@ -37,19 +37,19 @@ from flexsn_runtime.step._pointwise_step import Specialization
 _PADDING = 2
 
 
-def _inference(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
+def _run_inference(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
     step, arguments = prepare(kernel.program, flat_args, autocast=False)
     result = run_forward(step, arguments, state_seqs=state_seqs, training=False)
     return [*result.outputs, *result.state_seqs, *result.final_states]
 
 
-def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
+def _run_training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
     step, arguments = prepare(kernel.program, flat_args, autocast=False)
     _, _, lifted = split_flat(kernel.program, flat_args)
-    forgotten = sum(t.requires_grad for t in arguments.lifted) if not lifted else 0
-    if forgotten:
+    num_missing = sum(t.requires_grad for t in arguments.lifted) if not lifted else 0
+    if num_missing:
         raise TensorCountError(
-            f"the core captures {forgotten} tensors that require grad, whose gradients an operator can compute "
+            f"the core captures {num_missing} tensors that require grad, whose gradients an operator can compute "
             "only if they are its arguments: pass the captured tensors after the initial states."
         )
     result = run_forward(step, arguments, state_seqs=state_seqs, training=True, padding=_PADDING)
@@ -59,7 +59,9 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
     return [*result.outputs, *result.state_seqs, *result.final_states, *result.checkpoints]
 
 
-def _fake(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool, checkpoints: bool) -> list[Tensor]:
+def _allocate_results(
+    kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool, checkpoints: bool
+) -> list[Tensor]:
     """Returns tensors with the shapes, strides and dtypes of the results. Sizes may be symbols."""
     inputs, states, _ = split_flat(kernel.program, flat_args)
     step = _specialize(kernel, inputs, states)
@@ -87,17 +89,17 @@ def _specialize(kernel: ScanKernel, inputs: Sequence[Tensor], states: Sequence[T
     )
 
 
-def _inference_kernel(handle: int, *, state_seqs: bool) -> ScanKernel:
+def _find_inference_kernel(handle: int, *, state_seqs: bool) -> ScanKernel:
     bundle = get_flexsn_kernel_handle(handle)
     kernel = bundle.inference_kernel if state_seqs else bundle.inference_final_state_kernel
-    return _required(kernel, handle, "inference")
+    return _require(kernel, handle, "inference")
 
 
-def _training_kernel(handle: int) -> ScanKernel:
-    return _required(get_flexsn_kernel_handle(handle).forward_kernel, handle, "training")
+def _find_training_kernel(handle: int) -> ScanKernel:
+    return _require(get_flexsn_kernel_handle(handle).forward_kernel, handle, "training")
 
 
-def _required(kernel: ScanKernel | None, handle: int, purpose: str) -> ScanKernel:
+def _require(kernel: ScanKernel | None, handle: int, purpose: str) -> ScanKernel:
     if kernel is None:
         raise UnknownHandleError(f"handle {handle} was registered without a kernel for {purpose}.")
     return kernel
@@ -106,47 +108,47 @@ def _required(kernel: ScanKernel | None, handle: int, purpose: str) -> ScanKerne
 @torch.library.custom_op("flexsn::flexsn_inductor_inference", mutates_args=())
 def flexsn_inductor_inference(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
     """Returns `(*output_seqs, *state_seqs)`, without gradients."""
-    return _inference(_inference_kernel(handle, state_seqs=True), flat_args, state_seqs=True)
+    return _run_inference(_find_inference_kernel(handle, state_seqs=True), flat_args, state_seqs=True)
 
 
 @flexsn_inductor_inference.register_fake
 def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    kernel = _inference_kernel(handle, state_seqs=True)
-    return _fake(kernel, flat_args, state_seqs=True, checkpoints=False)
+    kernel = _find_inference_kernel(handle, state_seqs=True)
+    return _allocate_results(kernel, flat_args, state_seqs=True, checkpoints=False)
 
 
 @torch.library.custom_op("flexsn::flexsn_inductor_inference_final_state", mutates_args=())
 def flexsn_inductor_inference_final_state(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
     """Returns `(*output_seqs, *final_states)`, without gradients."""
-    return _inference(_inference_kernel(handle, state_seqs=False), flat_args, state_seqs=False)
+    return _run_inference(_find_inference_kernel(handle, state_seqs=False), flat_args, state_seqs=False)
 
 
 @flexsn_inductor_inference_final_state.register_fake
 def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    kernel = _inference_kernel(handle, state_seqs=False)
-    return _fake(kernel, flat_args, state_seqs=False, checkpoints=False)
+    kernel = _find_inference_kernel(handle, state_seqs=False)
+    return _allocate_results(kernel, flat_args, state_seqs=False, checkpoints=False)
 
 
 @torch.library.custom_op("flexsn::flexsn_inductor_training", mutates_args=())
 def flexsn_inductor_training(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
     """Returns `(*output_seqs, *state_seqs, *checkpoints)`, differentiable."""
-    return _training(_training_kernel(handle), flat_args, state_seqs=True)
+    return _run_training(_find_training_kernel(handle), flat_args, state_seqs=True)
 
 
 @flexsn_inductor_training.register_fake
 def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    return _fake(_training_kernel(handle), flat_args, state_seqs=True, checkpoints=True)
+    return _allocate_results(_find_training_kernel(handle), flat_args, state_seqs=True, checkpoints=True)
 
 
 @torch.library.custom_op("flexsn::flexsn_inductor_training_final_state", mutates_args=())
 def flexsn_inductor_training_final_state(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
     """Returns `(*output_seqs, *final_states, *checkpoints)`, differentiable."""
-    return _training(_training_kernel(handle), flat_args, state_seqs=False)
+    return _run_training(_find_training_kernel(handle), flat_args, state_seqs=False)
 
 
 @flexsn_inductor_training_final_state.register_fake
 def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    return _fake(_training_kernel(handle), flat_args, state_seqs=False, checkpoints=True)
+    return _allocate_results(_find_training_kernel(handle), flat_args, state_seqs=False, checkpoints=True)
 
 
 # `Optional` is required, because torch derives the schema from the annotations at run time.
@@ -162,13 +164,13 @@ def flexsn_inductor_backward(
     `flat_args` is `[*grad_outputs, *grad_states, *flat_args of the forward, *checkpoints]`. A gradient that is `None`
     stands for zeros. `wanted` has an element for each element of `flat_args` of the forward.
     """
-    program = _training_kernel(handle).program
+    program = _find_training_kernel(handle).program
     grads, flat, checkpoints = _split_backward(handle, flat_args, len(wanted))
     step, arguments = prepare(program, flat, autocast=False)
     program.check_differentiated(step)
-    missing = sum(state is None for state in arguments.states)
+    num_absent_states = sum(state is None for state in arguments.states)
     num_inputs = program.num_inputs
-    complete = [*wanted[:num_inputs], *(False,) * missing, *wanted[num_inputs:]]
+    complete = [*wanted[:num_inputs], *(False,) * num_absent_states, *wanted[num_inputs:]]
     complete += [False] * (num_inputs + program.num_states + len(arguments.lifted) - len(complete))
     cotangents = split_cotangents(grads, program.num_outputs, state_seqs=state_seqs)
     gradients = run_backward(step, arguments, checkpoints, cotangents, complete)
@@ -185,15 +187,15 @@ def _(
     _, flat, _ = _split_backward(handle, flat_args, len(wanted))
     return [
         t.new_empty_strided(t.shape, strides_like(t, guarded=True))
-        for t, want in zip(flat, wanted, strict=True)
-        if want
+        for t, is_needed in zip(flat, wanted, strict=True)
+        if is_needed
     ]
 
 
 def _split_backward(
     handle: int, flat_args: Sequence[Tensor | None], num_forward: int
 ) -> tuple[Sequence[Tensor | None], list[Tensor], tuple[Tensor, ...]]:
-    program = _training_kernel(handle).program
+    program = _find_training_kernel(handle).program
     num_grads = program.num_outputs + program.num_states
     rest = [t for t in flat_args[num_grads:] if t is not None]
     return flat_args[:num_grads], rest[:num_forward], tuple(rest[num_forward:])
@@ -209,7 +211,7 @@ class _Keeper:
 
 def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, state_seqs: bool) -> None:
     handle, flat_args = inputs
-    kernel = _training_kernel(handle)
+    kernel = _find_training_kernel(handle)
     program = kernel.program
     num_results = program.num_outputs + program.num_states
     sequences, states, lifted = split_flat(program, flat_args)
@@ -234,14 +236,16 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
 
 def _backward(ctx: Any, grads: Sequence[Tensor | None], *, state_seqs: bool) -> tuple[None, list[Any]]:
     ctx.step.check_unchanged()
-    wanted = [want and may for want, may in zip(ctx.needs_input_grad[1], ctx.allowed, strict=True)]
+    wanted = [
+        is_needed and is_allowed for is_needed, is_allowed in zip(ctx.needs_input_grad[1], ctx.allowed, strict=True)
+    ]
     tensors = [*grads[: ctx.num_results], *saved_of(ctx)]
     with torch.no_grad():
         gradients = flexsn_inductor_backward(ctx.handle, tensors, wanted, state_seqs)
     if torch.is_grad_enabled():  # `create_graph`
         gradients = refuse_double_backward(gradients, tensors)
-    found = iter(gradients)
-    return None, [next(found) if want else None for want in wanted]
+    remaining = iter(gradients)
+    return None, [next(remaining) if is_needed else None for is_needed in wanted]
 
 
 def _backward_state_seqs(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[None, list[Any]]:

@@ -16,7 +16,7 @@ from flexsn_runtime.program._arguments import check_lifted, prepare
 from flexsn_runtime.program._program import PointwiseProgram
 
 # Name of an attribute of a checkpoint, whose value is the step that wrote the checkpoint.
-_MADE_BY = "_flexsn_step"
+_STEP_ATTRIBUTE = "_flexsn_step"
 
 
 def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
@@ -52,7 +52,7 @@ def flexsn_forward(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tens
     result = run_forward(step, arguments, state_seqs=True, training=True)
     f.program.will_be_differentiated(step)
     for checkpoint in result.checkpoints:
-        setattr(checkpoint, _MADE_BY, step)
+        setattr(checkpoint, _STEP_ATTRIBUTE, step)
     states = [t for t in arguments.states if t is not None]
     saved = (*arguments.inputs, *states, *arguments.lifted, *result.checkpoints)
     return (*result.outputs, *result.state_seqs, *saved)
@@ -88,7 +88,7 @@ def flexsn_backward(
         )
     grads, saved = args[:num_grads], [t for t in args[num_grads:] if t is not None]
     if not saved:
-        return _without_saved(program, grads, input_templates, state_templates)
+        return _compute_empty_gradients(program, grads, input_templates, state_templates)
     lifted = program.num_lifted or 0
     without_states = program.num_inputs + lifted + program.num_states
     if len(saved) not in (without_states, without_states + program.num_states):
@@ -100,11 +100,11 @@ def flexsn_backward(
     primals, checkpoints = _split_last(saved, program.num_states)
     tensors, captured = _split_last(primals, lifted)
     step, arguments = prepare(program, tensors, autocast=False)
-    made_by = next((getattr(checkpoint, _MADE_BY, None) for checkpoint in checkpoints), None)
-    if made_by is None:
+    writing_step = next((getattr(checkpoint, _STEP_ATTRIBUTE, None) for checkpoint in checkpoints), None)
+    if writing_step is None:
         program.check_differentiated(step)
     else:
-        made_by.check_unchanged()
+        writing_step.check_unchanged()
     check_lifted(step, captured)
     gradients = run_backward(
         step,
@@ -139,7 +139,7 @@ def _wanted(
     ]
 
 
-def _without_saved(
+def _compute_empty_gradients(
     program: PointwiseProgram,
     grads: Sequence[Tensor | None],
     input_templates: Sequence[Tensor] | None,
@@ -152,20 +152,25 @@ def _without_saved(
         )
     empty = next((g for g in grads if g is not None), None)
     state = next((g for g in grads[program.num_outputs :] if g is not None), empty)
-    inputs = _templates("input", input_templates, program.num_inputs, empty)
-    states = _templates("state", state_templates, program.num_states, None if state is None else _one_step(state))
+    inputs = _choose_templates("input", input_templates, program.num_inputs, empty)
+    states = _choose_templates(
+        "state", state_templates, program.num_states, None if state is None else _allocate_step(state)
+    )
     lifted = program.lifted()
     wanted = _wanted(program, inputs, states, lifted)
     return tuple(
-        t.new_zeros(t.shape) if want else None for t, want in zip((*inputs, *states, *lifted), wanted, strict=True)
+        t.new_zeros(t.shape) if is_needed else None
+        for t, is_needed in zip((*inputs, *states, *lifted), wanted, strict=True)
     )
 
 
-def _one_step(sequence: Tensor) -> Tensor:
+def _allocate_step(sequence: Tensor) -> Tensor:
     return sequence.new_empty(sequence.shape[1:])
 
 
-def _templates(role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None) -> Sequence[Tensor]:
+def _choose_templates(
+    role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None
+) -> Sequence[Tensor]:
     """Returns a tensor with the shape of each gradient: the templates, or `like` if no templates are passed."""
     if templates is None and like is not None:
         return [like] * count
@@ -173,7 +178,7 @@ def _templates(role: str, templates: Sequence[Tensor] | None, count: int, like: 
         raise TemplateNeededError(
             f"every gradient is None and nothing was saved, so the {role}s' shapes are unknown: pass {role}_templates."
         )
-    given = templates or ()
-    if len(given) != count:
-        raise TensorCountError(f"{role}_templates has {len(given)} tensors; the step takes {count} {role}s.")
-    return given
+    tensors = templates or ()
+    if len(tensors) != count:
+        raise TensorCountError(f"{role}_templates has {len(tensors)} tensors; the step takes {count} {role}s.")
+    return tensors

@@ -27,30 +27,30 @@ def differentiable(
         @staticmethod
         def forward(ctx: Any, *values: Any) -> tuple[Tensor, ...]:
             ctx.values = values
-            results = _apart(core(*values), values)
+            results = _separate(core(*values), values)
             flows = zip(results, cotangents, strict=True)
             ctx.mark_non_differentiable(*(result for result, flow in flows if not flow))
             return results
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-            came = [gradient for gradient, flow in zip(gradients, cotangents, strict=True) if flow]
-            found = iter(vjp(*ctx.values, *came))
-            return tuple(next(found) if want else None for want in wanted)
+            received = [gradient for gradient, flow in zip(gradients, cotangents, strict=True) if flow]
+            computed = iter(vjp(*ctx.values, *received))
+            return tuple(next(computed) if is_needed else None for is_needed in wanted)
 
     apply: Callable[..., Any] = DifferentiableStep.apply
     return apply
 
 
-def _apart(results: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
+def _separate(results: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
     """Returns the results. Copies each result that is an argument, an earlier result, or a view.
 
     Autograd marks tensors, not positions, as non-differentiable. If one tensor is returned as two results, and one
     result is marked, both results lose their gradients.
     """
-    taken = {id(argument) for argument in arguments}
-    apart = []
+    used_ids = {id(argument) for argument in arguments}
+    separate = []
     for result in results:
-        apart.append(result.clone() if id(result) in taken or result._is_view() else result)
-        taken.add(id(result))
-    return tuple(apart)
+        separate.append(result.clone() if id(result) in used_ids or result._is_view() else result)
+        used_ids.add(id(result))
+    return tuple(separate)

@@ -156,12 +156,12 @@ class GraphSpecialization(Specialization):
         if step_key is None:
             return cls(step, device, segment, on_cpu)
         key = (step_key, device, segment, on_cpu)
-        found = _made.get(key)
-        if found is None:
-            found = _made[key] = cls(step, device, segment, on_cpu)
+        specialization = _specializations.get(key)
+        if specialization is None:
+            specialization = _specializations[key] = cls(step, device, segment, on_cpu)
         else:
-            found.forget_plans()  # the plans on disk may have changed
-        return found
+            specialization.forget_plans()  # the plans on disk may have changed
+        return specialization
 
     def plan(self, ncl: int) -> LaunchPlan:
         hint = size_hint(ncl)
@@ -205,7 +205,7 @@ class GraphSpecialization(Specialization):
         return shape
 
 
-_made: Recent[GraphSpecialization] = Recent()
+_specializations: Recent[GraphSpecialization] = Recent()
 
 
 def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple[StepTrace, dict[int, int]]:

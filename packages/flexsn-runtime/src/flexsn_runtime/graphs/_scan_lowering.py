@@ -55,7 +55,7 @@ class KernelLowering:
     @property
     def version(self) -> str:
         """Digest of all code that generates kernels. The digest is part of the key of compiled code on disk."""
-        return _digest()
+        return _compute_digest()
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
         """Returns the reason why no kernels exist for these arguments; `None` if kernels exist."""
@@ -83,27 +83,29 @@ class KernelLowering:
             UnsupportedScanError: no kernel can be generated for the core.
         """
         graph = GraphStep(core, *layout.counts, values_of(layout, flat_args))
-        with _refusals():
+        with _converting_refusals():
             try:
                 return self._forward(graph, layout, flat_args)
             except (NonPointwiseError, CoreReturnError) as error:
                 refusal = error
             try:
-                return self._staged(ScanGraph(core, layout, self._on_cpu, has_products=True), flat_args)
-            except _OTHERWISE as error:
-                pieces = _pieces(graph, flat_args, refusal, error)
-            of_pieces = pieces.scan(layout)
-            step = self._step_on(pieces, graph, flat_args, layout.checkpoint_interval or None)
-            return pieces.join_results(layout, scan_forward(step, of_pieces, pieces.split(flat_args, layout)))
+                return self._lower_with_products(ScanGraph(core, layout, self._on_cpu, has_products=True), flat_args)
+            except _REFUSAL_ERRORS as error:
+                pieces = _cut_into_pieces(graph, flat_args, refusal, error)
+            pieces_layout = pieces.scan(layout)
+            step = self._specialize_on_pieces(pieces, graph, flat_args, layout.checkpoint_interval or None)
+            return pieces.join_results(layout, scan_forward(step, pieces_layout, pieces.split(flat_args, layout)))
 
     def _forward(self, graph: GraphStep, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         step = GraphSpecialization.of(graph, flat_args[0].device, layout.checkpoint_interval or None, self._on_cpu)
         if _run_in_segments(step, layout, flat_args):
             assert isinstance(graph.core, fx.GraphModule)
-            return self._operator(step, ScanGraph(graph.core, layout, self._on_cpu), flat_args)
+            return self._lower_to_operator(step, ScanGraph(graph.core, layout, self._on_cpu), flat_args)
         return scan_forward(step, layout, flat_args, ahead=_is_ahead_of_time())
 
-    def _staged(self, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()) -> list[Tensor]:
+    def _lower_with_products(
+        self, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """Lowers a step with products of its values and captured matrices."""
         args = _with_zeros(graph.scan, flat_args)
         graph.check(args)
@@ -117,7 +119,7 @@ class KernelLowering:
         return graph([*args, *rest])
 
     @staticmethod
-    def _operator(
+    def _lower_to_operator(
         step: GraphSpecialization, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()
     ) -> list[Tensor]:
         """Lowers a scan to an operator. When the operator runs, it chooses its launches as in eager mode."""
@@ -137,26 +139,26 @@ class KernelLowering:
         flows = (*layout.output_grads, *layout.active_states)
         graphs = GraphStep(core, *scan.counts, values_of(scan, flat_args), vjp, flows, layout.wanted)
         gradients = [*output_grads, *state_grads]
-        with _refusals():
+        with _converting_refusals():
             try:
                 return self._backward(graphs, layout, flat_args, saved, gradients)
             except (NonPointwiseError, CoreReturnError) as error:
                 refusal = error
             try:
-                whole = ScanGraph(core, layout, self._on_cpu, vjp, has_products=True)
-                return self._staged(whole, flat_args, gradients)
-            except _OTHERWISE as error:
-                pieces = _pieces(graphs, flat_args, refusal, error)
-            found = scan_backward(
-                self._step_on(pieces, graphs, flat_args, layout.saved_interval),
+                scan_graph = ScanGraph(core, layout, self._on_cpu, vjp, has_products=True)
+                return self._lower_with_products(scan_graph, flat_args, gradients)
+            except _REFUSAL_ERRORS as error:
+                pieces = _cut_into_pieces(graphs, flat_args, refusal, error)
+            piece_gradients = scan_backward(
+                self._specialize_on_pieces(pieces, graphs, flat_args, layout.saved_interval),
                 pieces.backward(layout),
                 pieces.split(flat_args, scan),
                 pieces.split_states(saved),
                 pieces.split_gradients(layout, gradients),
             )
-            return pieces.join_gradients(layout, found)
+            return pieces.join_gradients(layout, piece_gradients)
 
-    def _step_on(
+    def _specialize_on_pieces(
         self, pieces: GraphPieces, graph: GraphStep, flat_args: Sequence[Any], segment: int | None
     ) -> GraphSpecialization:
         return GraphSpecialization.of(pieces.step(graph), flat_args[0].device, segment, self._on_cpu)
@@ -174,14 +176,14 @@ class KernelLowering:
             assert isinstance(graphs.core, fx.GraphModule)
             assert isinstance(graphs.vjp, fx.GraphModule)
             graph = ScanGraph(graphs.core, layout, self._on_cpu, graphs.vjp)
-            return self._operator(step, graph, flat_args, [*saved, *gradients])
+            return self._lower_to_operator(step, graph, flat_args, [*saved, *gradients])
         return scan_backward(step, layout, flat_args, saved, gradients)
 
 
-_OTHERWISE = (UnsupportedScanError, NonPointwiseError, CoreReturnError)
+_REFUSAL_ERRORS = (UnsupportedScanError, NonPointwiseError, CoreReturnError)
 
 
-def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) -> GraphPieces:
+def _cut_into_pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) -> GraphPieces:
     """Returns the pieces of a step that can be lowered neither as an elementwise step nor as a step with products.
 
     Args:
@@ -239,13 +241,13 @@ def _may_have_products(core: fx.GraphModule) -> bool:
 
     The names are sufficient, because a wrong result only affects the amount of memory.
     """
-    called = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
-    names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in called)
+    targets = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
+    names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in targets)
     return any(name.split(".")[0] in _PRODUCTS for name in names)
 
 
 @contextlib.contextmanager
-def _refusals() -> Iterator[None]:
+def _converting_refusals() -> Iterator[None]:
     """Returns a context that converts errors about steps without kernels to `UnsupportedScanError`."""
     try:
         yield
@@ -256,7 +258,7 @@ def _refusals() -> Iterator[None]:
 
 
 @functools.cache
-def _digest() -> str:
+def _compute_digest() -> str:
     """Returns a digest of the sources of the packages that generate kernels."""
     digest = hashlib.sha256()
     for package in (flexsn_hop, flexsn_graph, flexsn_codegen, flexsn_runtime):

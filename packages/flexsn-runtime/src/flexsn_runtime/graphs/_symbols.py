@@ -56,7 +56,7 @@ def symbolic_layout(
     """
     candidates = _contiguous_strides(shape)
 
-    def symbolic(numbers: Sequence[int]) -> Size:
+    def find_symbolic(numbers: Sequence[int]) -> Size:
         if len(set(numbers)) == 1:
             return numbers[0]
         for size in candidates:
@@ -67,8 +67,8 @@ def symbolic_layout(
             "sizes. Create this view of the tensor outside of the core, or compile with dynamic=False."
         )
 
-    strides = tuple(symbolic(numbers) for numbers in zip(*(layout.strides for layout in layouts), strict=True))
-    return LiftedLayout(strides, symbolic([layout.offset for layout in layouts]))
+    strides = tuple(find_symbolic(numbers) for numbers in zip(*(layout.strides for layout in layouts), strict=True))
+    return LiftedLayout(strides, find_symbolic([layout.offset for layout in layouts]))
 
 
 def _contiguous_strides(shape: Sequence[Size]) -> list[Size]:

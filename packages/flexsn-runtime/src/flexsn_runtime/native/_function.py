@@ -15,11 +15,11 @@ from flexsn_runtime.native._scan import Again, again_of
 from flexsn_runtime.operands._operands import layout_key
 
 # Maximum number of registered layouts. Python executes calls with other layouts.
-_MOST = 32
+_MAX_LAYOUTS = 32
 # Number of calls of a layout between two checks whether the compiled launcher is loaded. Each check reads the
 # environment.
-_ASKED_EVERY = 64
-_RECORDED = 2  # index of the first call of a layout that can be recorded
+_CALLS_PER_CHECK = 64
+_FIRST_RECORDED = 2  # index of the first call of a layout that can be recorded
 
 
 class RepeatedFunction:
@@ -37,7 +37,7 @@ class RepeatedFunction:
 
     def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]], *, alike: bool = False) -> None:
         self._function, self._alike = function, alike
-        self._times: Counter[Hashable] = Counter()
+        self._call_counts: Counter[Hashable] = Counter()
         self._calls: Any = None  # the compiled launcher's object for the calls of all layouts
         self._run: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
         self.is_native = False
@@ -60,15 +60,19 @@ class RepeatedFunction:
     def __call__(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """Returns the function's results."""
         if self._run is not None and current.recorder is None and not self.watched():
-            found = self._run(tensors)
-            if found is not None:
-                return found
-        if number_of_modes() or len(self._times) > _MOST or not (self._alike or may_launch(tensors[0].device)):
+            native_results = self._run(tensors)
+            if native_results is not None:
+                return native_results
+        if (
+            number_of_modes()
+            or len(self._call_counts) > _MAX_LAYOUTS
+            or not (self._alike or may_launch(tensors[0].device))
+        ):
             return self._function(tensors)
         layout = None if self._alike else layout_key(tensors)
-        self._times[layout] += 1
-        is_due = self._times[layout] % _ASKED_EVERY == _RECORDED
-        module = compiled_launcher(tensors[0].device, self._times.total()) if is_due else None
+        self._call_counts[layout] += 1
+        is_due = self._call_counts[layout] % _CALLS_PER_CHECK == _FIRST_RECORDED
+        module = compiled_launcher(tensors[0].device, self._call_counts.total()) if is_due else None
         if module is None:
             return self._function(tensors)
         results, recording = recorded(self._function, tensors)

@@ -103,20 +103,22 @@ class NativeScan:
         links: bool = False,
     ) -> None:
         program = NativeProgram(module, forward)
-        self._module, self._there, self._saves = module, forward.given, saved is not None
+        self._module, self._is_present, self._saves = module, forward.given, saved is not None
         self._first_kept = first_kept
         self.watched = program.watched
         """Function that returns True if a hook watches launches that this scan would bypass.
 
         Callers call it before a forward. The answer also applies to the backward.
         """
-        absent = [i for i, one in enumerate(forward.given) if not one]
-        places = None
+        absent = [i for i, is_tensor in enumerate(forward.given) if not is_tensor]
+        positions = None
         if saved is not None:
-            places = [None if place is None else place - sum(i < place for i in absent) for place in saved]
-        there, of_call = list(forward.given), saved is None
+            positions = [
+                None if position is None else position - sum(i < position for i in absent) for position in saved
+            ]
+        is_present, of_call = list(forward.given), saved is None
         self._scan = module.Scan(
-            owner, there, program.program, first_bits, first_kept, list(fixed), places, links, of_call
+            owner, is_present, program.program, first_bits, first_kept, list(fixed), positions, links, of_call
         )
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -146,19 +148,26 @@ class NativeScan:
         if not can_be_native(forward):
             return None
         program = NativeProgram(self._module, forward)
-        there, end = [i for i, one in enumerate(forward.given) if one], self._first_kept
-        count, num_results = len(there), len(forward.results) - len(computed)
-        saved = [count + computed[i] if i in computed else n for n, i in enumerate(there) if i < len(self._there)]
-        saved += [count + i for i in range(end, num_results)]
+        present, first_saved = [i for i, is_tensor in enumerate(forward.given) if is_tensor], self._first_kept
+        count, num_results = len(present), len(forward.results) - len(computed)
+        saved = [
+            count + computed[i] if i in computed else n for n, i in enumerate(present) if i < len(self._is_present)
+        ]
+        saved += [count + i for i in range(first_saved, num_results)]
         return again_of(self._module, tensors, scan=self._scan.after(program.program, saved))
 
     def follow(
-        self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, reads: bool
+        self,
+        tensors: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        recording: Recording | str | None,
+        *,
+        reads: bool,
     ) -> bool:
         """Registers a backward. The compiled launcher then runs it for arguments of the same layout.
 
         Args:
-            given, needed: the arguments of `Owner.gradients`.
+            tensors, needed: the arguments of `Owner.gradients`.
             recording: recording of this call of `Owner.gradients`.
             reads: True if backward formulas read values, so that `Owner.reads_hold` must be called first.
 
@@ -167,12 +176,12 @@ class NativeScan:
         """
         if not isinstance(recording, Recording) or not can_be_native(recording):
             return False
-        absent = {i for i, one in enumerate(self._there) if not one}
-        slots = [i for i in range(len(given)) if self._saves or i not in absent]
+        absent = {i for i, is_tensor in enumerate(self._is_present) if not is_tensor}
+        slots = [i for i in range(len(tensors)) if self._saves or i not in absent]
         results = [number for i, number in enumerate(recording.results) if i not in absent]
         program = NativeProgram(self._module, recording, slots, results)
-        needs = [need for i, need in enumerate(needed) if i not in absent]
-        self._scan.follow([given[i] for i in slots], needs, program.program, reads)
+        needs = [is_needed for i, is_needed in enumerate(needed) if i not in absent]
+        self._scan.follow([tensors[i] for i in slots], needs, program.program, reads)
         return True
 
 
@@ -182,10 +191,10 @@ def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
     Args:
         core: the step function from which the owner's step was traced.
     """
-    return partial(_present, weakref.ref(owner), _reference(_written_by_user(core)))
+    return partial(_find_owner, weakref.ref(owner), _make_reference(_unwrap_core(core)))
 
 
-def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
+def _find_owner(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
     """Returns the owner of a scan; `None` if the owner and the core are freed, since no code can then change the core.
 
     Args:
@@ -196,16 +205,16 @@ def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) ->
         StepGoneError: the owner is freed, although it is needed for a computation, or to check the reads of a core that
             is still alive.
     """
-    found = owner()
-    if found is None and (needed or core() is not None):
+    owner_object = owner()
+    if owner_object is None and (needed or core() is not None):
         raise StepGoneError(
             "the step of this backward no longer exists: its neuron was deleted, or has run with many "
             "other settings or shapes since. Keep the neuron, and call backward() earlier."
         )
-    return found
+    return owner_object
 
 
-def _written_by_user(core: Any) -> Any:
+def _unwrap_core(core: Any) -> Any:
     """Unwraps a core: returns the function, module or other object that the user wrote."""
     while True:
         if isinstance(core, MethodType):
@@ -218,8 +227,8 @@ def _written_by_user(core: Any) -> Any:
             return core
 
 
-def _reference(thing: Any) -> Callable[[], Any]:
+def _make_reference(target: Any) -> Callable[[], Any]:
     try:
-        return weakref.ref(thing)
+        return weakref.ref(target)
     except TypeError:  # the object supports no weak references, so it is kept alive
-        return lambda: thing
+        return lambda: target

@@ -73,15 +73,15 @@ class Layout {
         keys_(tensor.key_set()),
         dtype_(tensor.scalar_type()),
         device_(tensor.device()),
-        place_(place(tensor)) {}
+        alignment_(alignment(tensor)) {}
 
   bool is_of(const at::Tensor& tensor) const {
     return tensor.key_set() == keys_ && tensor.scalar_type() == dtype_ && tensor.device() == device_ &&
-        tensor.sizes().equals(sizes_) && tensor.strides().equals(strides_) && place(tensor) == place_;
+        tensor.sizes().equals(sizes_) && tensor.strides().equals(strides_) && alignment(tensor) == alignment_;
   }
 
  private:
-  static int place(const at::Tensor& tensor) {
+  static int alignment(const at::Tensor& tensor) {
     const auto address = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
     return address == 0 ? -1 : static_cast<int>(address % 16);
   }
@@ -90,7 +90,7 @@ class Layout {
   c10::DispatchKeySet keys_;
   at::ScalarType dtype_;
   at::Device device_;
-  int place_;
+  int alignment_;
 };
 
 void* address_of(const at::Tensor& tensor) {
@@ -103,22 +103,22 @@ void* address_of(const at::Tensor& tensor) {
 
 // Creates a CUDA context for this thread, by an operation of torch. The driver launches in the context of the thread, and crashes
 // in a thread without a context, that is, a thread that has not used a GPU before.
-void have_context(at::Device device) {
-  thread_local std::vector<bool> there;
+void ensure_context(at::Device device) {
+  thread_local std::vector<bool> has_context;
   const auto index = static_cast<std::size_t>(device.index());
-  if (there.size() <= index)
-    there.resize(index + 1);
-  if (!there[index])
+  if (has_context.size() <= index)
+    has_context.resize(index + 1);
+  if (!has_context[index])
     at::zeros({1}, at::TensorOptions().device(device)).add_(1);
-  there[index] = true;
+  has_context[index] = true;
 }
 
 // Throws a Python error in the form in which torch passes Python errors through its autograd engine.
-[[noreturn]] void raised(py::error_already_set& error) {
+[[noreturn]] void rethrow(py::error_already_set& error) {
   error.restore();
-  python_error handed;
-  handed.persist();
-  throw std::move(handed);
+  python_error torch_error;
+  torch_error.persist();
+  throw std::move(torch_error);
 }
 
 // The launch of a compiled kernel.
@@ -147,7 +147,7 @@ struct Kernel {
       return;
     }
     const c10::DeviceGuard guard(device);
-    have_context(device);
+    ensure_context(device);
     void* stream = nullptr;
     TORCH_CHECK(current_stream(device.index(), &stream) == 0, "torch does not tell the current stream of ", device);
     c10::SmallVector<void*, 48> pointers;
@@ -225,24 +225,25 @@ struct Operator {
       const std::vector<std::size_t>& places,
       std::vector<std::size_t> into) {
     const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-    py::tuple given(args.size());
+    py::tuple converted(args.size());
     for (std::size_t i = 0; i < args.size(); ++i)
-      given[i] = handle.schema().arguments()[i].type()->kind() == c10::TypeKind::TensorType ? as_tensor(args[i]) : args[i];
+      converted[i] = handle.schema().arguments()[i].type()->kind() == c10::TypeKind::TensorType ? as_tensor(args[i]) : args[i];
     auto arguments = torch::jit::createStackForSchema(
-        handle.schema(), torch::jit::tuple_slice(given), py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
-    std::unordered_map<const void*, std::size_t> known;
+        handle.schema(), torch::jit::tuple_slice(converted), py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
+    std::unordered_map<const void*, std::size_t> number_by_tensor;
     for (std::size_t i = 0; i < stand_ins.size(); ++i)
-      known[stand_ins[i].unsafeGetTensorImpl()] = places[i];
+      number_by_tensor[stand_ins[i].unsafeGetTensorImpl()] = places[i];
     std::vector<Hole> holes;
     std::size_t count = 0;
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       Hole hole{i, arguments[i].isTensorList(), {}};
       if (hole.is_list)
         for (const at::Tensor& tensor : arguments[i].toTensorList())
-          hole.places.push_back(known.at(tensor.unsafeGetTensorImpl()));
+          hole.places.push_back(number_by_tensor.at(tensor.unsafeGetTensorImpl()));
       else if (arguments[i].isTensor() && arguments[i].toTensor().defined())
-        if (const auto found = known.find(arguments[i].toTensor().unsafeGetTensorImpl()); found != known.end())
-          hole.places.push_back(found->second);
+        if (const auto entry = number_by_tensor.find(arguments[i].toTensor().unsafeGetTensorImpl());
+            entry != number_by_tensor.end())
+          hole.places.push_back(entry->second);
       if (hole.places.empty())
         continue;
       count += hole.places.size();
@@ -307,7 +308,7 @@ struct Checked {
     try {
       check();
     } catch (py::error_already_set& error) {
-      raised(error);
+      rethrow(error);
     }
   }
 };
@@ -334,17 +335,17 @@ class Program {
     results_ = std::move(results);
   }
 
-  // `these`: the present tensors of a call, in order. A tensor may be undefined.
-  variable_list run(at::TensorList these) const {
+  // `arguments`: the present tensors of a call, in order. A tensor may be undefined.
+  variable_list run(at::TensorList arguments) const {
     RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
     const at::NoGradGuard no_grad;
     std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast; // the program contains the conversions
     if (has_operators_)
       no_autocast.emplace(c10::autocast_dispatch_keyset);
-    const auto device = these[0].device();
+    const auto device = arguments[0].device();
     variable_list tensors(count_), results;
     for (std::size_t i = 0; i < given_.size(); ++i)
-      tensors[given_[i]] = these[i];
+      tensors[given_[i]] = arguments[i];
     for (const auto& line : lines_) {
       if (const auto* kernel = std::get_if<Kernel>(&line))
         kernel->run(tensors, device);
@@ -381,11 +382,11 @@ class Program {
 using SharedProgram = std::shared_ptr<const Program>;
 
 variable_list present(const Tensors& tensors) {
-  variable_list these;
+  variable_list present_tensors;
   for (const auto& tensor : tensors)
     if (tensor)
-      these.push_back(*tensor);
-  return these;
+      present_tensors.push_back(*tensor);
+  return present_tensors;
 }
 
 // The forward of a scan.
@@ -404,64 +405,64 @@ struct Forward {
 
 // A registered backward, for arguments with these layouts and for these needs.
 struct Backward {
-  std::vector<std::optional<Layout>> given;
+  std::vector<std::optional<Layout>> layouts;
   std::vector<bool> needed;
   SharedProgram program;
-  bool asks; // true if formulas read values in Python, which must be unchanged
+  bool has_reads; // true if formulas read values in Python, which must be unchanged
 
   bool is_like(const variable_list& tensors, const std::vector<bool>& needs) const {
-    const auto fits = [](const at::Tensor& tensor, const std::optional<Layout>& layout) {
+    const auto has_layout = [](const at::Tensor& tensor, const std::optional<Layout>& layout) {
       return tensor.defined() == layout.has_value() && (!layout || layout->is_of(tensor));
     };
-    return needs == needed && std::equal(tensors.begin(), tensors.end(), given.begin(), given.end(), fits);
+    return needs == needed && std::equal(tensors.begin(), tensors.end(), layouts.begin(), layouts.end(), has_layout);
   }
 };
 
 std::vector<std::optional<Layout>> layouts(const Tensors& tensors) {
-  std::vector<std::optional<Layout>> found;
+  std::vector<std::optional<Layout>> result;
   for (const auto& tensor : tensors)
-    found.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
-  return found;
+    result.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
+  return result;
 }
 
-constexpr std::size_t most_told = 16; // maximum number of registered backwards of a scan
+constexpr std::size_t max_backwards = 16; // maximum number of registered backwards of a scan
 
 // The registered backwards of a scan.
 class Backwards {
  public:
-  void add(std::shared_ptr<const Backward> told) {
+  void add(std::shared_ptr<const Backward> backward) {
     std::shared_ptr<const Backward> oldest; // destroyed after the lock is released
     const std::lock_guard<std::mutex> lock(mutex_);
-    told_.insert(told_.begin(), std::move(told));
-    if (told_.size() > most_told) {
-      oldest = std::move(told_.back());
-      told_.pop_back();
+    backwards_.insert(backwards_.begin(), std::move(backward));
+    if (backwards_.size() > max_backwards) {
+      oldest = std::move(backwards_.back());
+      backwards_.pop_back();
     }
   }
 
   // Returns the registered backward for tensors with these layouts and for these needs, or null.
-  std::shared_ptr<const Backward> like(const variable_list& given, const std::vector<bool>& needed) const {
+  std::shared_ptr<const Backward> find(const variable_list& tensors, const std::vector<bool>& needed) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& told : told_)
-      if (told->is_like(given, needed))
-        return told;
+    for (const auto& backward : backwards_)
+      if (backward->is_like(tensors, needed))
+        return backward;
     return nullptr;
   }
 
  private:
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const Backward>> told_;
+  std::vector<std::shared_ptr<const Backward>> backwards_;
 };
 
 class Scan : public torch::CustomClassHolder {
  public:
   // `owner`: function that returns the `Owner`, which computes gradients in Python. If the owner is freed, the function returns
-  // None or raises an error: see `_present`. The scan holds no reference to the owner: the owner's step may refer to the neuron,
-  // and the neuron to this scan in the graph of its last state. Python could not detect such a reference cycle.
-  // `there`: for each tensor of a call, true if it is present. Absent tensors are initial states of zeros.
+  // None or raises an error: see `_find_owner`. The scan holds no reference to the owner: the owner's step may refer to the
+  // neuron, and the neuron to this scan in the graph of its last state. Python could not detect such a reference cycle.
+  // `is_present`: for each tensor of a call, true if it is present. Absent tensors are initial states of zeros.
   Scan(
       py::object owner,
-      std::vector<bool> there,
+      std::vector<bool> is_present,
       SharedProgram program,
       std::size_t first_bits,
       std::size_t first_kept,
@@ -469,7 +470,7 @@ class Scan : public torch::CustomClassHolder {
       std::optional<std::vector<std::optional<std::size_t>>> saved,
       bool links,
       bool of_call)
-      : there(std::move(there)),
+      : is_present(std::move(is_present)),
         links(links),
         forward{std::move(program), first_bits, first_kept, std::move(fixed), std::move(saved), of_call},
         owner_(std::move(owner)) {}
@@ -486,21 +487,22 @@ class Scan : public torch::CustomClassHolder {
     return owner_(needed);
   }
 
-  void follow(const Tensors& given, std::vector<bool> needed, SharedProgram program, bool asks) {
-    backwards->add(std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(program), asks}));
+  void follow(const Tensors& given, std::vector<bool> needed, SharedProgram program, bool has_reads) {
+    backwards->add(std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(program), has_reads}));
   }
 
   // Returns a scan with the backwards of this scan, whose `program` also computes some of this scan's tensors. `program` takes
   // the present tensors of a call, with other objects in place of the computed tensors, and additional tensors. `saved` selects
   // the tensors that the backward receives.
   c10::intrusive_ptr<Scan> after(SharedProgram program, std::vector<std::optional<std::size_t>> saved) const {
-    auto found = c10::make_intrusive<Scan>(
-        owner_, there, std::move(program), forward.first_bits, forward.first_kept, forward.fixed, std::move(saved), links, true);
-    found->backwards = backwards;
-    return found;
+    auto scan = c10::make_intrusive<Scan>(
+        owner_, is_present, std::move(program), forward.first_bits, forward.first_kept, forward.fixed, std::move(saved), links,
+        true);
+    scan->backwards = backwards;
+    return scan;
   }
 
-  const std::vector<bool> there;
+  const std::vector<bool> is_present;
   const bool links; // true if gradients of later results bypass the hooks of the first result
   const Forward forward;
   std::shared_ptr<Backwards> backwards = std::make_shared<Backwards>();
@@ -512,50 +514,50 @@ class Scan : public torch::CustomClassHolder {
 // Calls without gradients, on tensors of several layouts.
 class Calls {
  public:
-  void add(const Tensors& given, SharedProgram program) {
-    auto known = std::make_shared<Known>(Known{layouts(given), std::move(program)});
+  void add(const Tensors& tensors, SharedProgram program) {
+    auto call = std::make_shared<RegisteredCall>(RegisteredCall{layouts(tensors), std::move(program)});
     const std::lock_guard<std::mutex> lock(mutex_);
-    known_.push_back(std::move(known));
+    calls_.push_back(std::move(call));
   }
 
   // Returns no value if no program has these layouts.
   std::optional<variable_list> run(const Tensors& tensors) const {
-    const auto found = like(tensors);
-    if (found == nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set())
+    const auto call = find(tensors);
+    if (call == nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set())
       return std::nullopt;
-    const auto these = present(tensors);
-    const py::gil_scoped_release others_may_run;
-    return found->program->run(these);
+    const auto arguments = present(tensors);
+    const py::gil_scoped_release without_gil;
+    return call->program->run(arguments);
   }
 
  private:
-  struct Known {
-    std::vector<std::optional<Layout>> given;
+  struct RegisteredCall {
+    std::vector<std::optional<Layout>> tensor_layouts;
     SharedProgram program;
   };
 
-  std::shared_ptr<const Known> like(const Tensors& tensors) const {
-    const auto fits = [](const std::optional<at::Tensor>& tensor, const std::optional<Layout>& layout) {
+  std::shared_ptr<const RegisteredCall> find(const Tensors& tensors) const {
+    const auto has_layout = [](const std::optional<at::Tensor>& tensor, const std::optional<Layout>& layout) {
       return tensor.has_value() == layout.has_value() && (!layout || layout->is_of(*tensor));
     };
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& known : known_)
-      if (std::equal(tensors.begin(), tensors.end(), known->given.begin(), known->given.end(), fits))
-        return known;
+    for (const auto& call : calls_)
+      if (std::equal(tensors.begin(), tensors.end(), call->tensor_layouts.begin(), call->tensor_layouts.end(), has_layout))
+        return call;
     return nullptr;
   }
 
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const Known>> known_;
+  std::vector<std::shared_ptr<const RegisteredCall>> calls_;
 };
 
 struct ScanBackward : torch::autograd::Function<ScanBackward> {
   // `tensors`: the present tensors of a call.
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Scan>& scan, at::TensorList tensors) {
-    const auto& [program, first_bits, first_kept, fixed, named, of_call] = scan->forward;
+    const auto& [program, first_bits, first_kept, fixed, positions, of_call] = scan->forward;
     variable_list saved, results = program->run(tensors);
-    if (named) {
-      for (const auto& place : *named)
+    if (positions) {
+      for (const auto& place : *positions)
         saved.push_back(!place ? at::Tensor() : *place < tensors.size() ? tensors[*place] : results[*place - tensors.size()]);
     } else {
       saved.assign(tensors.begin(), tensors.end());
@@ -568,19 +570,19 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     context->saved_data["scan"] = c10::IValue::make_capsule(scan);
     context->saved_data["count"] = static_cast<std::int64_t>(tensors.size());
     if (!fixed.empty()) {
-      variable_list without;
+      variable_list constants;
       for (const auto i : fixed)
-        without.push_back(results[i]);
-      context->mark_non_differentiable(without);
+        constants.push_back(results[i]);
+      context->mark_non_differentiable(constants);
     }
     return results;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto scan = c10::static_intrusive_pointer_cast<Scan>(context->saved_data["scan"].toCapsule());
-    variable_list given;
+    variable_list arguments;
     try {
-      given = context->get_saved_variables();
+      arguments = context->get_saved_variables();
     } catch (const c10::Error& error) {
       TORCH_CHECK(std::string(error.what_without_backtrace()).find("second time") == std::string::npos,
                   "backward a second time through a scan whose graph an earlier backward has freed. If this is the "
@@ -590,36 +592,36 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
                   "graph twice, give the first backward retain_graph=True.");
       throw;
     }
-    const auto count = static_cast<std::size_t>(std::count(scan->there.begin(), scan->there.end(), true));
+    const auto count = static_cast<std::size_t>(std::count(scan->is_present.begin(), scan->is_present.end(), true));
     std::vector<bool> needed;
     for (std::size_t i = 0; i < count; ++i)
       needed.push_back(context->needs_input_grad(i));
     gradients.resize(scan->forward.first_bits);
     if (scan->links)
-      look_at_hooks(*scan, gradients);
+      check_hooks(*scan, gradients);
     for (auto& gradient : gradients)
-      given.push_back(std::move(gradient));
+      arguments.push_back(std::move(gradient));
     // If kernels cannot read an argument, Python raises an error with a clear message.
-    const bool refused = c10::impl::TorchDispatchModeTLS::any_modes_set() || has_unreadable(given);
-    const auto told = at::GradMode::is_enabled() || refused ? nullptr : scan->backwards->like(given, needed);
-    variable_list found{at::Tensor()}; // the gradient of `scan`, which is not a tensor
-    if (told != nullptr && (!told->asks || reads_hold(*scan)))
-      append(found, told->program->run(given));
+    const bool refused = c10::impl::TorchDispatchModeTLS::any_modes_set() || has_unreadable(arguments);
+    const auto registered = at::GradMode::is_enabled() || refused ? nullptr : scan->backwards->find(arguments, needed);
+    variable_list results{at::Tensor()}; // the gradient of `scan`, which is not a tensor
+    if (registered != nullptr && (!registered->has_reads || reads_hold(*scan)))
+      append(results, registered->program->run(arguments));
     else
-      append(found, of_python(*scan, given, needed));
-    found.resize(1 + static_cast<std::size_t>(context->saved_data["count"].toInt())); // none for additional tensors
-    return found;
+      append(results, compute_in_python(*scan, arguments, needed));
+    results.resize(1 + static_cast<std::size_t>(context->saved_data["count"].toInt())); // none for additional tensors
+    return results;
   }
 
  private:
-  static void append(variable_list& all, variable_list more) {
-    for (auto& one : more)
-      all.push_back(std::move(one));
+  static void append(variable_list& list, variable_list values) {
+    for (auto& tensor : values)
+      list.push_back(std::move(tensor));
   }
 
   // Raises an error if the first result has hooks, and a gradient arrives through another result: the hooks would miss it.
-  static void look_at_hooks(const Scan& scan, const variable_list& gradients) {
-    if (std::none_of(gradients.begin() + 1, gradients.end(), [](const at::Tensor& one) { return one.defined(); }))
+  static void check_hooks(const Scan& scan, const variable_list& gradients) {
+    if (std::none_of(gradients.begin() + 1, gradients.end(), [](const at::Tensor& tensor) { return tensor.defined(); }))
       return;
     const auto node = torch::autograd::get_current_node();
     if (node == nullptr || (node->tensor_pre_hooks().empty() && node->retains_grad_hooks().empty()))
@@ -628,7 +630,7 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     try {
       scan.owner(true).attr("refuse_hooks")();
     } catch (py::error_already_set& error) {
-      raised(error);
+      rethrow(error);
     }
   }
 
@@ -644,39 +646,39 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       const auto owner = scan.owner(false);
       return owner.is_none() || owner.attr("reads_hold")().cast<bool>();
     } catch (py::error_already_set& error) {
-      raised(error);
+      rethrow(error);
     }
   }
 
-  static variable_list of_python(const Scan& scan, const variable_list& given, const std::vector<bool>& needed) {
+  static variable_list compute_in_python(const Scan& scan, const variable_list& arguments, const std::vector<bool>& needed) {
     py::gil_scoped_acquire gil;
     try {
-      py::list all, needs;
+      py::list list, needs;
       std::size_t next = 0, need = 0;
-      for (const bool there : scan.there) {
+      for (const bool is_present : scan.is_present) {
         if (scan.forward.of_call)
-          all.append(there ? py::cast(given[next++]) : py::none());
-        needs.append(there && needed[need++]);
+          list.append(is_present ? py::cast(arguments[next++]) : py::none());
+        needs.append(is_present && needed[need++]);
       }
-      for (; next < given.size(); ++next)
-        all.append(given[next].defined() ? py::cast(given[next]) : py::none());
-      const auto gradients = scan.owner(true).attr("gradients")(all, needs).cast<Tensors>();
-      variable_list found;
-      for (std::size_t i = 0; i < scan.there.size(); ++i)
-        if (scan.there[i])
-          found.push_back(gradients[i].value_or(at::Tensor()));
-      return found;
+      for (; next < arguments.size(); ++next)
+        list.append(arguments[next].defined() ? py::cast(arguments[next]) : py::none());
+      const auto gradients = scan.owner(true).attr("gradients")(list, needs).cast<Tensors>();
+      variable_list results;
+      for (std::size_t i = 0; i < scan.is_present.size(); ++i)
+        if (scan.is_present[i])
+          results.push_back(gradients[i].value_or(at::Tensor()));
+      return results;
     } catch (py::error_already_set& error) {
-      raised(error);
+      rethrow(error);
     }
   }
 };
 
 variable_list Scan::run(const Tensors& tensors) {
-  const auto these = present(tensors);
+  const auto arguments = present(tensors);
   const auto self = c10::intrusive_ptr<Scan>::reclaim_copy(this);
-  const py::gil_scoped_release others_may_run;
-  return ScanBackward::apply(self, at::TensorList(these));
+  const py::gil_scoped_release without_gil;
+  return ScanBackward::apply(self, at::TensorList(arguments));
 }
 
 // Runs calls like an earlier call. Compares everything on which a call may depend, except for values in memory and in Python.
@@ -694,22 +696,22 @@ class Again {
       requires_grad_.push_back(tensor && tensor->requires_grad());
   }
 
-  // `given`: Python objects. Returns no value for a call that differs from the earlier call.
-  std::optional<variable_list> run(const py::tuple& given) const {
+  // `objects`: Python objects. Returns no value for a call that differs from the earlier call.
+  std::optional<variable_list> run(const py::tuple& objects) const {
     Tensors tensors;
-    tensors.reserve(given.size());
-    for (const auto one : given) {
-      if (!one.is_none() && !THPVariable_CheckExact(one.ptr()))
+    tensors.reserve(objects.size());
+    for (const auto object : objects) {
+      if (!object.is_none() && !THPVariable_CheckExact(object.ptr()))
         return std::nullopt; // an instance of a subclass, or not a tensor
-      tensors.push_back(one.is_none() ? std::nullopt : std::optional(THPVariable_Unpack(one.ptr())));
+      tensors.push_back(object.is_none() ? std::nullopt : std::optional(THPVariable_Unpack(object.ptr())));
     }
     if (!is_like(tensors))
       return std::nullopt;
     if (scan_)
       return scan_->run(tensors);
-    const auto these = present(tensors);
-    const py::gil_scoped_release others_may_run;
-    return program_->run(these);
+    const auto arguments = present(tensors);
+    const py::gil_scoped_release without_gil;
+    return program_->run(arguments);
   }
 
  private:
@@ -795,12 +797,12 @@ class SavingHooks {
   py::object pack(const py::object& given) {
     const auto& tensor = THPVariable_Unpack(given.ptr());
     if (THPVariable_CheckExact(given.ptr()) && is_considered(tensor)) {
-      if (auto found = noted(tensor))
-        return std::move(*found);
+      if (auto packed = noted(tensor))
+        return std::move(*packed);
       if (may_be_spikes(tensor)) {
-        auto found = packed_(given);
-        if (!found.is_none())
-          return found;
+        auto packed = packed_(given);
+        if (!packed.is_none())
+          return packed;
       }
     }
     return py::cast(Whole{given, tensor.is_inference() ? -1 : static_cast<std::int64_t>(tensor._version())});
@@ -809,9 +811,9 @@ class SavingHooks {
   py::object unpack(const py::object& kept) const {
     if (py::isinstance<Packed>(kept)) {
       const auto& packed = kept.cast<const Packed&>();
-      const auto found = packed.reader ? packed.reader->run({packed.packed}) : std::nullopt;
-      if (found && found->front().numel() == c10::multiply_integers(packed.sizes))
-        return py::cast(found->front().as_strided(packed.sizes, packed.strides));
+      const auto values = packed.reader ? packed.reader->run({packed.packed}) : std::nullopt;
+      if (values && values->front().numel() == c10::multiply_integers(packed.sizes))
+        return py::cast(values->front().as_strided(packed.sizes, packed.strides));
     }
     if (!py::isinstance<Whole>(kept))
       return unpacked_(kept);
@@ -852,19 +854,19 @@ class SavingHooks {
   }
 
   std::optional<py::object> noted(const at::Tensor& tensor) {
-    const auto found = noted_.find(tensor.storage().unsafeGetStorageImpl());
-    if (found == noted_.end())
+    const auto entry = noted_.find(tensor.storage().unsafeGetStorageImpl());
+    if (entry == noted_.end())
       return std::nullopt;
-    auto& one = found->second;
-    if (tensor._version() != one.version || tensor.scalar_type() != one.dtype || !is_whole(tensor))
+    auto& note = entry->second;
+    if (tensor._version() != note.version || tensor.scalar_type() != note.dtype || !is_whole(tensor))
       return std::nullopt;
-    py::object bits = one.bits();
+    py::object bits = note.bits();
     if (bits.is_none())
       return std::nullopt;
-    if (!std::exchange(one.is_counted, true))
+    if (!std::exchange(note.is_counted, true))
       counted_(tensor.nbytes(), bits, true);
     const auto packed = bits.attr("packed").cast<at::Tensor>();
-    return py::cast(Packed{std::move(bits), packed, tensor.sizes().vec(), tensor.strides().vec(), one.dtype, one.reader});
+    return py::cast(Packed{std::move(bits), packed, tensor.sizes().vec(), tensor.strides().vec(), note.dtype, note.reader});
   }
 
   bool may_be_spikes(const at::Tensor& tensor) const {
