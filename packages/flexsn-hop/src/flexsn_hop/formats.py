@@ -41,37 +41,37 @@ def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequen
     are compared by their strides in the first operand in which these strides are different and not 0. If no operand
     decides, the operands in ``also`` decide.
     """
-    usual = tuple(range(len(shape)))
+    default_order = tuple(range(len(shape)))
     if any(type(size) is int and size == 0 for size in shape):
-        return usual
-    if all(_is_dense(shape, operand, usual) for operand in operands):
-        return usual if operands else _sorted(shape, also)
+        return default_order
+    if all(_is_dense(shape, operand, default_order) for operand in operands):
+        return default_order if operands else _sort_dimensions(shape, also)
     if len(shape) in (4, 5):
-        channels_last = (0, *usual[2:], 1)
+        channels_last = (0, *default_order[2:], 1)
         if all(_is_dense(shape, operand, channels_last) for operand in operands):
             return channels_last
-    return _sorted(shape, [*operands, *also])
+    return _sort_dimensions(shape, [*operands, *also])
 
 
-def _sorted(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
+def _sort_dimensions(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
     rows = [
-        [_stride_in(*d) for d in zip(shape, sizes, strides, strict=True)]  # d: (size of the result, size, stride)
+        [_find_stride(*d) for d in zip(shape, sizes, strides, strict=True)]  # d: (size of the result, size, stride)
         for sizes, strides in operands
     ]
     order = list(range(len(shape)))[::-1]  # starts with the innermost dimension
     for i in range(1, len(order)):
-        place = i
+        position = i
         for before in range(i - 1, -1, -1):
-            verdict = _compare(shape, rows, order[before], order[place])
-            if verdict < 0:
+            decision = _compare(shape, rows, order[before], order[position])
+            if decision < 0:
                 break
-            if verdict > 0:
-                order[before], order[place] = order[place], order[before]
-                place = before
+            if decision > 0:
+                order[before], order[position] = order[position], order[before]
+                position = before
     return tuple(order[::-1])
 
 
-def _stride_in(whole: Any, size: Any, stride: Any) -> Any:
+def _find_stride(whole: Any, size: Any, stride: Any) -> Any:
     """Returns the stride of an operand along one dimension; 0 if the operand broadcasts along the dimension."""
     if type(stride) is int and stride == 0:
         return 0
@@ -133,37 +133,39 @@ def sequence_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states:
     inputs and states.
     """
     whole = (inputs[0].shape[0], *shape)
-    return memory_order(whole, broadcast_sequences(whole, _strided(inputs)), broadcast_states(whole, _strided(states)))
+    return memory_order(
+        whole, broadcast_sequences(whole, _list_strided(inputs)), broadcast_states(whole, _list_strided(states))
+    )
 
 
 def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> Order:
     """Returns the order of a state ``[*shape]``, by the rule of `sequence_order`."""
-    steps = [(sizes[1:], strides[1:]) for sizes, strides in _strided(inputs)]
-    return memory_order(shape, _broadcast(shape, steps), _broadcast(shape, _strided(states)))
+    steps = [(sizes[1:], strides[1:]) for sizes, strides in _list_strided(inputs)]
+    return memory_order(shape, _align_all(shape, steps), _align_all(shape, _list_strided(states)))
 
 
 def broadcast_sequences(whole: Sequence[Any], sequences: Sequence[Operand]) -> list[Operand]:
     """Extends the sequences to all dimensions of ``whole``. Omits those that do not broadcast to it after T."""
     steps = [(sizes[1:], strides[1:]) for sizes, strides in sequences]
-    pairs = zip(sequences, (_aligned(whole[1:], *step) for step in steps), strict=True)
+    pairs = zip(sequences, (_align(whole[1:], *step) for step in steps), strict=True)
     return [((sizes[0], *step[0]), (strides[0], *step[1])) for (sizes, strides), step in pairs if step is not None]
 
 
 def broadcast_states(whole: Sequence[Any], states: Sequence[Operand]) -> list[Operand]:
     """Extends the states to all dimensions of ``whole``. Omits those that do not broadcast to its steps."""
-    return [((1, *sizes), (0, *strides)) for sizes, strides in _broadcast(whole[1:], states)]
+    return [((1, *sizes), (0, *strides)) for sizes, strides in _align_all(whole[1:], states)]
 
 
-def _strided(tensors: Sequence[torch.Tensor]) -> list[Operand]:
+def _list_strided(tensors: Sequence[torch.Tensor]) -> list[Operand]:
     return [(tensor.shape, tensor.stride()) for tensor in tensors if tensor.layout is torch.strided]
 
 
-def _broadcast(whole: Sequence[Any], operands: Sequence[Operand]) -> list[Operand]:
-    aligned = (_aligned(whole, *operand) for operand in operands)
+def _align_all(whole: Sequence[Any], operands: Sequence[Operand]) -> list[Operand]:
+    aligned = (_align(whole, *operand) for operand in operands)
     return [operand for operand in aligned if operand is not None]
 
 
-def _aligned(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any]) -> Operand | None:
+def _align(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any]) -> Operand | None:
     """Extends a tensor to all dimensions of ``whole``. Returns None if the tensor does not broadcast to ``whole``."""
     missing = len(whole) - len(shape)
     if missing < 0:
@@ -198,7 +200,7 @@ def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
     if spare == 0 and order == tuple(range(dims)):
         return sequence.unbind(0)
     in_memory = sequence.permute(order)[(None,) * spare]
-    inverse = _inverse([d - 1 for d in order if d > 0])
+    inverse = _invert([d - 1 for d in order if d > 0])
     steps = in_memory.unbind(spare + order.index(0))
     if spare:
         steps = tuple(step.flatten(0, spare) for step in steps)
@@ -208,10 +210,10 @@ def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
 def stack_in_order(steps: Sequence[torch.Tensor], order: Order) -> torch.Tensor:
     """Returns ``torch.stack(steps)``, dense in memory with its dimensions in this order."""
     dims = len(order)
-    usual = order == tuple(range(dims))
+    is_default_order = order == tuple(range(dims))
     if steps[0].layout is not torch.strided:
         return torch.stack(list(steps))
-    if usual and all(step.is_contiguous() for step in steps):
+    if is_default_order and all(step.is_contiguous() for step in steps):
         return torch.stack(list(steps))
     within = [d - 1 for d in order if d > 0]
     spare = _guarded_dims(dims)
@@ -219,7 +221,7 @@ def stack_in_order(steps: Sequence[torch.Tensor], order: Order) -> torch.Tensor:
     stacked = torch.stack(values, spare + order.index(0))
     if spare:
         stacked = stacked.flatten(0, spare)
-    return stacked.permute(_inverse(order))
+    return stacked.permute(_invert(order))
 
 
 def copy_in_order(tensor: torch.Tensor, order: Order) -> torch.Tensor:
@@ -227,11 +229,11 @@ def copy_in_order(tensor: torch.Tensor, order: Order) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         return tensor.clone()
     in_memory = tensor.permute(order).clone(memory_format=torch.contiguous_format)
-    return in_memory.permute(_inverse(order))
+    return in_memory.permute(_invert(order))
 
 
-def _inverse(order: Sequence[int]) -> list[int]:
-    places = [0] * len(order)
-    for place, d in enumerate(order):
-        places[d] = place
-    return places
+def _invert(order: Sequence[int]) -> list[int]:
+    positions = [0] * len(order)
+    for position, d in enumerate(order):
+        positions[d] = position
+    return positions

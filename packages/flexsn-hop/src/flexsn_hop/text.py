@@ -143,7 +143,7 @@ def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
         return ["op", *value._schema.name.split("::"), value._overloadname]
     if isinstance(value, HigherOrderOperator):
         return ["higher order", type(value).__module__, value.name()]
-    if callable(value) and _found(*(name := (value.__module__, value.__qualname__))) is value:
+    if callable(value) and _find_object(*(name := (value.__module__, value.__qualname__))) is value:
         return ["function", *name]
     raise LoweringError(
         f"the core uses {getattr(value, '__name__', value)!s} ({value!r}), which cannot be written as text; use "
@@ -214,7 +214,7 @@ def _read_higher_order(module: str, name: str) -> Any:
     return getattr(torch.ops.higher_order, name)
 
 
-def _found(module: str, name: str) -> Any:
+def _find_object(module: str, name: str) -> Any:
     """Returns the object with this name in a module, or None if the object does not exist."""
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
@@ -228,5 +228,5 @@ _READERS: dict[str, Callable[..., Any]] = {
     "torch": lambda name: getattr(torch, name),
     "op": _read_op,
     "higher order": _read_higher_order,
-    "function": _found,
+    "function": _find_object,
 }

@@ -74,7 +74,7 @@ def implement(
             values_by_graph = samples(*args, **kwargs)
         for function, values in zip(args[:num_graphs], values_by_graph, strict=True):
             with disable_proxy_modes_tracing():
-                graph = _reenter_make_fx(function)(*_apart(values))
+                graph = _reenter_make_fx(function)(*_separate(values))
             _, name = _unique_graph_id(mode, prefix=f"{op.name()}_graph")
             mode.tracer.root.register_module(name, graph)
             graphs.append(graph)
@@ -96,14 +96,14 @@ def implement(
         plain = ctx.unwrap_tensors(args)
         with ctx.redispatch_to_next():
             functions = [
-                ctx.functionalize(_with_own_effects(ctx, _maybe_run_with_interpreter(function)))
+                ctx.functionalize(_isolate_effects(ctx, _maybe_run_with_interpreter(function)))
                 for function in plain[:num_graphs]
             ]
             results = op.redispatch(*functions, *plain[num_graphs:], **kwargs)
         return ctx.wrap_tensors(results)
 
 
-def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def _isolate_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns ``function``, with tokens of its own for operators with effects, such as the check in ``linalg.solve``.
 
     A functional graph orders operators with effects by tokens. The graph of ``function`` cannot use the tokens of the
@@ -114,14 +114,14 @@ def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., A
         return function
 
     def run(*args: Any) -> Any:
-        outside, mode._tokens = mode._tokens, _Tokens()
+        outer_tokens, mode._tokens = mode._tokens, _Tokens()
         try:
             results = function(*args)
             if mode._tokens:
                 _sink_tokens([ctx.unwrap_tensors(token) for token in mode._tokens.values()])
             return results
         finally:
-            mode._tokens = outside
+            mode._tokens = outer_tokens
 
     return run
 
@@ -138,18 +138,18 @@ class _Tokens(dict[Any, Any]):
         return token
 
 
-def _apart(values: Sequence[Any]) -> list[Any]:
+def _separate(values: Sequence[Any]) -> list[Any]:
     """Returns ``values``, in which a new tensor replaces each repetition of an earlier tensor.
 
     A repeated tensor would become a single argument of the graph. However, two states that start from the same tensor
     are different from the second step on.
     """
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     results = []
     for value in values:
-        if isinstance(value, torch.Tensor) and id(value) in seen:
+        if isinstance(value, torch.Tensor) and id(value) in seen_ids:
             value = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
-        seen.add(id(value))
+        seen_ids.add(id(value))
         results.append(value)
     return results
 

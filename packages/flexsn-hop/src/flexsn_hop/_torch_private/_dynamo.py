@@ -184,13 +184,13 @@ def register_with_dynamo(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> N
         return
     from torch._dynamo.variables import higher_order_ops
 
-    known = getattr(higher_order_ops, "_hop_name_to_variable_class", None)
-    if known is None or name in known or why_dynamo_cannot_capture() is not None:
+    variable_classes = getattr(higher_order_ops, "_hop_name_to_variable_class", None)
+    if variable_classes is None or name in variable_classes or why_dynamo_cannot_capture() is not None:
         return
-    known[name] = _dynamo_variable(name, hooks)
+    variable_classes[name] = _make_variable_class(name, hooks)
 
 
-def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
+def _make_variable_class(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
     """Returns the class with which Dynamo traces a call of the operator."""
     from torch._dynamo import config
     from torch._dynamo.exc import UncapturedHigherOrderOpError
@@ -214,12 +214,12 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             if isinstance(error, UncapturedHigherOrderOpError) or type(error).__module__.startswith("torch."):
                 raise
             kind = type(error)
-            both = type(
+            combined_class = type(
                 kind.__name__,
                 (UncapturedHigherOrderOpError, kind),
                 {"__module__": kind.__module__},
             )
-            raise both(str(error)) from error
+            raise combined_class(str(error)) from error
 
     def example(variable: Any) -> Any:
         """Returns the value of a variable: a fake tensor, a symbolic size or a constant.
@@ -231,7 +231,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
         try:
             return variable.as_python_constant()
         except NotImplementedError:
-            return _likeness(variable.python_type())
+            return _make_likeness(variable.python_type())
 
     def constant(tx: Any, variable: Any) -> Any:
         """Returns the value of an option.
@@ -250,10 +250,10 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
         """Traces a call of ``function`` with variables."""
         return SourcelessBuilder.create(tx, function).call_function(tx, list(args), kwargs)
 
-    class TakenApart(VariableTracker):
+    class FlattenedCore(VariableTracker):
         """A variable that calls a core, and returns the leaves of the core's result.
 
-        After a call, ``spec`` is a variable with the structure of the result, and ``odd`` contains, by position, a
+        After a call, ``spec`` is a variable with the structure of the result. ``stand_ins`` contains, by position, a
         stand-in for each leaf that no graph can return.
         """
 
@@ -261,11 +261,11 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             super().__init__()
             self.core = core
             self.spec: Any = None
-            self.odd: dict[int, Any] = {}
+            self.stand_ins: dict[int, Any] = {}
 
         def returned(self, values: list[Any]) -> Any:
             """Rebuilds the core's result from its leaves ``values``."""
-            leaves = [self.odd.get(index, value) for index, value in enumerate(values)]
+            leaves = [self.stand_ins.get(index, value) for index, value in enumerate(values)]
             return _tree_unflatten(leaves, self.spec.as_python_constant())
 
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -276,7 +276,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             items = list(leaves.items)
             for index, leaf in enumerate(items):
                 if not (_is_number_or_tensor(leaf) or leaf.is_python_constant()):
-                    self.odd[index] = _likeness(leaf.python_type())
+                    self.stand_ins[index] = _make_likeness(leaf.python_type())
                     items[index] = SourcelessBuilder.create(tx, None)
             return inline(tx, tuple, SourcelessBuilder.create(tx, items))
 
@@ -306,11 +306,11 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
         with discard_graph_changes(tx):
             samples = [sample(variable, index < num_inputs) for index, variable in enumerate(tensors)]
-        taken_apart = TakenApart(core)
+        flattened = FlattenedCore(core)
         with config.patch(specialize_float=True):
             (result, spec), graph, freevars = speculate_subgraph(
                 tx,
-                taken_apart,
+                flattened,
                 samples,
                 {},
                 f"torch.ops.higher_order.{name}",
@@ -328,9 +328,9 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             torch.fx.GraphModule(dict(tx.output.nn_modules), graph),
             [node.meta["example_value"] for node in graph.find_nodes(op="placeholder")],
             results,
-            taken_apart.returned(_leaves(spec, results)),
+            flattened.returned(_insert_constants(spec, results)),
         )
-        return step, taken_apart.spec, freevars
+        return step, flattened.spec, freevars
 
     def node(tx: Any, graph: torch.fx.GraphModule, op: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Adds the operator's node to the graph that Dynamo constructs."""
@@ -346,7 +346,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
             core, *rest = args
             call = CapturedCall(
-                _callable_behind(tx, core),
+                _find_callable(tx, core),
                 (
                     # The counts determine the graph, so they must be ints, although Dynamo may have made them symbolic.
                     *(int(example(variable)) for variable in rest[:3]),
@@ -357,8 +357,8 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             with readable():
                 options = hooks.before(call)
             if callable(options):
-                kept = {key: kwargs[key] for key in _REPLACEMENT_OPTIONS if key in kwargs}
-                return inline(tx, hooks.instead, SourcelessBuilder.create(tx, options), *args, **kept)
+                replacement_options = {key: kwargs[key] for key in _REPLACEMENT_OPTIONS if key in kwargs}
+                return inline(tx, hooks.instead, SourcelessBuilder.create(tx, options), *args, **replacement_options)
             tensors = rest[3:]
             step, _, freevars = capture(tx, core, call.args[0], tensors, self.value)
             with readable():
@@ -378,7 +378,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             args = (step_variable, init, xs, *options_given)
             parts = LazyVariableTracker.realize_all(inline(tx, hooks.parts.flatten, init, xs).items)
             call = CapturedTreeCall(
-                _callable_behind(tx, step_variable),
+                _find_callable(tx, step_variable),
                 [example(variable) for variable in parts[0].items],
                 parts[1].as_python_constant(),
                 [example(variable) for variable in parts[2].items],
@@ -394,13 +394,13 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             counts = len(inputs.items), len(states.items)
             step, spec, freevars = capture(tx, core, counts[0], tensors, hooks.operator)
             with readable():
-                order, places, num_outputs = hooks.after(call, step)
+                order, result_indices, num_outputs = hooks.after(call, step)
             (output,) = step.graph.graph.find_nodes(op="output")
             output.args = (tuple(output.args[0][position] for position in order),)
             step.graph.recompile()
             proxies = (*counts, num_outputs, *(variable.as_proxy() for variable in tensors), *freevars)
             results = node(tx, step.graph, hooks.operator, proxies, options)
-            constants = [SourcelessBuilder.create(tx, value) for value in (places, num_outputs)]
+            constants = [SourcelessBuilder.create(tx, value) for value in (result_indices, num_outputs)]
             trees = (*parts[:2], constants[0], spec, constants[1])
             return inline(tx, hooks.parts.close, results, *trees, *options_given[1:])
 
@@ -415,24 +415,24 @@ def _is_number_or_tensor(variable: Any) -> bool:
     return not isinstance(node.meta["example_value"], torch.Tensor) or issubclass(variable.python_type(), torch.Tensor)
 
 
-def _likeness(kind: type) -> Any:
+def _make_likeness(kind: type) -> Any:
     """Returns a stand-in for an object of this class, for messages."""
-    telling = {name: None for name in ("__array__", "__dataclass_fields__") if hasattr(kind, name)}
-    return type(kind.__name__, (), telling)()
+    attributes = {name: None for name in ("__array__", "__dataclass_fields__") if hasattr(kind, name)}
+    return type(kind.__name__, (), attributes)()
 
 
-def _leaves(spec: Any, tensors: Sequence[Any]) -> list[Any]:
+def _insert_constants(spec: Any, tensors: Sequence[Any]) -> list[Any]:
     """Returns the captured tensors, with the constants that Dynamo has removed inserted at their positions."""
     if spec.masks_to_filter_const_values is None:
         return list(tensors)
-    came = iter(tensors)
+    remaining = iter(tensors)
     return [
-        constant if is_constant else next(came)
+        constant if is_constant else next(remaining)
         for is_constant, constant in zip(spec.masks_to_filter_const_values, spec.const_values, strict=True)
     ]
 
 
-def _callable_behind(tx: Any, core: Any) -> Callable[..., Any] | None:
+def _find_callable(tx: Any, core: Any) -> Callable[..., Any] | None:
     """Returns an object with the signature of Dynamo's variable ``core``, or None if the signature is unknown."""
     from torch._dynamo import variables
     from torch._dynamo.variables.functions import FunctoolsPartialVariable
@@ -442,7 +442,7 @@ def _callable_behind(tx: Any, core: Any) -> Callable[..., Any] | None:
     if isinstance(core, variables.UserDefinedObjectVariable):  # modules, callables, bound methods
         return core.value if callable(core.value) else None
     if isinstance(core, FunctoolsPartialVariable):
-        inner = _callable_behind(tx, core.func)
+        inner = _find_callable(tx, core.func)
         if inner is None:
             return None
         return functools.partial(inner, *[None for _ in core.args], **dict.fromkeys(core.keywords))

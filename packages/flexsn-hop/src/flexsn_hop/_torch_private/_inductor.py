@@ -53,11 +53,11 @@ class InductorCall:
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
         return bool(V.graph.aot_mode)
 
-    def inline(self, function: Callable[..., Any], who: str, unread: Collection[int] = ()) -> Sequence[Any]:
-        """Adds the operations of ``function(*args)`` to Inductor's graph. Error messages call the function ``who``.
+    def inline(self, function: Callable[..., Any], description: str, unread: Collection[int] = ()) -> Sequence[Any]:
+        """Adds the operations of ``function(*args)`` to Inductor's graph.
 
-        The function may only use the shapes and dtypes of the arguments at the positions ``unread``, because Inductor
-        does not write these arguments.
+        Error messages call the function ``description``. The function may only use the shapes and dtypes of the
+        arguments at the positions ``unread``, because Inductor does not write these arguments.
 
         Raises:
             ValueError: The function created a constant tensor, which Inductor would not find in its graph.
@@ -69,7 +69,7 @@ class InductorCall:
         make_fx = needed("torch.fx.experimental.proxy_tensor", "make_fx", _NO_KERNELS)
 
         read = [i for i in range(len(self.args)) if i not in unread]
-        settled = [_settled(self.args[i], self.examples[i]) for i in read]
+        settled = [_fix_layout(self.args[i], self.examples[i]) for i in read]
 
         def run(*values: Any) -> Any:
             args = list(self.examples)
@@ -78,12 +78,16 @@ class InductorCall:
             return function(*args)
 
         with V.fake_mode:
-            traced = make_fx(run, decomposition_table=select_decomp_table())(*(alike for _, alike in settled))
+            traced = make_fx(run, decomposition_table=select_decomp_table())(
+                *(strided_example for _, strided_example in settled)
+            )
         if traced.graph.find_nodes(op="get_attr"):
-            raise ValueError(f"{who} created a constant tensor, perhaps with torch.tensor: use torch.full instead")
+            raise ValueError(
+                f"{description} created a constant tensor, perhaps with torch.tensor: use torch.full instead"
+            )
         # Without this setting, Inductor compiles each kernel a second time, to find the memory that the kernel writes.
-        free = {"triton_kernel_default_layout_constraint": "flexible_layout"}
-        patch = free if hasattr(config, next(iter(free))) and _layouts_are_settled(traced.graph) else {}
+        settings = {"triton_kernel_default_layout_constraint": "flexible_layout"}
+        patch = settings if hasattr(config, next(iter(settings))) and _layouts_are_settled(traced.graph) else {}
         with config.patch(patch):
             return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
 
@@ -93,7 +97,7 @@ class InductorCall:
         return handler(op, add_to_fallback_set=False)(*args)  # type: ignore[no-any-return]
 
 
-def _settled(value: Any, example: Any) -> tuple[Any, Any]:
+def _fix_layout(value: Any, example: Any) -> tuple[Any, Any]:
     """Fixes the layout of a value of Inductor. Returns the value, and an example with the strides of this layout.
 
     The strides of Inductor's examples are the strides in eager mode. Until a layout is fixed, Inductor may choose other
@@ -115,8 +119,8 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
         for stride in realized.get_layout().stride
     ]
     with V.fake_mode:
-        alike = torch.empty_strided(example.shape, strides, dtype=example.dtype, device=example.device)
-    return ir.TensorBox(realized), alike
+        strided_example = torch.empty_strided(example.shape, strides, dtype=example.dtype, device=example.device)
+    return ir.TensorBox(realized), strided_example
 
 
 def _layouts_are_settled(graph: torch.fx.Graph) -> bool:

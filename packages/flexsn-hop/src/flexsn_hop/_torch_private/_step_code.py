@@ -49,22 +49,22 @@ class RowsOf(Sequence[torch.Tensor]):
     as a small step.
     """
 
-    def __init__(self, sequence: torch.Tensor, numbers: range) -> None:
+    def __init__(self, sequence: torch.Tensor, indices: range) -> None:
         self._sequence = sequence
-        self._numbers = numbers
+        self._indices = indices
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._indices)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._sequence[self._numbers[index]]
+        return self._sequence[self._indices[index]]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         if _reinterpret_tensor is None:
-            return map(self._sequence.__getitem__, self._numbers)
-        sequence, numbers = self._sequence, self._numbers
+            return map(self._sequence.__getitem__, self._indices)
+        sequence, indices = self._sequence, self._indices
         row = sequence.stride(0)
-        offsets = range(numbers.start * row, numbers.stop * row, numbers.step * row)
+        offsets = range(indices.start * row, indices.stop * row, indices.step * row)
         shapes = repeat(tuple(sequence.shape[1:])), repeat(sequence.stride()[1:])
         return map(_reinterpret_tensor, repeat(sequence), *shapes, offsets)
 
@@ -72,7 +72,7 @@ class RowsOf(Sequence[torch.Tensor]):
 def fake_results(module: fx.GraphModule, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Returns fake tensors with the properties of a graph's results. The graph takes tensors like ``rows``."""
     mode = _fake_mode()
-    fakes = [_likeness(mode, row.shape, row, True) for row in rows]
+    fakes = [_make_fake(mode, row.shape, row, True) for row in rows]
     propagation = needed(_PROPAGATION, "FakeTensorProp", _NO_CODE)
     results: list[torch.Tensor] = list(propagation(module, mode).propagate_dont_convert_inputs(*fakes))
     return results
@@ -96,14 +96,14 @@ def compile_step(
     mode = _fake_mode()
     layouts = [((longest, *sequence.shape[1:]), sequence) for sequence in sequences]
     layouts += [(row.shape, row) for row in rows]
-    fakes = [_likeness(mode, *pair, is_aligned) for pair, is_aligned in zip(layouts, aligned, strict=True)]
-    with config.patch({name: value for name, value in _OPTIONS.items() if _has(config, name)}), torch.no_grad():
-        code = compile_fx_inner(module, [_number(mode.shape_env, longest), *fakes])
+    fakes = [_make_fake(mode, *pair, is_aligned) for pair, is_aligned in zip(layouts, aligned, strict=True)]
+    with config.patch({name: value for name, value in _OPTIONS.items() if _has_setting(config, name)}), torch.no_grad():
+        code = compile_fx_inner(module, [_make_index(mode.shape_env, longest), *fakes])
     result: StepCode = code.current_callable
     return result
 
 
-def _number(shape_env: Any, longest: int) -> Any:
+def _make_index(shape_env: Any, longest: int) -> Any:
     """Returns a symbolic index below ``longest``. Compiled code is valid for all of its values."""
     dynamic = needed(_SYMBOLS, "DimDynamic", _NO_CODE).DYNAMIC
     source = needed(_SOURCES, "ConstantSource", _NO_CODE)("row")
@@ -115,7 +115,7 @@ def _fake_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=needed(_SYMBOLS, "ShapeEnv", _NO_CODE)())
 
 
-def _likeness(mode: Any, shape: Sequence[int], like: torch.Tensor, is_aligned: bool) -> torch.Tensor:
+def _make_fake(mode: Any, shape: Sequence[int], like: torch.Tensor, is_aligned: bool) -> torch.Tensor:
     """Returns a fake tensor of this shape with the strides, dtype and device of ``like``."""
     with mode:
         if is_aligned:
@@ -125,7 +125,7 @@ def _likeness(mode: Any, shape: Sequence[int], like: torch.Tensor, is_aligned: b
         return memory.as_strided(shape, like.stride(), 1)
 
 
-def _has(config: Any, name: str) -> bool:
+def _has_setting(config: Any, name: str) -> bool:
     *path, last = name.split(".")
     for part in path:
         config = getattr(config, part)

@@ -120,11 +120,11 @@ def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextli
 def unlogged() -> Iterator[None]:
     """Returns a context in which errors of operators on fake tensors are raised without logging a traceback."""
     logger = logging.getLogger(FakeTensorMode.__module__)
-    was, logger.disabled = logger.disabled, True
+    was_disabled, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
-        logger.disabled = was
+        logger.disabled = was_disabled
 
 
 @contextlib.contextmanager

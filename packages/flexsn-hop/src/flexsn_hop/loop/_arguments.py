@@ -117,14 +117,14 @@ def _check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_li
     if accepted is None:
         return
     fewest, most, keywords = accepted
-    given = num_inputs + num_states + num_lifted
-    called_with = f"it is called with {given} ({num_inputs} inputs + {num_states} states + {num_lifted} lifted)"
+    num_arguments = num_inputs + num_states + num_lifted
+    called_with = f"it is called with {num_arguments} ({num_inputs} inputs + {num_states} states + {num_lifted} lifted)"
     if keywords:
         raise CoreArityError(
             f"the core has required keyword-only parameters ({', '.join(keywords)}), but "
             f"{called_with}, all positional: make them positional or bind them"
         )
-    if given < fewest or (most is not None and given > most):
+    if num_arguments < fewest or (most is not None and num_arguments > most):
         takes = f"{fewest}" if most == fewest else f"{fewest} to {'any number' if most is None else most}"
         raise CoreArityError(
             f"the core takes {takes} positional arguments; {called_with}: change the core's parameters or the counts"
@@ -197,9 +197,11 @@ def check_output_specs(
     """
     specs = () if output_template_specs is None else tuple(output_template_specs)
     if len(specs) != num_outputs:
-        came = "no output_template_specs" if output_template_specs is None else f"{len(specs)} output_template_specs"
+        received = (
+            "no output_template_specs" if output_template_specs is None else f"{len(specs)} output_template_specs"
+        )
         raise EmptyScanError(
-            f"the scan is empty (T == 0) and num_outputs is {num_outputs}, but the call has {came}: pass "
+            f"the scan is empty (T == 0) and num_outputs is {num_outputs}, but the call has {received}: pass "
             f"output_template_specs with {num_outputs} entries (shape, dtype) or "
             "(shape, dtype, device), one per output, without the time dimension"
         )

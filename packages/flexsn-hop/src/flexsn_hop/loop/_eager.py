@@ -91,7 +91,7 @@ def eager_scan(
         tensor([0., 1., 0.])
     """
     layout = ScanLayout(num_inputs, num_states, num_outputs)
-    return _checked_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
+    return _check_and_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
 def eager_scan_final_state(
@@ -121,10 +121,10 @@ def eager_scan_final_state(
         tensor([4., 4.])
     """
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
-    return _checked_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
+    return _check_and_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
-def _checked_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
+def _check_and_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     check_call(call)
     return plain_scan(call)
 
@@ -207,9 +207,9 @@ def plain_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
         return empty_scan(call)
     inputs, states, lifted = call.split()
     last = call.steps - 1
-    kept = range(last, last + 1) if call.layout.final_state else range(last + 1)
+    kept_steps = range(last, last + 1) if call.layout.final_state else range(last + 1)
     take_step = CoreSteps(call.core, lifted, call.layout.num_outputs)
-    outputs_by_step, states_after = run_steps(take_step, inputs, states, kept)
+    outputs_by_step, states_after = run_steps(take_step, inputs, states, kept_steps)
     outputs = stack_values(inputs, states, outputs_by_step)
     if not call.layout.final_state:
         return (*outputs, *stack_values(inputs, states, list(states_after.values())))
@@ -242,10 +242,10 @@ class CoreSteps:
         if self._first is None:
             self._first = outputs
             self._kinds = kinds((*outputs, *new_states))
-        for index, (first, now) in enumerate(zip(self._first, outputs, strict=True)):
-            if not alike(first, now):
+        for index, (first, current) in enumerate(zip(self._first, outputs, strict=True)):
+            if not alike(first, current):
                 raise OutputChangedError(
-                    f"output {index} was {describe(first)} at step 0 and {describe(now)} "
+                    f"output {index} was {describe(first)} at step 0 and {describe(current)} "
                     f"at step {step}; an output keeps its shape, dtype and device"
                 )
         return outputs, new_states
@@ -255,12 +255,12 @@ def run_steps(
     take_step: Callable[[Sequence[Any], Sequence[Any], int], tuple[Tensors, Tensors]],
     inputs: Sequence[torch.Tensor],
     states: Sequence[torch.Tensor],
-    kept: Container[int],
+    kept_steps: Container[int],
     *,
     backwards: bool = False,
     go_on: bool = False,
 ) -> tuple[list[Tensors], dict[int, Tensors]]:
-    """Returns the outputs of every step, and the states after each step in ``kept``.
+    """Returns the outputs of every step, and the states after each step in ``kept_steps``.
 
     ``take_step(slices, states, step)`` returns a step's outputs and new states. Steps are counted in the order of
     the calls. If ``backwards`` is True, the first step takes the last slices. If ``go_on`` is True, ``states`` are the
@@ -271,20 +271,20 @@ def run_steps(
     # unbind is used instead of x[t], because the backward of x[t] writes a gradient of the size of x for each t, which
     # takes O(T^2). The gradient of an initial state has the format of the state, because `split_steps` receives the
     # state as a sequence of one step.
-    states = states if go_on else [_first_state(state) for state in states]
+    states = states if go_on else [_prepare_state(state) for state in states]
     slices_by_step = list(zip(*[split_steps(sequence) for sequence in inputs], strict=True))
     if backwards:
         slices_by_step.reverse()
     for step, slices in enumerate(slices_by_step):
         outputs, new_states = take_step(slices, states, step)
         outputs_by_step.append(outputs)
-        if step in kept:
+        if step in kept_steps:
             states_after[step] = new_states
         states = new_states
     return outputs_by_step, states_after
 
 
-def _first_state(state: torch.Tensor) -> torch.Tensor:
+def _prepare_state(state: torch.Tensor) -> torch.Tensor:
     return split_steps(state.unsqueeze(0))[0] if state.requires_grad and state.layout is torch.strided else state
 
 

@@ -34,13 +34,13 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     def combine(carry: list[torch.Tensor], slices: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         before = carry[: layout.num_states]
         outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
-        kept = outputs if layout.final_state else (*outputs, *new_states)
+        sequence_values = outputs if layout.final_state else (*outputs, *new_states)
         # All results are copies, because the operator rejects results that alias an argument or another result.
         next_carry = [contiguous_copy(state) for state in new_states] or [carry[0].clone()]
-        return next_carry, [contiguous_copy(value) for value in kept]
+        return next_carry, [contiguous_copy(value) for value in sequence_values]
 
     last, sequences = builtin_scan(combine, carried, list(inputs))
-    results = _in_format(call, sequences, last[: layout.num_states] if layout.final_state else ())
+    results = _convert_formats(call, sequences, last[: layout.num_states] if layout.final_state else ())
     if any(result.requires_grad for result in results) and not all(
         state.requires_grad for state in carried if state.dtype.is_floating_point
     ):
@@ -67,8 +67,8 @@ def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Returns copies of the new states, and of the values that are written to the sequences."""
         outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
-        kept = outputs if layout.final_state else (*outputs, *new_states)
-        return [contiguous_copy(state) for state in new_states], [contiguous_copy(value) for value in kept]
+        sequence_values = outputs if layout.final_state else (*outputs, *new_states)
+        return [contiguous_copy(state) for state in new_states], [contiguous_copy(value) for value in sequence_values]
 
     first_states, first = step_results([sequence[0] for sequence in inputs], states)
     if any(value.requires_grad for value in (*first_states, *first)):
@@ -85,19 +85,19 @@ def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
     def body(step: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         index = step.reshape(1)
         slices = [sequence.index_select(0, index).squeeze(0) for sequence in inputs]
-        new_states, kept = step_results(slices, values[: layout.num_states])
+        new_states, sequence_values = step_results(slices, values[: layout.num_states])
         filled = [
             buffer.index_copy(0, index, value.unsqueeze(0))
-            for buffer, value in zip(values[layout.num_states :], kept, strict=True)
+            for buffer, value in zip(values[layout.num_states :], sequence_values, strict=True)
         ]
         return (step + 1, *new_states, *filled)
 
     results = builtin_while_loop(unfinished, body, (step, *first_states, *buffers))
     last, sequences = results[1 : 1 + layout.num_states], results[1 + layout.num_states :]
-    return _in_format(call, sequences, last if layout.final_state else ())
+    return _convert_formats(call, sequences, last if layout.final_state else ())
 
 
-def _in_format(
+def _convert_formats(
     call: ScanCall, sequences: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """Converts the operators' contiguous results to the memory formats of the eager scan."""

@@ -38,7 +38,7 @@ Rows = Sequence[torch.Tensor]
 def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:
     """True if an argument of the forward operator has no elements. A step has no compiled code in this case."""
     forward = args[: layout.num_given] if isinstance(layout, BackwardLayout) else args
-    return any(value.numel() == 0 for value in _tensors(forward))
+    return any(value.numel() == 0 for value in _list_tensors(forward))
 
 
 Plan = TypeVar("Plan")
@@ -75,7 +75,7 @@ class CompiledForward:
         self._core = core
         self._layout = layout
         self._steps: dict[tuple[Any, ...], tuple[WritingStep, list[torch.Tensor]]] = {}
-        self._plans = _Plans(self._plan)
+        self._plans = _Plans(self._make_plan)
 
     def __call__(self, flat_args: Sequence[Any]) -> Tensors:
         """Runs the operator for ``T >= 1``.
@@ -87,8 +87,8 @@ class CompiledForward:
         plan = self._plans.of(flat_args)
         inputs, states, lifted = layout.split(flat_args)
         steps = plan.steps
-        constants = _tensors(lifted)
-        sequences = [_copied(*pair) for pair in zip(inputs, plan.input_orders, strict=True)]
+        constants = _list_tensors(lifted)
+        sequences = [_copy_to_order(*pair) for pair in zip(inputs, plan.input_orders, strict=True)]
         outputs = [memory.empty() for memory in plan.outputs]
         memories = [_StateMemory(*pair, steps) for pair in zip(plan.states, states, strict=True)]
         for first in range(0, steps, BLOCK):
@@ -101,17 +101,17 @@ class CompiledForward:
                 *(afters for _, afters in of_states),
             ]
             plan.step.run(range(last - first), [sequence[first:last] for sequence in sequences], columns)
-        results = [_in_order(*pair) for pair in zip(outputs, plan.output_orders, strict=True)]
+        results = [_arrange(*pair) for pair in zip(outputs, plan.output_orders, strict=True)]
         results += [memory.result() for memory in memories]
         return (*results, *(memory.checkpoints for memory in memories if layout.checkpoint_interval))
 
-    def _plan(self, flat_args: Sequence[Any]) -> _ForwardPlan:
+    def _make_plan(self, flat_args: Sequence[Any]) -> _ForwardPlan:
         layout = self._layout
         inputs, states, lifted = layout.split(flat_args)
         steps = inputs[0].shape[0]
-        input_orders = [_needed_order(sequence) for sequence in inputs]
-        rows = [_copied(*pair)[0] for pair in zip(inputs, input_orders, strict=True)]
-        step, likes = self._step(flat_args, [*rows, *states, *_tensors(lifted)])
+        input_orders = [_find_needed_order(sequence) for sequence in inputs]
+        rows = [_copy_to_order(*pair)[0] for pair in zip(inputs, input_orders, strict=True)]
+        step, likes = self._find_step(flat_args, [*rows, *states, *_list_tensors(lifted)])
         orders = [sequence_order(like.shape, inputs, states) for like in likes[: layout.num_outputs]]
         return _ForwardPlan(
             step,
@@ -122,7 +122,7 @@ class CompiledForward:
             [_StatePlan.of(layout, steps, inputs, states, state) for state in states],
         )
 
-    def _step(self, flat_args: Sequence[Any], rows: Rows) -> tuple[WritingStep, list[torch.Tensor]]:
+    def _find_step(self, flat_args: Sequence[Any], rows: Rows) -> tuple[WritingStep, list[torch.Tensor]]:
         """Returns the step, and fake tensors with the shapes and dtypes of its results."""
         sizes = tuple(value for value in flat_args if not isinstance(value, torch.Tensor))
         key = (sizes, *((row.shape, row.dtype, row.device) for row in rows))
@@ -173,14 +173,14 @@ class _StatePlan(NamedTuple):
     """The layouts of memory for a state.
 
     Attributes:
-        kept: The steps whose new states are checkpoints.
+        checkpoint_steps: The steps whose new states are checkpoints.
         checkpoints: The layout of the checkpoints.
         scratch: The layout of the two alternating rows.
         sequence: The layout of the states after all steps, or None if only the last state is a result.
         order: The order of ``sequence`` as a result.
     """
 
-    kept: range
+    checkpoint_steps: range
     checkpoints: _Memory
     scratch: _Memory
     sequence: _Memory | None
@@ -191,12 +191,12 @@ class _StatePlan(NamedTuple):
         cls, layout: ScanLayout, steps: int, inputs: Sequence[Any], states: Sequence[Any], initial: torch.Tensor
     ) -> _StatePlan:
         interval = layout.checkpoint_interval
-        kept = range(interval - 1, steps - 1, interval) if interval else range(0)
+        checkpoint_steps = range(interval - 1, steps - 1, interval) if interval else range(0)
         row_order = (0, *(d + 1 for d in state_order(initial.shape, inputs, states)))
         order = row_order if layout.final_state else sequence_order(initial.shape, inputs, states)
         return cls(
-            kept,
-            _Memory.of(len(kept) + layout.spare_checkpoints, initial, row_order),
+            checkpoint_steps,
+            _Memory.of(len(checkpoint_steps) + layout.spare_checkpoints, initial, row_order),
             _Memory.of(2, initial, order),
             None if layout.final_state else _Memory.of(steps, initial, order),
             order,
@@ -211,14 +211,14 @@ class _StateMemory:
     """
 
     def __init__(self, plan: _StatePlan, initial: torch.Tensor, steps: int) -> None:
-        self._kept = plan.kept
+        self._checkpoint_steps = plan.checkpoint_steps
         self._steps = steps
         self.checkpoints = plan.checkpoints.empty()
-        self.checkpoints[len(self._kept) :].zero_()
+        self.checkpoints[len(self._checkpoint_steps) :].zero_()
         self._order = plan.order
         self._sequence = None if plan.sequence is None else plan.sequence.empty()
         self._scratch = plan.scratch.empty().unbind(0)
-        self._current = _like_rows(initial, self._scratch)
+        self._current = _copy_like_rows(initial, self._scratch)
 
     def rows(self, first: int, last: int) -> tuple[Rows, Rows]:
         """Returns rows for the state before and after each of these steps.
@@ -231,28 +231,30 @@ class _StateMemory:
             afters = [self._scratch[step % 2] for step in range(first, last)]
             if last == self._steps:
                 afters[-1] = torch.empty_like(self._scratch[0])  # the result, in memory of its own
-            kept = self._kept_within(first, last)
-            for index, checkpoint in zip(kept, RowsOf(self.checkpoints, kept), strict=True):
-                afters[self._kept[index] - first] = checkpoint
+            checkpoint_indices = self._find_checkpoints(first, last)
+            for index, checkpoint in zip(checkpoint_indices, RowsOf(self.checkpoints, checkpoint_indices), strict=True):
+                afters[self._checkpoint_steps[index] - first] = checkpoint
         befores = [self._current, *afters[:-1]]
         self._current = afters[-1]
         return befores, afters
 
-    def _kept_within(self, first: int, last: int) -> range:
-        if not self._kept:
+    def _find_checkpoints(self, first: int, last: int) -> range:
+        if not self._checkpoint_steps:
             return range(0)
-        start, interval = self._kept.start, self._kept.step
+        start, interval = self._checkpoint_steps.start, self._checkpoint_steps.step
         before = max(0, -((start - first) // interval))
-        return range(before, min(len(self._kept), max(0, -((start - last) // interval))))
+        return range(before, min(len(self._checkpoint_steps), max(0, -((start - last) // interval))))
 
     def result(self) -> torch.Tensor:
         """Returns the last state, or the states after all steps."""
         if self._sequence is None:
             return self._current
-        if self._kept:
-            kept = self._sequence[self._kept.start : self._steps - 1 : self._kept.step]
-            self.checkpoints[: len(self._kept)].copy_(kept)
-        return _in_order(self._sequence, self._order)
+        if self._checkpoint_steps:
+            checkpoint_rows = self._sequence[
+                self._checkpoint_steps.start : self._steps - 1 : self._checkpoint_steps.step
+            ]
+            self.checkpoints[: len(self._checkpoint_steps)].copy_(checkpoint_rows)
+        return _arrange(self._sequence, self._order)
 
 
 class CompiledBackward:
@@ -295,7 +297,7 @@ class _BackwardGraphs:
     def bound(
         cls, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout, flat_args: Sequence[Any]
     ) -> _BackwardGraphs:
-        num_values = len(_tensors(flat_args))
+        num_values = len(_list_tensors(flat_args))
         step_vjp = StepVJP(bind_sizes(vjp, flat_args), num_values)
         forward = forward_step(bind_sizes(core, flat_args), layout.scan, skipped=layout.scan.num_outputs)
         return cls(forward, step_vjp, layout, num_values)
@@ -331,31 +333,31 @@ class _BackwardRun:
         self._layout = layout
         self._flat_args = flat_args
         self._steps: int = inputs[0].shape[0]
-        self._inputs = [_time_major(sequence) for sequence in inputs]
-        self._constants = _tensors(lifted)
-        self._gradients = [_time_major(gradient) for gradient in output_grads]
+        self._inputs = [_make_time_major(sequence) for sequence in inputs]
+        self._constants = _list_tensors(lifted)
+        self._gradients = [_make_time_major(gradient) for gradient in output_grads]
         self._states = states
-        self._saved = [_time_major(sequence) for sequence in saved]
+        self._saved = [_make_time_major(sequence) for sequence in saved]
 
         input_needs, _, lifted_needs = layout.scan.split(layout.needs)
-        self._input_grads = [_sequence(x.shape[0], x[0], order_like(x)) for x in _needed(inputs, input_needs)]
-        self._sums = [_empty(value, order_like(value)).zero_() for value in _needed(lifted, lifted_needs)]
-        came = iter(state_grads)
-        by_state = [next(came) if present else None for present in layout.state_grads]
-        by_state = _needed(by_state, layout.active_states)
+        self._input_grads = [_allocate_rows(x.shape[0], x[0], order_like(x)) for x in _select(inputs, input_needs)]
+        self._sums = [_allocate(value, order_like(value)).zero_() for value in _select(lifted, lifted_needs)]
+        remaining = iter(state_grads)
+        by_state = [next(remaining) if present else None for present in layout.state_grads]
+        by_state = _select(by_state, layout.active_states)
         is_final = layout.scan.final_state
-        self._by_step = [None if gradient is None or is_final else _time_major(gradient) for gradient in by_state]
+        self._by_step = [None if gradient is None or is_final else _make_time_major(gradient) for gradient in by_state]
         self._carried = []
-        for state, gradient in zip(_needed(states, layout.active_states), by_state, strict=True):
-            memory = _sequence(2, state, (0, *(d + 1 for d in order_like(state)))).unbind(0)
-            current = None if gradient is None or not is_final else _like_rows(gradient, memory)
+        for state, gradient in zip(_select(states, layout.active_states), by_state, strict=True):
+            memory = _allocate_rows(2, state, (0, *(d + 1 for d in order_like(state)))).unbind(0)
+            current = None if gradient is None or not is_final else _copy_like_rows(gradient, memory)
             self._carried.append(_Carried(current, memory))
 
     def results(self) -> Tensors:
         for first, last, befores in self._segments():
             while last > first:
-                last = self._walk_back(first, last, befores)
-        states = _needed(self._states, self._layout.active_states)
+                last = self._run_block(first, last, befores)
+        states = _select(self._states, self._layout.active_states)
         carried = [
             zeros(state) if carried.current is None else carried.current
             for carried, state in zip(self._carried, states, strict=True)
@@ -366,12 +368,12 @@ class _BackwardRun:
         sequences = zip(self._input_grads, orders[:num_inputs], strict=True)
         copies = zip(matches, orders[num_inputs:], strict=False)
         return (
-            *(_in_order(*pair) for pair in sequences),
+            *(_arrange(*pair) for pair in sequences),
             *(copy_in_order(*pair) for pair in copies),
             *self._sums,
         )
 
-    def _walk_back(self, first: int, last: int, befores: Sequence[torch.Tensor]) -> int:
+    def _run_block(self, first: int, last: int, befores: Sequence[torch.Tensor]) -> int:
         """Computes a block of steps before ``last``, or one step if the set of present cotangents changes.
 
         Returns the first of the computed steps, which is at least ``first``. ``befores`` contains the states before the
@@ -384,16 +386,16 @@ class _BackwardRun:
         count = last - begin
 
         before, after = [], []
-        for carried, is_there, will_be in zip(self._carried, present, step.states, strict=True):
+        for carried, is_present, is_carried in zip(self._carried, present, step.states, strict=True):
             afters = carried.following(count)
-            if is_there:
+            if is_present:
                 assert carried.current is not None
                 before.append([carried.current, *afters[:-1]])
-            if will_be:
+            if is_carried:
                 after.append(afters)
-            carried.current = afters[-1] if will_be else None
-        for sequence, is_there in zip(self._input_grads, step.inputs, strict=True):
-            if not is_there:
+            carried.current = afters[-1] if is_carried else None
+        for sequence, is_present in zip(self._input_grads, step.inputs, strict=True):
+            if not is_present:
                 sequence[begin:last].zero_()
         by_step = [*self._gradients, *(sequence for sequence in self._by_step if sequence is not None)]
         sequences = [
@@ -404,9 +406,9 @@ class _BackwardRun:
         columns = [
             *([value] * count for value in self._constants),
             *before,
-            *(RowsOf(sequence, range(last - 1, begin - 1, -1)) for sequence in _needed(self._input_grads, step.inputs)),
+            *(RowsOf(sequence, range(last - 1, begin - 1, -1)) for sequence in _select(self._input_grads, step.inputs)),
             *after,
-            *([value] * count for value in _needed(self._sums, step.lifted)),
+            *([value] * count for value in _select(self._sums, step.lifted)),
         ]
         if is_steady:
             step.step.run(range(count - 1, -1, -1), sequences, columns)
@@ -427,19 +429,19 @@ class _BackwardRun:
         if interval == 1:
             if number:
                 yield 1, self._steps, [saved[:number] for saved in self._saved]
-            rows = [_like_rows(state, [row]) for state, row in zip(self._states, like, strict=True)]
+            rows = [_copy_like_rows(state, [row]) for state, row in zip(self._states, like, strict=True)]
             yield 0, 1, [row.as_strided((1, *row.shape), (row.numel(), *row.stride())) for row in rows]
             return
-        memory = [_sequence(interval, row, (0, *(d + 1 for d in order_like(row)))) for row in like]
+        memory = [_allocate_rows(interval, row, (0, *(d + 1 for d in order_like(row)))) for row in like]
         for segment in range(number, -1, -1):
             first = segment * self._layout.saved_interval
             last = min(first + interval, self._steps)
             for (state, saved), sequence in zip(pairs, memory, strict=True):
                 sequence[0].copy_(saved[segment - 1] if segment else state)
-            self._compute_again(first, last, memory)
+            self._recompute_states(first, last, memory)
             yield first, last, memory
 
-    def _compute_again(self, first: int, last: int, memory: Sequence[torch.Tensor]) -> None:
+    def _recompute_states(self, first: int, last: int, memory: Sequence[torch.Tensor]) -> None:
         """Recomputes the states before all steps of a segment from the state before its first step."""
         for begin in range(first, last - 1, BLOCK) if memory else ():
             count = min(begin + BLOCK, last - 1) - begin
@@ -454,46 +456,46 @@ class _BackwardRun:
             )
 
 
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+def _list_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def _needed(values: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+def _select(values: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
     return [value for value, need in zip(values, needs, strict=True) if need]
 
 
-def _empty(like: torch.Tensor, order: Order) -> torch.Tensor:
+def _allocate(like: torch.Tensor, order: Order) -> torch.Tensor:
     return torch.empty_strided(like.shape, dense_strides(like.shape, order), dtype=like.dtype, device=like.device)
 
 
-def _sequence(steps: int, like: torch.Tensor, order: Order) -> torch.Tensor:
+def _allocate_rows(steps: int, like: torch.Tensor, order: Order) -> torch.Tensor:
     """Allocates adjacent rows, whose dimensions have the order ``order`` without the time dimension."""
     shape = (steps, *like.shape)
     strides = dense_strides(shape, (0, *(d for d in order if d != 0)))
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
-def _in_order(sequence: torch.Tensor, order: Order) -> torch.Tensor:
+def _arrange(sequence: torch.Tensor, order: Order) -> torch.Tensor:
     """Returns a sequence with adjacent rows in this order. Copies it unless time is the outermost dimension."""
     return sequence if order[0] == 0 else copy_in_order(sequence, order)
 
 
-def _time_major(sequence: torch.Tensor) -> torch.Tensor:
+def _make_time_major(sequence: torch.Tensor) -> torch.Tensor:
     """Returns the sequence with dense, adjacent rows. The layout of a row is then the same for any number of steps."""
-    return _copied(sequence, _needed_order(sequence))
+    return _copy_to_order(sequence, _find_needed_order(sequence))
 
 
-def _needed_order(sequence: torch.Tensor) -> Order | None:
+def _find_needed_order(sequence: torch.Tensor) -> Order | None:
     """Returns the order of a copy with dense, adjacent rows, or None if the sequence already has such rows."""
-    ours = (0, *(d for d in order_like(sequence) if d != 0))
-    return None if sequence.stride() == dense_strides(sequence.shape, ours) else ours
+    order = (0, *(d for d in order_like(sequence) if d != 0))
+    return None if sequence.stride() == dense_strides(sequence.shape, order) else order
 
 
-def _copied(sequence: torch.Tensor, order: Order | None) -> torch.Tensor:
+def _copy_to_order(sequence: torch.Tensor, order: Order | None) -> torch.Tensor:
     return sequence if order is None else copy_in_order(sequence, order)
 
 
-def _like_rows(value: torch.Tensor, rows: Rows) -> torch.Tensor:
+def _copy_like_rows(value: torch.Tensor, rows: Rows) -> torch.Tensor:
     """Returns the value in the layout of the rows, as a copy if necessary."""
     if value.stride() == rows[0].stride():
         return value

@@ -144,7 +144,7 @@ _registered: list[_Registration | None] = [None]
 """Registrations in order. None stands for the lowering of flexsn-runtime, if it is installed."""
 
 
-def _registrations() -> list[_Registration]:
+def _list_registrations() -> list[_Registration]:
     """Returns the registered lowerings, and the installed kernels unless a lowering with their name is registered."""
     results = [entry for entry in _registered if entry is not None]
     if None in _registered and all(entry.lowering.name != KERNELS for entry in results):
@@ -238,7 +238,9 @@ def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
         >>> isinstance(scan_lowerings(), dict)
         True
     """
-    return {lowering.name: _why_unavailable(lowering, flat_args) if flat_args else None for lowering in _in_order()}
+    return {
+        lowering.name: _why_unavailable(lowering, flat_args) if flat_args else None for lowering in _sort_lowerings()
+    }
 
 
 def _why_unavailable(lowering: ScanLowering, flat_args: Sequence[Any]) -> str | None:
@@ -263,7 +265,7 @@ def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, prim
 
 
 @contextlib.contextmanager
-def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
+def naming(lowering: ScanLowering, method: str) -> Iterator[None]:
     """Returns a context that converts errors of a lowering to a `LoweringError` with the lowering's name.
 
     A ``NotImplementedError``, by which a lowering rejects a core, is not converted.
@@ -277,14 +279,14 @@ def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise LoweringError(
-            f"{what} of the lowering {lowering.name!r} failed with {type(error).__name__}: {error}; "
+            f"{method} of the lowering {lowering.name!r} failed with {type(error).__name__}: {error}; "
             f"lowering='loop', or {LOWERING_VARIABLE}=loop, avoids it"
         ) from error
 
 
-def _in_order() -> list[ScanLowering]:
+def _sort_lowerings() -> list[ScanLowering]:
     """Returns the registered lowerings in the order in which they are tried."""
-    registrations = _registrations()
+    registrations = _list_registrations()
     order = [entry.lowering for entry in registrations if entry.before is None]
     order.sort(key=lambda lowering: lowering.name != KERNELS)  # stable
     waiting = [entry for entry in registrations if entry.before is not None]
@@ -292,8 +294,8 @@ def _in_order() -> list[ScanLowering]:
         names = [lowering.name for lowering in order]
         entry = next((entry for entry in waiting if entry.before in names), waiting[0])
         waiting.remove(entry)
-        place = names.index(entry.before) if entry.before in names else len(order)
-        order.insert(place, entry.lowering)
+        position = names.index(entry.before) if entry.before in names else len(order)
+        order.insert(position, entry.lowering)
     return order
 
 
@@ -307,9 +309,9 @@ def requested_lowering(argument: str | None) -> str:
     name = argument or os.environ.get(LOWERING_VARIABLE) or "auto"
     if name in LOWERINGS:
         return name
-    known = (*LOWERINGS, *(lowering.name for lowering in _in_order()))
-    if name not in known:
-        raise LoweringError(f"{origin} is {name!r}; it must be one of {', '.join(known)}")
+    names = (*LOWERINGS, *(lowering.name for lowering in _sort_lowerings()))
+    if name not in names:
+        raise LoweringError(f"{origin} is {name!r}; it must be one of {', '.join(names)}")
     return name
 
 
@@ -318,26 +320,26 @@ class Candidates:
     """The registered lowerings that can lower a scan, in order, and the reasons why the other lowerings cannot.
 
     Attributes:
-        asked: The requested lowering: ``"auto"``, ``"kernel"``, ``"loop"`` or a registered name.
+        requested: The requested lowering: ``"auto"``, ``"kernel"``, ``"loop"`` or a registered name.
         lowerings: The lowerings that can lower the scan. If no lowering can, the scan becomes the loop.
         refused: The reasons why other lowerings cannot lower the scan, by name of the lowering.
     """
 
-    asked: str
+    requested: str
     lowerings: Sequence[ScanLowering]
     refused: dict[str, str]
 
     @property
     def may_be_the_loop(self) -> bool:
         """True if the loop may replace the requested lowering."""
-        return self.asked in ("auto", "compiled_loop", "loop")
+        return self.requested in ("auto", "compiled_loop", "loop")
 
 
 def reasons(refused: dict[str, str]) -> str:
     """Joins the reasons why lowerings cannot lower a scan. Omits the name of the lowering if there is one reason."""
     if len(refused) == 1:
         return next(iter(refused.values()))
-    return "; ".join(f"{name}: {why}" for name, why in refused.items())
+    return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
 
 
 def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
@@ -351,22 +353,22 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
             f"the lowering {name!r} replaces flex_sn_scan when Dynamo captures it; a graph "
             "that already contains the operator, and `scan`, accept auto, kernel and loop"
         )
-    able, refused = [], {}
-    for lowering in _in_order():
+    available, refused = [], {}
+    for lowering in _sort_lowerings():
         if name not in ("auto", "kernel", lowering.name):
             continue
-        why = _why_unavailable(lowering, flat_args)
-        if why is None:
-            able.append(lowering)
+        reason = _why_unavailable(lowering, flat_args)
+        if reason is None:
+            available.append(lowering)
         else:
-            refused[lowering.name] = why
-    result = Candidates(name, able, refused)
-    if not able and not result.may_be_the_loop:
-        why = reasons(refused) or f"none is registered, and {NO_KERNELS}"
-        raise LoweringError(f"the lowering {name!r} is not available: {why}. Use 'auto' or 'loop' instead")
+            refused[lowering.name] = reason
+    result = Candidates(name, available, refused)
+    if not available and not result.may_be_the_loop:
+        reason = reasons(refused) or f"none is registered, and {NO_KERNELS}"
+        raise LoweringError(f"the lowering {name!r} is not available: {reason}. Use 'auto' or 'loop' instead")
     return result
 
 
 def code_version() -> str:
     """Returns the versions on which the code that is generated for a scan depends, in addition to its graph."""
-    return "+".join([str(CODE_VERSION), *(f"{lowering.name}:{lowering.version}" for lowering in _in_order())])
+    return "+".join([str(CODE_VERSION), *(f"{lowering.name}:{lowering.version}" for lowering in _sort_lowerings())])

@@ -32,7 +32,7 @@ def masks_as_conditions(module: fx.GraphModule) -> fx.GraphModule:
 def _assigns_by_mask(node: fx.Node) -> bool:
     if node.target is not _aten.index_put.default:
         return False
-    values, indices, number = _operands(node)
+    values, indices, number = _split_operands(node)
     return (
         len(indices) == 1
         and indices[0] is not None
@@ -43,24 +43,24 @@ def _assigns_by_mask(node: fx.Node) -> bool:
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
-    values, (mask,), number = _operands(node)
+    values, (mask,), number = _split_operands(node)
     accumulates = (*node.args[3:], *node.kwargs.values(), False)[0]
     with graph.inserting_before(node):
         while mask.meta["val"].dim() < values.meta["val"].dim():
-            mask = _call(graph, _aten.unsqueeze.default, mask, -1)
+            mask = _add_call(graph, _aten.unsqueeze.default, mask, -1)
         if accumulates:
-            number = _call(graph, _aten.add.Tensor, values, number)
+            number = _add_call(graph, _aten.add.Tensor, values, number)
         new = graph.call_function(_aten.where.self, (mask, number, values))
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
 
 
-def _call(graph: fx.Graph, operator: Any, *args: Any) -> fx.Node:
+def _add_call(graph: fx.Graph, operator: Any, *args: Any) -> fx.Node:
     node = graph.call_function(operator, args)
     node.meta["val"] = operator(*fx.map_arg(args, lambda arg: arg.meta["val"]))
     return node
 
 
-def _operands(node: fx.Node) -> Any:
+def _split_operands(node: fx.Node) -> Any:
     """Returns the tensor, the list of indices, and the assigned values of an assignment."""
     return node.args[:3]

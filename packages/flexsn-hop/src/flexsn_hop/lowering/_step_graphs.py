@@ -48,12 +48,12 @@ class WritingStep:
         Raises:
             StepCodeError: Inductor failed to compile the step.
         """
-        code = self._code(sequences, columns)
+        code = self._find_code(sequences, columns)
         repeated = ([sequence] * len(numbers) for sequence in sequences)
         # This loop runs in C, because a loop in Python would take a large part of the time of a small step.
         deque(map(code, map(list, zip(numbers, *repeated, *columns, strict=True))), maxlen=0)
 
-    def _code(self, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> StepCode:
+    def _find_code(self, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> StepCode:
         rows = [column[0] for column in columns]
         aligned = [_are_aligned(column) for column in (*((sequence,) for sequence in sequences), *columns)]
         layouts = [(sequence.shape[1:], sequence.dtype, sequence.device) for sequence in sequences]
@@ -120,8 +120,8 @@ class _Builder:
         )
         return result  # type: ignore[no-any-return]
 
-    def add(self, one: fx.Node, other: Any) -> fx.Node:
-        return self._graph.call_function(_aten.add.Tensor, (one, other))
+    def add(self, left: fx.Node, right: Any) -> fx.Node:
+        return self._graph.call_function(_aten.add.Tensor, (left, right))
 
     def write(self, into: fx.Node, value: Any) -> None:
         self._writes.append((into, value))
@@ -195,8 +195,8 @@ def backward_step(
     states = values[layout.scan.num_inputs : num_by_step]
     states = [value for value, active in zip(states, layout.active_states, strict=True) if active]
     received = [
-        builder.add(one, other) if one is not None and other is not None else one or other or like
-        for one, other, like in zip(cotangents, by_step, states, strict=True)
+        builder.add(left, right) if left is not None and right is not None else left or right or like
+        for left, right, like in zip(cotangents, by_step, states, strict=True)
     ]
     results = builder.inline([*values, *map(builder.row, gradients), *received])
     sums = into[2]

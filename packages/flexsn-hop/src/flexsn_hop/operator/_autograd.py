@@ -40,7 +40,7 @@ class _Options:
     checkpoints: tuple[int, int]
 
 
-def _under_autocast_of_now(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
+def _bind_autocast(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
     """Returns the core with the current autocast settings, since the backward traces it again without autocast."""
     kinds = {value.device.type for value in flat_args if isinstance(value, torch.Tensor)}
     kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # excludes the meta device
@@ -120,18 +120,18 @@ class _ScanFunction(torch.autograd.Function):
                 version=options.version,
                 remat=0,  # `checkpoints` contains its value
             )
-        visible = layout.num_outputs + layout.num_states
-        results, checkpoints = results[:visible], results[visible:]
+        num_results = layout.num_outputs + layout.num_states
+        results, checkpoints = results[:num_results], results[num_results:]
         flows = (*activity.outputs, *activity.state_results)
         ctx.mark_non_differentiable(*(result for result, flow in zip(results, flows, strict=True) if not flow))
         ctx.set_materialize_grads(False)
         saved = checkpoints if interval else results[layout.num_outputs :]
-        kept = [value for i, value in enumerate(flat_args) if i not in layout.zero_positions]
-        ctx.is_tensor = [isinstance(value, torch.Tensor) for value in kept]
-        ctx.sizes = [value for value in kept if not isinstance(value, torch.Tensor)]
-        tensors = [value for value in kept if isinstance(value, torch.Tensor)]
+        saved_args = [value for i, value in enumerate(flat_args) if i not in layout.zero_positions]
+        ctx.is_tensor = [isinstance(value, torch.Tensor) for value in saved_args]
+        ctx.sizes = [value for value in saved_args if not isinstance(value, torch.Tensor)]
+        tensors = [value for value in saved_args if isinstance(value, torch.Tensor)]
         ctx.save_for_backward(*tensors, *saved)
-        ctx.core = _under_autocast_of_now(core, flat_args)
+        ctx.core = _bind_autocast(core, flat_args)
         ctx.layout, ctx.activity, ctx.options = layout, activity, options
         ctx.interval = interval or 1
         return tuple(results)
@@ -152,8 +152,8 @@ class _ScanFunction(torch.autograd.Function):
             state_grads=tuple(gradient is not None for gradient in state_grads),
             saved_interval=ctx.interval,
         )
-        came = [gradient for gradient in gradients if gradient is not None]
-        args = [*flat_args, *tensors, *came]
+        received = [gradient for gradient in gradients if gradient is not None]
+        args = [*flat_args, *tensors, *received]
         with outside_of_tracing(args) as fakes:
             samples = backward_samples(layout, fakes)
         vjp, layout = without_absent(trace_step(step_vjp(ctx.core, layout), samples), layout)
@@ -172,5 +172,5 @@ class _ScanFunction(torch.autograd.Function):
             )
         if torch.is_grad_enabled():  # create_graph
             results = refuse_double_backward(results, args, _NO_SECOND)
-        matches = iter(results)
-        return (None, None, None, None, *(next(matches) if need else None for need in layout.needs))
+        remaining = iter(results)
+        return (None, None, None, None, *(next(remaining) if need else None for need in layout.needs))

@@ -44,7 +44,9 @@ def why_dynamo_hop_unavailable() -> str | None:
 
 def offer_to_dynamo(name: str) -> None:
     """Registers the operator ``name`` with Dynamo if Dynamo is loaded. Repeated calls take little time."""
-    register_with_dynamo(name, CaptureHooks(before=_before, instead=_instead, after=_after))
+    register_with_dynamo(
+        name, CaptureHooks(before=_check_captured_call, instead=_call_form, after=_check_captured_graph)
+    )
 
 
 _COMPLETIONS: list[Callable[[torch.fx.GraphModule], None]] = []
@@ -63,10 +65,10 @@ def complete_captured(complete: Callable[[torch.fx.GraphModule], None]) -> None:
     _COMPLETIONS.append(complete)
 
 
-def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
+def _check_captured_call(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
     num_inputs, num_states, num_outputs, *flat_args = call.args
     zero_states = tuple(call.kwargs.get("zero_states", ()))
-    core = _any_arity if call.core_fn is None else call.core_fn
+    core = _accept_any_arguments if call.core_fn is None else call.core_fn
     scan = ScanCall(core, ScanLayout(num_inputs, num_states, num_outputs, zero_states=zero_states), flat_args)
     check_call(scan, captured=isinstance(core, torch.fx.GraphModule))
     if scan.steps == 0:
@@ -103,7 +105,7 @@ def node_options(
     }
 
 
-def _instead(
+def _call_form(
     form: Callable[[ScanCall], tuple[torch.Tensor, ...]],
     core_fn: StepFunction,
     num_inputs: int,
@@ -118,11 +120,13 @@ def _instead(
     return form(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
-def _any_arity(*args: Any) -> None:
+def _accept_any_arguments(*args: Any) -> None:
     """Replaces a core whose parameters Dynamo cannot determine, in checks. The call of the core raises any error."""
 
 
-def _after(call: CapturedCall, graph: torch.fx.GraphModule, samples: Sequence[Any], returned: Any) -> None:
+def _check_captured_graph(
+    call: CapturedCall, graph: torch.fx.GraphModule, samples: Sequence[Any], returned: Any
+) -> None:
     num_inputs, num_states, num_outputs = call.args[:3]
     states = samples[num_inputs : num_inputs + num_states]
     check_step(returned, states, num_outputs, step=0)

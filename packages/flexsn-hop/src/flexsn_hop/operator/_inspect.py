@@ -38,7 +38,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
             if _draws(op, args, kwargs):
                 rejections.append(
                     RandomOpError(
-                        f"the core calls {op}, which draws random numbers{interpreter.place()}: the "
+                        f"the core calls {op}, which draws random numbers{interpreter.locate()}: the "
                         "backward recomputes each step and would draw other numbers. In a step of flexsn_nn, "
                         "draw with flexsn_nn.random.normal_like, uniform_like or bernoulli_like; or draw before "
                         "the scan and pass the numbers as an input sequence, or use eager_scan"
@@ -50,12 +50,14 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
                     rejections.append(
                         MutationError(
                             f"the core writes into its argument {index} with {op}"
-                            f"{interpreter.place()}: return the new value instead"
+                            f"{interpreter.locate()}: return the new value instead"
                         )
                     )
 
-        inside = [graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core]
-        with watch_operators(check, inside):
+        inner_graphs = [
+            graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core
+        ]
+        with watch_operators(check, inner_graphs):
             interpreter.run(*values)
     if rejections:  # not raised inside of the interpreter, because it adds text to errors
         raise rejections[0]
@@ -77,7 +79,7 @@ def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 class _Located(torch.fx.Interpreter):
-    """Runs a graph. ``place`` returns the line of the user's code that created the current node."""
+    """Runs a graph. ``locate`` returns the line of the user's code that created the current node."""
 
     _node: torch.fx.Node | None = None
 
@@ -85,7 +87,7 @@ class _Located(torch.fx.Interpreter):
         self._node = n
         return super().run_node(n)
 
-    def place(self) -> str:
+    def locate(self) -> str:
         trace = None if self._node is None else self._node.meta.get("stack_trace")
         if not trace:
             return ""

@@ -44,7 +44,7 @@ def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any]
     active = tuple(states)
     while True:
         inputs, _, lifted = layout.split(needs)
-        values = _differentiable_step(core, layout, samples, (*inputs, *active, *lifted))[1]
+        values = _run_differentiably(core, layout, samples, (*inputs, *active, *lifted))[1]
         flags = tuple(value.requires_grad for value in values)
         outputs, after = flags[: layout.num_outputs], flags[layout.num_outputs :]
         grown = tuple(old or new for old, new in zip(active, after, strict=True))
@@ -65,7 +65,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
     receives = (*layout.output_grads, *layout.active_states)
 
     def vjp(*args: Any) -> tuple[torch.Tensor, ...]:
-        leaves, values = _differentiable_step(core, scan, args[:num_values], layout.wanted)
+        leaves, values = _run_differentiably(core, scan, args[:num_values], layout.wanted)
         receivers = [value for value, received in zip(values, receives, strict=True) if received]
         # A value may be constant at this step, for example a state that is reset to a constant.
         pairs = [
@@ -95,13 +95,13 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
     """
     (output,) = vjp.graph.find_nodes(op="output")
     entries: Any = output.args[0]
-    sources = _sources(vjp.graph, len(layout.needs))
-    requested = [position for position, want in enumerate(layout.wanted) if want]
+    sources = _find_sources(vjp.graph, len(layout.needs))
+    requested = [position for position, is_requested in enumerate(layout.wanted) if is_requested]
     by_position = {position: sources[entry] for position, entry in zip(requested, entries, strict=True)}
     states = [index for index, active in enumerate(layout.active_states) if active]
     num_outputs = sum(layout.output_grads)
-    came = [state for state, given in enumerate(layout.state_grads) if given]
-    present = {*range(num_outputs), *(num_outputs + states.index(state) for state in came)}
+    present_states = [state for state, is_present in enumerate(layout.state_grads) if is_present]
+    present = {*range(num_outputs), *(num_outputs + states.index(state) for state in present_states)}
 
     def flows(position: int) -> bool:
         result = by_position[position]
@@ -114,15 +114,15 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
         present |= carried
     needs = tuple(need and flows(position) for position, need in enumerate(layout.needs))
     reduced = replace(layout, needs=needs)
-    kept = [entry for position, entry in zip(requested, entries, strict=True) if reduced.wanted[position]]
-    if len(kept) < len(entries):
-        output.args = (tuple(kept),)
+    remaining = [entry for position, entry in zip(requested, entries, strict=True) if reduced.wanted[position]]
+    if len(remaining) < len(entries):
+        output.args = (tuple(remaining),)
         vjp.graph.eliminate_dead_code()
         vjp.recompile()
     return vjp, reduced
 
 
-def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
+def _find_sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
     """Maps each node to the positions of the cotangents on which it depends.
 
     A node that depends on no cotangent is mapped to None, unless its value is known to be zeros.
@@ -139,16 +139,16 @@ def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] |
     return sources
 
 
-def _differentiable_step(
-    core: StepFunction, layout: ScanLayout, samples: Sequence[Any], wanted: Sequence[bool]
+def _run_differentiably(
+    core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Calls the core on detached samples. Returns the samples in ``wanted``, which require grad, and the results."""
+    """Calls the core on detached samples. Returns the samples in ``needs``, which require grad, and the results."""
     leaves = []
     arguments = []
-    for sample, want in zip(samples, wanted, strict=True):
+    for sample, needs_grad in zip(samples, needs, strict=True):
         if isinstance(sample, torch.Tensor):
             sample = sample.detach()
-            if want:
+            if needs_grad:
                 leaves.append(sample.requires_grad_())
         arguments.append(sample)
     with torch.enable_grad():

@@ -39,10 +39,10 @@ __all__ = ["Tree", "TreeCall", "TreeSteps", "check_remat", "check_sequence_dims"
 def fill(spec: TreeSpec, present: Sequence[bool], tensors: Sequence[Any]) -> Any:
     """Builds a tree with the structure ``spec``: a tensor for each True in ``present``, and None for each False."""
     leaves = []
-    taken = 0
-    for is_there in present:
-        leaves.append(tensors[taken] if is_there else None)
-        taken += is_there
+    num_used = 0
+    for is_present in present:
+        leaves.append(tensors[num_used] if is_present else None)
+        num_used += is_present
     return tree_unflatten(leaves, spec)
 
 
@@ -76,8 +76,8 @@ class Tree:
         except ValueError:
             return None
         fits = all(
-            (leaf is not None) == is_there and tree_flatten(leaf)[1].is_leaf()
-            for leaf, is_there in zip(leaves, self.present, strict=True)
+            (leaf is not None) == is_present and tree_flatten(leaf)[1].is_leaf()
+            for leaf, is_present in zip(leaves, self.present, strict=True)
         )
         return [leaf for leaf in leaves if leaf is not None] if fits else None
 
@@ -86,12 +86,12 @@ class Tree:
 
         ``root`` is the name of the tree. ``tensors`` fill the containers, which may check their contents.
         """
-        place = [leaf for leaf, is_there in enumerate(self.present) if is_there][index]
+        position = [leaf for leaf, is_present in enumerate(self.present) if is_present][index]
         try:
             paths, _ = tree_flatten_with_path(self.fill(tensors))
-            return f"{root}{keystr(paths[place][0])}"
+            return f"{root}{keystr(paths[position][0])}"
         except ValueError:  # a container that was registered without names for its elements
-            return f"leaf {place} of {root}"
+            return f"leaf {position} of {root}"
 
     def __str__(self) -> str:
         try:
@@ -159,9 +159,9 @@ def check_tree_call(call: TreeCall) -> None:
     check_sequence_dims(call.x, "xs", call.inputs, call.dim)
     for index, sequence in enumerate(call.inputs):
         if sequence.shape[call.dim] != call.steps:
-            first, other = (call.x.name("xs", call.inputs, place) for place in (0, index))
+            first, current = (call.x.name("xs", call.inputs, position) for position in (0, index))
             raise SequenceLengthError(
-                f"{first} has {call.steps} steps in dimension {call.dim} and {other} has {sequence.shape[call.dim]}: "
+                f"{first} has {call.steps} steps in dimension {call.dim} and {current} has {sequence.shape[call.dim]}: "
                 "all sequences in xs must have the same number of steps"
             )
     _check_length(call)
@@ -272,34 +272,34 @@ def _split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any]
         CarryStructureError: The new carry has a different structure.
     """
     if not isinstance(returned, (tuple, list)) or len(returned) != 2:
-        what = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {_kind(returned)}"
-        raise CoreReturnCountError(f"step returned {what}; it must return 2, (new_carry, y), and y may be None")
+        received = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {_name_type(returned)}"
+        raise CoreReturnCountError(f"step returned {received}; it must return 2, (new_carry, y), and y may be None")
     new_carry, y = returned
     leaves = carry.leaves_of(new_carry)
     if leaves is None:
-        now = Tree.of(*tree_flatten(new_carry))
+        current = Tree.of(*tree_flatten(new_carry))
         raise CarryStructureError(
-            f"the carry was {carry} before step {step} and {now} after it, {sum(carry.present)} tensors and "
-            f"{sum(now.present)}: a carry keeps its structure"
+            f"the carry was {carry} before step {step} and {current} after it, {sum(carry.present)} tensors and "
+            f"{sum(current.present)}: a carry keeps its structure"
         )
     return leaves, y
 
 
-def _kind(value: object) -> str:
+def _name_type(value: object) -> str:
     return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
-def _filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+def _make_filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
     """Returns ``tree.fill``, or a faster function for one tensor or a flat tuple, list or dict of tensors."""
     if tree.spec.is_leaf() and all(tree.present):
         return operator.itemgetter(0)
-    kind, keys = _plainest(tree, tensors)
+    kind, keys = _find_plain_type(tree, tensors)
     if kind is dict:
         return lambda tensors: dict(zip(keys, tensors, strict=True))
     return tree.fill if kind is None else kind
 
 
-def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+def _make_reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
     """Returns a fast function that takes a value with the structure of ``tree``, and returns its leaves.
 
     The function returns ``(None,)`` if it cannot read the value. The caller checks the leaves, which may be of any
@@ -309,7 +309,7 @@ def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]
         return lambda value: (value,)
     if tree.spec.is_leaf():
         return lambda value: () if value is None else _UNREAD
-    kind, keys = _plainest(tree, tensors)
+    kind, keys = _find_plain_type(tree, tensors)
 
     def read(value: Any) -> Sequence[Any]:
         if kind is None or type(value) is not kind:
@@ -325,7 +325,7 @@ def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]
 _UNREAD: Sequence[Any] = (None,)
 
 
-def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
+def _find_plain_type(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
     """Returns the type of a flat tuple, list or dict of tensors, and the keys of the dict.
 
     The type is None for any other tree.
@@ -334,8 +334,8 @@ def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any
         return None, {}
     value = tree.fill(tensors)
     if type(value) is dict:
-        same = [a is b for a, b in zip(value.values(), tensors, strict=False)]
-        return (dict, dict.fromkeys(value)) if len(value) == len(tensors) and all(same) else (None, {})
+        are_same = [a is b for a, b in zip(value.values(), tensors, strict=False)]
+        return (dict, dict.fromkeys(value)) if len(value) == len(tensors) and all(are_same) else (None, {})
     if type(value) in (tuple, list) and len(value) == len(tensors):
         return (type(value), {}) if all(a is b for a, b in zip(value, tensors, strict=True)) else (None, {})
     return None, {}
@@ -353,9 +353,9 @@ class TreeSteps:
         self._call = call
         self._first: Tensors = ()
         self._num_inputs = len(call.inputs)
-        self._fill_x = _filler(call.x, call.inputs)
-        self._fill_carry = _filler(call.carry, call.states)
-        self._read_carry = _reader(call.carry, call.states)
+        self._fill_x = _make_filler(call.x, call.inputs)
+        self._fill_carry = _make_filler(call.carry, call.states)
+        self._read_carry = _make_reader(call.carry, call.states)
         self._read_y: Callable[[Any], Sequence[Any]] | None = None
         self._carry_kinds = kinds(call.states) if all(isinstance(s, torch.Tensor) for s in call.states) else []
         self._y_kinds: list[Any] = []
@@ -388,12 +388,14 @@ class TreeSteps:
             self.y = Tree.of(leaves, spec)
             outputs = self._first = tuple(leaf for leaf in leaves if leaf is not None)
             if all(isinstance(output, torch.Tensor) and not output.is_nested for output in outputs):
-                self._read_y, self._y_kinds = _reader(self.y, outputs), kinds(outputs)
+                self._read_y, self._y_kinds = _make_reader(self.y, outputs), kinds(outputs)
         else:
             result = self.y.leaves_of(y)
             if result is None:
-                now = Tree.of(*tree_flatten(y))
-                raise OutputChangedError(f"y was {self.y} at step 0 and {now} at step {step}; y keeps its structure")
+                current = Tree.of(*tree_flatten(y))
+                raise OutputChangedError(
+                    f"y was {self.y} at step 0 and {current} at step {step}; y keeps its structure"
+                )
             outputs = tuple(result)
         _check_leaves(self.y, "y", outputs)
         for index, (first, value) in enumerate(zip(self._first, outputs, strict=True)):
