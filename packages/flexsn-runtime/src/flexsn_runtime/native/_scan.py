@@ -56,7 +56,7 @@ class NativeCall:
 
 
 class Owner(Protocol):
-    """Interface of the object that computes in Python the gradients that the compiled launcher cannot compute."""
+    """Interface of an object that computes gradients in Python if the compiled launcher cannot compute them."""
 
     def reads_hold(self) -> bool:
         """True if all values that backward formulas read are unchanged.
@@ -69,7 +69,7 @@ class Owner(Protocol):
 
         Args:
             tensors: the tensors that the backward receives, including the gradients of the results.
-            needed: for each gradient, True if it is needed.
+            needed: for each tensor of the call, True if its gradient is needed.
         """
 
 

@@ -173,7 +173,7 @@ _LONGEST = 8
 _SHORT = 8
 
 # Minimum bytes of a thread's elements for loads that are issued ahead. The GPU cannot copy fewer bytes
-# ahead, so that the thread would wait for each load.
+# ahead of their use, so the thread would wait for each load.
 _MIN_AHEAD = 4
 
 # Maximum number of elements of a step for which smaller programs make the shares of multiprocessors more equal.
@@ -254,8 +254,8 @@ def checkpoint_distance(backward: LaunchConfig, num_steps: int, ops_per_step: in
 def _fit(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
     """Returns `config` with a block and a number of stages that fit the GPU.
 
-    The block is large enough for loads that are issued ahead, and otherwise small enough for the registers. The chunks
-    in flight fit into shared memory.
+    The block has at least the elements that loads ahead require. Above this minimum, the block is halved until its
+    loads fit into registers. The chunks in flight fit into shared memory.
 
     Args:
         read: bytes per element of each tensor that every step reads.
