@@ -145,7 +145,7 @@ class Recording:
         body.append(f"return [{', '.join('None' if number is None else f'value_{number}' for number in self.results)}]")
         source = "\n    ".join(["def repeat(given):", *body])
         exec(compile(source, _FILE, "exec"), text.constants)
-        return cast(Repeat, text.constants.pop("repeat"))  # in its own globals, it would be a cycle
+        return cast(Repeat, text.constants.pop("repeat"))  # its globals must not refer to it: a cycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class _RecorderOfThread(threading.local):
 
 
 current = _RecorderOfThread()
-"""Its attribute `recorder` is the recorder of the call that this thread executes, or `None`."""
+"""Holds, as `recorder`, the recorder of the call that this thread executes, or `None`."""
 
 
 def noted(

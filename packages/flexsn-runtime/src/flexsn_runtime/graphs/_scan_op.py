@@ -345,7 +345,7 @@ torch.library.register_fake("flexsn_runtime::run_scan", _shapes)
 run_scan = torch.ops.flexsn_runtime.run_scan.default
 
 
-# -- as text -------------------------------------------------------------------------------------------------------
+# -- the text form of graphs ---------------------------------------------------------------------------------------
 
 
 def _write_text(graph: ScanGraph) -> str:
