@@ -144,7 +144,7 @@ def check_call(call: ScanCall, *, captured: bool = False) -> None:
     if call.layout.zero_states and len(call.layout.zero_states) != num_states:
         raise ScanCountError(
             f"zero_states has {len(call.layout.zero_states)} entries and num_states is {num_states}: "
-            "pass one for each state, or none at all"
+            "pass one entry for each state, or no entries"
         )
     requested = num_inputs + num_states
     if len(call.flat_args) < requested:

@@ -190,12 +190,13 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
     _check_lowering(lowering)
     if lowering.name in (*LOWERINGS, *(entry.lowering.name for entry in _registered if entry is not None)):
         raise LoweringError(
-            f"there is a lowering {lowering.name!r}: give yours another name, or undo the registration of the other"
+            f"a lowering with the name {lowering.name!r} is already registered: choose another name, or undo that "
+            "registration"
         )
     if lowering.name == KERNELS and not _is_of_package(lowering, KERNELS):
         raise LoweringError(
             f"{KERNELS!r} is the name of the kernels of that package: give your lowering another name, and register it "
-            f"with before={KERNELS!r} if it is to be tried first"
+            f"with before={KERNELS!r} if it should be tried first"
         )
     entry = _Registration(lowering, before)
     _registered.append(entry)
@@ -280,7 +281,7 @@ def naming(lowering: ScanLowering, method: str) -> Iterator[None]:
     except Exception as error:
         raise LoweringError(
             f"{method} of the lowering {lowering.name!r} failed with {type(error).__name__}: {error}; "
-            f"lowering='loop', or {LOWERING_VARIABLE}=loop, avoids it"
+            f"lowering='loop', or {LOWERING_VARIABLE}=loop, avoids the lowering"
         ) from error
 
 
@@ -364,7 +365,7 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
             refused[lowering.name] = reason
     result = Candidates(name, available, refused)
     if not available and not result.may_be_the_loop:
-        reason = reasons(refused) or f"none is registered, and {NO_KERNELS}"
+        reason = reasons(refused) or f"no lowering is registered, and {NO_KERNELS}"
         raise LoweringError(f"the lowering {name!r} is not available: {reason}. Use 'auto' or 'loop' instead")
     return result
 

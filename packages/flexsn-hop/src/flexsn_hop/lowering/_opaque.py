@@ -67,7 +67,7 @@ class _Program:
             raise StepCodeError(
                 f"the lowering 'compiled_loop' is not available: {reason}. Use 'auto' or 'loop' instead"
             )
-        _log_once(f"a compiled scan runs operator by operator: {reason} (lowering='loop' requests it)")
+        _log_once(f"a compiled scan runs operator by operator: {reason} (lowering='loop' requests this)")
 
     def shapes(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         if isinstance(self.layout, BackwardLayout):

@@ -39,7 +39,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
                 rejections.append(
                     RandomOpError(
                         f"the core calls {op}, which draws random numbers{interpreter.locate()}: the "
-                        "backward recomputes each step and would draw other numbers. In a step of flexsn_nn, "
+                        "backward recomputes each step and would draw other random numbers. In a step of flexsn_nn, "
                         "draw with flexsn_nn.random.normal_like, uniform_like or bernoulli_like; or draw before "
                         "the scan and pass the numbers as an input sequence, or use eager_scan"
                     )

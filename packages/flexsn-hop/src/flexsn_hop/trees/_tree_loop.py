@@ -116,7 +116,7 @@ def _allocate_empty_outputs(call: TreeCall, take_step: TreeSteps) -> Sequence[to
         except RuntimeError as error:
             raise EmptyScanError(
                 "the scan is empty (T == 0), so step was called on tensors without data, to find the shapes of y, and "
-                f"failed: {error}{_locate(error)}. Either it needs data, or it fails on data, too"
+                f"failed: {error}{_locate(error)}. Either step needs data, or step fails on data, too"
             ) from error
     return [torch.empty((0, *output.shape), dtype=output.dtype, device=output.device) for output in outputs]
 

@@ -218,7 +218,7 @@ def _check_leaves(tree: Tree, root: str, leaves: Sequence[Any]) -> None:
         if leaf.is_nested:
             raise NotATensorError(
                 f"{tree.name(root, leaves, index)} is a nested tensor, whose steps may differ; it must be a plain "
-                "torch.Tensor: torch.nested.to_padded_tensor makes one"
+                "torch.Tensor: torch.nested.to_padded_tensor returns one"
             )
 
 

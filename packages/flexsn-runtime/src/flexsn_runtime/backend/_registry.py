@@ -23,7 +23,7 @@ def register_backend(backend: Backend) -> None:
         ValueError: another backend has this name.
     """
     if BACKENDS.setdefault(backend.name, backend) is not backend:
-        raise ValueError(f"there is a backend {backend.name!r} already: give another name.")
+        raise ValueError(f"a backend with the name {backend.name!r} is already registered: choose another name.")
 
 
 def target_on(device: torch.device, on_cpu: TargetName) -> TargetName:

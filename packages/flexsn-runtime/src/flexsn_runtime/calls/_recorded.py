@@ -506,7 +506,7 @@ class CallRecorder(TorchDispatchMode):
         if isinstance(tensor, Tensor) and tensor.numel():
             memory = self._memory_by_address.get(_find_address(tensor))
             if memory is not None and not memory.written:
-                self.refuse("an operation that is not recorded writes to its memory")
+                self.refuse("an operation that is not recorded writes to the memory of a tensor that it reads")
 
     def _replace_tensors(self, value: Any) -> Any:
         """Returns a copy of the value with a `TensorNumber` for each tensor."""

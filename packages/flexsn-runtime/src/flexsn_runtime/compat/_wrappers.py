@@ -84,7 +84,7 @@ def flexsn_backward(
     if len(args) < num_grads:
         raise TensorCountError(
             f"got {len(args)} arguments; the gradients of {program.num_outputs} output and "
-            f"{program.num_states} state sequences come first ({num_grads}; None where absent)."
+            f"{program.num_states} state sequences come first ({num_grads} arguments; None for an absent gradient)."
         )
     grads, saved = args[:num_grads], [t for t in args[num_grads:] if t is not None]
     if not saved:
@@ -95,7 +95,7 @@ def flexsn_backward(
         raise TensorCountError(
             f"{len(saved)} tensors follow the gradients; flexsn_forward saved {program.num_inputs} inputs, "
             f"{program.num_states} states (or none), {lifted} captured tensors and {program.num_states} "
-            "checkpoints: pass all that it returned after the state sequences."
+            "checkpoints: pass all tensors that flexsn_forward returned after the state sequences."
         )
     primals, checkpoints = _split_last(saved, program.num_states)
     tensors, captured = _split_last(primals, lifted)

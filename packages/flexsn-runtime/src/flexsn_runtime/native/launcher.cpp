@@ -149,7 +149,7 @@ struct Kernel {
     const c10::DeviceGuard guard(device);
     ensure_context(device);
     void* stream = nullptr;
-    TORCH_CHECK(current_stream(device.index(), &stream) == 0, "torch does not tell the current stream of ", device);
+    TORCH_CHECK(current_stream(device.index(), &stream) == 0, "torch does not provide the current stream of ", device);
     c10::SmallVector<void*, 48> pointers;
     for (auto& argument : arguments)
       pointers.push_back(&argument);
@@ -250,7 +250,7 @@ struct Operator {
       arguments[i] = c10::IValue();
       holes.push_back(std::move(hole));
     }
-    TORCH_CHECK(count == stand_ins.size(), name, " takes tensors in a way that is not executed here");
+    TORCH_CHECK(count == stand_ins.size(), name, " takes tensors in a form that the compiled launcher does not support");
     return {handle, std::move(arguments), std::move(holes), std::move(into)};
   }
 
@@ -281,7 +281,7 @@ struct Operator {
           take(std::move(tensor));
       }
     }
-    TORCH_CHECK(next == into.end(), handle.operator_name(), " returns fewer tensors than it did");
+    TORCH_CHECK(next == into.end(), handle.operator_name(), " returns fewer tensors than in the recorded call");
   }
 };
 

@@ -78,5 +78,5 @@ def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     except RuntimeError:
         raise ShapeError(
             f"the inputs have steps of shape {', '.join(str(list(s)) for s in shapes)}, which do not "
-            "broadcast to one: give all of them the shape of the step after T, or sizes of 1."
+            "broadcast to one: give all of them the shape of the step after T, or sizes of 1 where they broadcast."
         ) from None
