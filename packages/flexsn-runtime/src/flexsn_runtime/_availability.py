@@ -1,4 +1,4 @@
-"""Functions that tell whether Triton is installed and interpreted, and on which devices it can run."""
+"""Checks whether Triton is installed or interpreted, and on which devices it can run."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class StepCost:
 
     @property
     def backward_ops(self) -> int:
-        """Operations of a step in the backward: those of the step, and about three times as many for its VJP."""
+        """Operations of a step in the backward: those of the step, and about three times their number for its VJP."""
         return 4 * self.num_ops
 
     @classmethod
@@ -132,7 +132,7 @@ _PLANS = {
     ),
 }
 
-# Plans for steps with several inputs. Each stage then has more loads, so fewer stages have as many loads in flight.
+# Plans for steps with several inputs. Each stage has more loads, so fewer stages have the same number in flight.
 _SEVERAL_INPUTS = {
     2**15: LaunchPlan(*(LaunchConfig(chunk=8, block=32, num_warps=1, stages=4),) * 3),
     2**17: LaunchPlan(

@@ -47,7 +47,7 @@ class SegmentRule:
 
         Args:
             ncl: elements of a step.
-            warm_up: warm-up steps before each segment. A segment has at least as many steps.
+            warm_up: warm-up steps before each segment. A segment has at least this number of steps.
         """
         if ncl > self.largest or num_steps < self.shortest:
             return 1
