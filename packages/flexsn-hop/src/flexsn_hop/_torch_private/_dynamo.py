@@ -42,14 +42,15 @@ class CaptureHooks:
     Attributes:
         before: Function that checks a call. It returns the keyword arguments of the operator's node, or a function
             that Dynamo traces instead of the operator.
-        instead: Function that calls the function from ``before``. It takes this function, the operator's positional
-            arguments, and the keyword arguments ``output_template_specs`` and ``final_state`` if they were passed.
+        call_replacement: Function that calls the function from ``before``. It takes this function, the operator's
+            positional arguments, and the keyword arguments ``output_template_specs`` and ``final_state`` if they were
+            passed.
         after: Function that checks the captured graph. It takes the call, the graph, fake sample values for the
             graph, and the result of the core, in which tensors are fake.
     """
 
     before: Callable[[CapturedCall], dict[str, Any] | Callable[..., Any]]
-    instead: Callable[..., Any]
+    call_replacement: Callable[..., Any]
     after: Callable[[CapturedCall, torch.fx.GraphModule, Sequence[Any], Any], None]
 
 
@@ -358,7 +359,9 @@ def _make_variable_class(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> t
                 options = hooks.before(call)
             if callable(options):
                 replacement_options = {key: kwargs[key] for key in _REPLACEMENT_OPTIONS if key in kwargs}
-                return inline(tx, hooks.instead, SourcelessBuilder.create(tx, options), *args, **replacement_options)
+                return inline(
+                    tx, hooks.call_replacement, SourcelessBuilder.create(tx, options), *args, **replacement_options
+                )
             tensors = rest[3:]
             step, _, freevars = capture(tx, core, call.args[0], tensors, self.value)
             with readable():

@@ -45,7 +45,7 @@ def why_dynamo_hop_unavailable() -> str | None:
 def offer_to_dynamo(name: str) -> None:
     """Registers the operator ``name`` with Dynamo if Dynamo is loaded. Repeated calls take little time."""
     register_with_dynamo(
-        name, CaptureHooks(before=_check_captured_call, instead=_call_form, after=_check_captured_graph)
+        name, CaptureHooks(before=_check_captured_call, call_replacement=_call_form, after=_check_captured_graph)
     )
 
 

@@ -98,13 +98,13 @@ class SummedTogether(NamedTuple):
     """Reduces several gradients by one sum. A kernel has written them one after another into one tensor.
 
     Attributes:
-        given: number of a call's arguments, which precede the allocated tensors in memory.
+        num_arguments: number of a call's arguments, which precede the allocated tensors in memory.
         results: positions of the gradients among the allocated tensors.
         written: layout of all gradients as the kernel writes them, `[gradients, ...]`.
         sum: function that reduces the written values to `[gradients, *shape]`.
     """
 
-    given: int
+    num_arguments: int
     results: tuple[int, ...]
     written: Allocation
     sum: PlainSum
@@ -113,14 +113,14 @@ class SummedTogether(NamedTuple):
         """Allocates one tensor for all gradients, and stores a slice of it at the position of each gradient."""
         stacked = torch.empty_strided(self.written.shape, self.written.strides, dtype=self.written.dtype, device=device)
         for i, gradient in zip(self.results, stacked.unbind(), strict=True):
-            memory[self.given + i] = gradient
+            memory[self.num_arguments + i] = gradient
 
     def __call__(self, memory: Memory) -> None:
-        first = memory[self.given + self.results[0]]
+        first = memory[self.num_arguments + self.results[0]]
         assert first is not None
         stacked = first.as_strided(self.written.shape, self.written.strides)
         for i, gradient in zip(self.results, self.sum(stacked).unbind(), strict=True):
-            memory[self.given + i] = gradient.detach()  # a result must not be a view
+            memory[self.num_arguments + i] = gradient.detach()  # a result must not be a view
 
 
 class Moved(NamedTuple):

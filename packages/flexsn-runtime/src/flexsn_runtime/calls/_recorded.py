@@ -117,12 +117,12 @@ class Recording:
     """A call as data.
 
     Attributes:
-        given: for each argument of the call, True if it is a tensor, and False if it is `None`.
+        is_tensor: for each argument of the call, True if it is a tensor, and False if it is `None`.
         lines: the lines, in order.
         results: numbers of the results; `None` for an absent result.
     """
 
-    given: tuple[bool, ...]
+    is_tensor: tuple[bool, ...]
     lines: tuple[Line, ...]
     results: tuple[int | None, ...]
 
@@ -130,7 +130,7 @@ class Recording:
     def repeat(self) -> Repeat:
         """The executor in Python, a function that is generated from the lines."""
         text = _Text({})
-        body = ["".join(f"value_{i}, " for i in range(len(self.given))) + "= given"] if self.given else []
+        body = ["".join(f"value_{i}, " for i in range(len(self.is_tensor))) + "= given"] if self.is_tensor else []
         for line in self.lines:
             call = text.write_line(line)
             match line:

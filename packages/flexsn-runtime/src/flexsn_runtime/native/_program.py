@@ -47,8 +47,8 @@ class NativeProgram:
     ) -> None:
         self._views: dict[int, Viewed] = {}
         lines = recording.lines
-        count = 1 + max([len(recording.given) - 1, *(number for line in lines for number in _list_results(line))])
-        present = [i for i, is_tensor in enumerate(recording.given) if is_tensor]
+        count = 1 + max([len(recording.is_tensor) - 1, *(number for line in lines for number in _list_results(line))])
+        present = [i for i, is_tensor in enumerate(recording.is_tensor) if is_tensor]
         self.program = module.Program(count, present if slots is None else list(slots))
         for line in lines:
             self._add(line)

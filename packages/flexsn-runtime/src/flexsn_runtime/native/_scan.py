@@ -103,20 +103,20 @@ class NativeScan:
         links: bool = False,
     ) -> None:
         program = NativeProgram(module, forward)
-        self._module, self._is_present, self._saves = module, forward.given, saved is not None
+        self._module, self._is_present, self._saves = module, forward.is_tensor, saved is not None
         self._first_kept = first_kept
         self.watched = program.watched
         """Function that returns True if a hook watches launches that this scan would bypass.
 
         Callers call it before a forward. The answer also applies to the backward.
         """
-        absent = [i for i, is_tensor in enumerate(forward.given) if not is_tensor]
+        absent = [i for i, is_tensor in enumerate(forward.is_tensor) if not is_tensor]
         positions = None
         if saved is not None:
             positions = [
                 None if position is None else position - sum(i < position for i in absent) for position in saved
             ]
-        is_present, of_call = list(forward.given), saved is None
+        is_present, of_call = list(forward.is_tensor), saved is None
         self._scan = module.Scan(
             owner, is_present, program.program, first_bits, first_kept, list(fixed), positions, links, of_call
         )
@@ -148,7 +148,7 @@ class NativeScan:
         if not can_be_native(forward):
             return None
         program = NativeProgram(self._module, forward)
-        present, first_saved = [i for i, is_tensor in enumerate(forward.given) if is_tensor], self._first_kept
+        present, first_saved = [i for i, is_tensor in enumerate(forward.is_tensor) if is_tensor], self._first_kept
         count, num_results = len(present), len(forward.results) - len(computed)
         saved = [
             count + computed[i] if i in computed else n for n, i in enumerate(present) if i < len(self._is_present)

@@ -27,7 +27,7 @@ class SegmentRule:
         most: maximum number of segments.
         warm_up: initial number of warm-up steps before a segment.
         longest: maximum number of warm-up steps. If a sequence needs more, the forward is serial.
-        kept: True if learned warm-ups are stored on disk.
+        is_stored: True if learned warm-ups are stored on disk.
     """
 
     elements: int
@@ -40,7 +40,7 @@ class SegmentRule:
     most: int = 2**31
     warm_up: int = 64
     longest: int = 2048
-    kept: bool = False
+    is_stored: bool = False
 
     def count(self, ncl: int, num_steps: int, warm_up: int = 0) -> int:
         """Returns the number of segments. With 1, the time is not divided.
@@ -64,7 +64,7 @@ class SegmentRule:
 # steps. Python launches a call in segments in 66 us and a training step in 245 us. In these times, serial kernels
 # compute 2,200 and 2,900 steps: see benchmarks/results/short_segments.md.
 ON_GPU = SegmentRule(
-    elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, kept=True
+    elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, is_stored=True
 )
 
 # Elements of the smallest program on the CPU, and minimum steps of a segment. Such a segment takes some ms,
@@ -78,7 +78,7 @@ def for_threads(threads: int) -> SegmentRule | None:
     if threads < 2:
         return None
     largest = _PROGRAM * (threads // 2)
-    return SegmentRule(elements=2**63, largest=largest, steps=_STEPS, fewest=2, most=threads, kept=True)
+    return SegmentRule(elements=2**63, largest=largest, steps=_STEPS, fewest=2, most=threads, is_stored=True)
 
 
 _replacements: list[SegmentRule | None] = []

@@ -79,7 +79,7 @@ def speculation(step: Specialization, choice: Choice) -> Speculation:
     found = step.speculations.get(choice.rule)
     if found is None:
         key = None
-        if choice.rule.kept:
+        if choice.rule.is_stored:
             core = step.core()
             key = {**step.plan_key(), "numbers": core.integers, "first": choice.rule.warm_up}
         found = step.speculations[choice.rule] = Speculation(choice.rule, key)
