@@ -190,8 +190,8 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
     _check_lowering(lowering)
     if lowering.name in (*LOWERINGS, *(entry.lowering.name for entry in _registered if entry is not None)):
         raise LoweringError(
-            f"a lowering with the name {lowering.name!r} is already registered: choose another name, or undo that "
-            "registration"
+            f"the name {lowering.name!r} belongs to another lowering: choose another name, or undo the registration of "
+            "that lowering"
         )
     if lowering.name == KERNELS and not _is_of_package(lowering, KERNELS):
         raise LoweringError(
