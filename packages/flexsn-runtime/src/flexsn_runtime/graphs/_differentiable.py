@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def differentiable(
-    core: Callable[..., Any], vjp: Callable[..., Any], cotangents: Sequence[bool], wanted: Sequence[bool]
+    core: Callable[..., Any], vjp: Callable[..., Any], cotangents: Sequence[bool], needs_grad: Sequence[bool]
 ) -> Callable[..., Any]:
     """Returns the step's core as a function whose gradient is `vjp`.
 
@@ -20,7 +20,7 @@ def differentiable(
         core: `[*arguments] -> [*results]`.
         vjp: `[*arguments, *cotangents] -> [*gradients]`.
         cotangents: for each result, True if `vjp` takes its gradient.
-        wanted: for each argument, True if `vjp` returns its gradient.
+        needs_grad: for each argument, True if `vjp` returns its gradient.
     """
 
     class DifferentiableStep(torch.autograd.Function):
@@ -36,7 +36,7 @@ def differentiable(
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             received = [gradient for gradient, flow in zip(gradients, cotangents, strict=True) if flow]
             computed = iter(vjp(*ctx.values, *received))
-            return tuple(next(computed) if is_needed else None for is_needed in wanted)
+            return tuple(next(computed) if is_needed else None for is_needed in needs_grad)
 
     apply: Callable[..., Any] = DifferentiableStep.apply
     return apply

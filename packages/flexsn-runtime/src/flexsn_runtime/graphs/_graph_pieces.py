@@ -85,7 +85,9 @@ class GraphPieces:
         vjp = None
         if graph_step.vjp is not None:
             cotangents = _select(self._results, graph_step.cotangents)
-            vjp = _OnPieces(graph_step.vjp, (*self.arguments, *cotangents), _select(self.arguments, graph_step.wanted))
+            vjp = _OnPieces(
+                graph_step.vjp, (*self.arguments, *cotangents), _select(self.arguments, graph_step.needs_grad)
+            )
         return GraphStep(
             core,
             _count_all(self.arguments[: self.num_inputs]),
@@ -94,7 +96,7 @@ class GraphPieces:
             arguments,
             vjp,
             _repeat_for_pieces(self._results, graph_step.cotangents) if graph_step.cotangents else (),
-            _repeat_for_pieces(self.arguments, graph_step.wanted) if graph_step.wanted else (),
+            _repeat_for_pieces(self.arguments, graph_step.needs_grad) if graph_step.needs_grad else (),
             on_pieces=True,
         )
 

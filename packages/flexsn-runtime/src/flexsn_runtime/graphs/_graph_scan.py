@@ -96,11 +96,11 @@ def scan_backward(
     received = [next(present_gradients) if present else None for present in (*layout.output_grads, *layout.state_grads)]
     cotangents = split_cotangents(received, scan.num_outputs, state_seqs=not scan.final_state)
     positions = (*range(scan.num_inputs + scan.num_states), *step.lifted)
-    wanted = [layout.needs[position] for position in positions]
+    needs_grad = [layout.needs[position] for position in positions]
     if step.is_recorded:
-        computed = BackwardScan(step, arguments, saved, cotangents, wanted)(arguments, saved, cotangents)
+        computed = BackwardScan(step, arguments, saved, cotangents, needs_grad)(arguments, saved, cotangents)
     else:
-        computed = run_backward(step, arguments, saved, cotangents, wanted)
+        computed = run_backward(step, arguments, saved, cotangents, needs_grad)
     results = []
     for position, is_needed in enumerate(layout.needs):
         if is_needed:

@@ -215,8 +215,8 @@ def _run_elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> lis
     if isinstance(layout, BackwardLayout):
         end = count + layout.scan.num_states
         gradients = scan_backward(step, layout, args[:count], args[count:end], args[end:])
-        needed = [value for value, is_needed in zip(args, layout.needs, strict=False) if is_needed]
-        return [_convert_to_format(gradient, value) for gradient, value in zip(gradients, needed, strict=True)]
+        differentiated = [value for value, is_needed in zip(args, layout.needs, strict=False) if is_needed]
+        return [_convert_to_format(gradient, value) for gradient, value in zip(gradients, differentiated, strict=True)]
     results = scan_forward(step, layout, args)
     first = layout.num_outputs + layout.num_states
     arguments = arguments_of(step, layout, args)
@@ -268,10 +268,10 @@ def _backward(graph: ScanGraph, layout: BackwardLayout, specialized: _Specialize
     received = iter(args[len(needs) :])
     present = (*layout.output_grads, *layout.state_grads)
     gradients = [next(received) if is_present else None for is_present in present]
-    needed = (*needs[: graph.num_primals], *(tensor.requires_grad for tensor in computed))
-    saved_ports = frozenset(step.kept(step.carrying(needed)))
-    _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept=saved_ports, needed=needed)
-    results = backward_staged(step, arguments, memory, saved_ports, gradients, needed, state_seqs=state_seqs)
+    needs_grad = (*needs[: graph.num_primals], *(tensor.requires_grad for tensor in computed))
+    saved_ports = frozenset(step.kept(step.carrying(needs_grad)))
+    _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept=saved_ports, needs_grad=needs_grad)
+    results = backward_staged(step, arguments, memory, saved_ports, gradients, needs_grad, state_seqs=state_seqs)
     by_position: dict[int, Tensor | None] = dict(enumerate(results[: graph.num_primals]))
     pairs = [(t, g) for t, g in zip(computed, results[graph.num_primals :], strict=True) if g is not None]
     trained = [leaf for leaf in leaves if leaf.requires_grad]

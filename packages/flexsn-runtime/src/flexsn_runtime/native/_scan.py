@@ -64,12 +64,12 @@ class Owner(Protocol):
         A backward that was registered with `reads` calls this method first.
         """
 
-    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    def gradients(self, tensors: Sequence[Tensor | None], needs_grad: Sequence[bool]) -> Sequence[Tensor | None]:
         """Computes the gradients of a backward whose layout is not registered with `NativeScan.follow`.
 
         Args:
             tensors: the tensors that the backward receives, including the gradients of the results.
-            needed: for each tensor of the call, True if its gradient is needed.
+            needs_grad: for each tensor of the call, True if its gradient is needed.
         """
 
 
@@ -159,7 +159,7 @@ class NativeScan:
     def follow(
         self,
         tensors: Sequence[Tensor | None],
-        needed: Sequence[bool],
+        needs_grad: Sequence[bool],
         recording: Recording | str | None,
         *,
         reads: bool,
@@ -167,7 +167,7 @@ class NativeScan:
         """Registers a backward. The compiled launcher then runs it for arguments of the same layout.
 
         Args:
-            tensors, needed: the arguments of `Owner.gradients`.
+            tensors, needs_grad: the arguments of `Owner.gradients`.
             recording: recording of this call of `Owner.gradients`.
             reads: True if backward formulas read values, so that `Owner.reads_hold` must be called first.
 
@@ -180,7 +180,7 @@ class NativeScan:
         slots = [i for i in range(len(tensors)) if self._saves or i not in absent]
         results = [number for i, number in enumerate(recording.results) if i not in absent]
         program = NativeProgram(self._module, recording, slots, results)
-        needs = [is_needed for i, is_needed in enumerate(needed) if i not in absent]
+        needs = [is_needed for i, is_needed in enumerate(needs_grad) if i not in absent]
         self._scan.follow([tensors[i] for i in slots], needs, program.program, reads)
         return True
 
