@@ -42,7 +42,7 @@ def check_backend(backend: str, step_mode: str) -> Backend:
     """Returns `backend` if it is known and can run in `step_mode`. Otherwise raises an error.
 
     Raises:
-        UnknownNameError: an unknown name; the message contains the nearest known name.
+        UnknownNameError: the name is unknown. The message contains the nearest known name.
         StepModeError: the backend cannot run in this step mode.
     """
     check_name("backend", backend, BACKENDS)
@@ -61,12 +61,12 @@ def takes_step_mode(backend: Backend, step_mode: str) -> bool:
 
 
 def written_in(backend: Backend) -> TargetName:
-    """Language in which a backend's kernels for the CPU are written."""
+    """Returns the language in which a backend's kernels for the CPU are written."""
     return "triton" if backend in _TRITON else "cpp"
 
 
 def check_step_mode(step_mode: str) -> StepMode:
-    """Returns `step_mode` if it is known. Otherwise raises an error that contains the name."""
+    """Returns `step_mode` if it is known. Otherwise raises `UnknownNameError`."""
     check_name("step_mode", step_mode, STEP_MODES)
     return cast(StepMode, step_mode)
 
@@ -112,7 +112,7 @@ def choose_for_onnx(backend: Backend) -> Backend:
 
 
 def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
-    """Chooses kernels inside the compiler's graph if it can include them; otherwise kernels between graphs."""
+    """Chooses kernels. Inside of a compiler, chooses the operator if it can run, otherwise kernels between graphs."""
     if not compiling:
         return Choice(target, reason, {})
     why_no_operator = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
@@ -123,7 +123,7 @@ def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
 
 
 def _without_kernels(why_no_kernels: str, step_mode: StepMode, compiling: bool) -> Choice:
-    """Chooses the operator if a compiler would unroll the loop; otherwise the loop."""
+    """Chooses the operator if a compiler would otherwise unroll the loop. In all other cases, chooses the loop."""
     if step_mode == "s":
         return Choice("torch", why_no_kernels, {})
     if not compiling:

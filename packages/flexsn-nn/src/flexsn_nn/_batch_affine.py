@@ -57,11 +57,11 @@ class Normalisation(NamedTuple):
         """Computes the statistics, and updates the running statistics as the norm does.
 
         Returns:
-            `x`, and the affine part to apply to it. The affine part also holds the gradient of `x` that flows through
-            the statistics.
+            `x`, and the affine part to apply to it. The affine part also provides the gradient of `x` that flows
+            through the statistics.
 
         Raises:
-            InputShapeError: the number of channels differs from that of the norm, or a channel has one element in
+            InputShapeError: the number of channels differs from that of the norm, or a channel has only one element in
                 training.
         """
         norm, compiling = self.norm, torch.compiler.is_compiling()
@@ -83,7 +83,10 @@ class Normalisation(NamedTuple):
         return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, frames.dim() - 2)
 
     def parts(self) -> FrontParts | None:
-        """Implements `Producer.parts` for norms with weights and running statistics, in one process."""
+        """Implements `Producer.parts` for norms with weights and float32 running statistics, in one process.
+
+        Returns `None` for all other norms.
+        """
         norm = self.norm
         own, learned, kept = norm.__dict__, norm._parameters, norm._buffers  # faster than attributes
         mean, var, tracked = kept.get("running_mean"), kept.get("running_var"), kept.get("num_batches_tracked")
@@ -156,7 +159,9 @@ def graph_affine(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Affine:
-    """Computes the affine part of `torch.nn.functional.batch_norm`, `[C, 1, ...]`. Updates the running statistics.
+    """Computes the affine part of `torch.nn.functional.batch_norm`. Updates the running statistics.
+
+    The tensors of the affine part are `[C, 1, ...]`.
 
     Args:
         input: `[B, C, ...]`.
@@ -279,7 +284,7 @@ def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, group: Any) -> tuple[
 
 
 def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
-    """Computes the statistics of frames, without an autograd graph."""
+    """Computes the statistics of a batch, without an autograd graph, and updates the running statistics."""
     if group is not None:
         return _gathered(norm, frames, group)
     count = _check_count(frames)
@@ -302,7 +307,7 @@ def _moments(
     momentum: float = 0.0,
     tracked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes mean and variance over all dimensions except the channels. Updates the running statistics."""
+    """Computes mean and variance over all dimensions except the channels. Updates `running` and `tracked`."""
     found = batch_moments(frames, running, momentum, tracked)
     if found is not None:
         return found
@@ -350,11 +355,12 @@ def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
 class _ThroughStatistics(StandIns):
     """Gradient of `x`, including the part that flows through the statistics.
 
-    Calls are steps of a scan, which use stand-ins. `of` is the same function of actual tensors.
+    A call computes one step of a scan with stand-ins for the tensors. The method `of` computes the same gradient with
+    actual tensors.
 
     Args:
-        like: tensors that have the layouts of weight, bias, mean, variance, `-1 / count`, and the gradients of weight
-            and bias.
+        like: seven tensors with the layouts of weight, bias, mean, variance, `-1 / count`, the gradient of the weight,
+            and the gradient of the bias.
         behind: number of dimensions after the channels.
     """
 
@@ -400,7 +406,7 @@ _shares: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
 def _share(total: int | Tensor, like: Tensor) -> tuple[Tensor, bool]:
-    """Returns a tensor `[1]` with `-1 / total`, and True if later calls with this total return the same tensor."""
+    """Returns a tensor `[1]` with `-1 / total`, and True if later calls with this total may use the same tensor."""
     if isinstance(total, Tensor):
         return (-1.0 / total).to(like.dtype).view(1), False
     key = total, like.dtype, like.device

@@ -17,8 +17,9 @@ from flexsn_runtime import DeviceError
 class Range(TypedDict, total=False):
     """Bounds of a number, and a hint for the error message.
 
-    `hint` is a sentence with advice for numbers that are out of range. `finite` is True if formulas with the number
-    have finite derivatives even close to `above`. By default, the formulas are assumed to have a pole at `above`.
+    `hint` is a sentence with advice about numbers that are out of range. `finite` is True if the formulas that use the
+    number have finite derivatives even close to `above`. By default, these formulas are assumed to have a pole at
+    `above`.
     """
 
     at_least: float
@@ -64,7 +65,7 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
 
 
 def check_function(name: str, function: object, example: str = "surrogate.Sigmoid()") -> None:
-    """Raises `ParameterError` unless `function` can be called with a tensor. Classes and names are rejected."""
+    """Raises `ParameterError` unless `function` is callable. A class is also rejected: an instance is needed."""
     if isinstance(function, type):
         raise ParameterError(f"{name} is the class {function.__name__}; give an instance: {function.__name__}().")
     if not callable(function):
@@ -74,7 +75,7 @@ def check_function(name: str, function: object, example: str = "surrogate.Sigmoi
 
 
 def check_module(name: str, module: object) -> None:
-    """Raises `TypeError` unless `module` is an `nn.Module`. Classes and lists of modules are rejected."""
+    """Raises `TypeError` unless `module` is an `nn.Module`. The message has advice about classes and lists."""
     if isinstance(module, nn.Module):
         return
     if isinstance(module, type):
@@ -92,7 +93,7 @@ def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
 
     Raises:
         TypeError: `value` is not a tensor.
-        InputShapeError: `value` has fewer dimensions.
+        InputShapeError: `value` has fewer than `dims` dimensions.
     """
     if not isinstance(value, Tensor):
         remedy = ": torch.stack(...) makes one of several" if isinstance(value, list | tuple) else ""
@@ -111,7 +112,7 @@ def check_device(name: str, own: Tensor, x: Tensor) -> None:
 
 
 def are_apart(tensor: Tensor, device: torch.device) -> bool:
-    """True if `tensor` is not on `device`. False for a single number on the CPU, which every device accepts."""
+    """True if `tensor` is not on `device`. False for a scalar on the CPU, which operations on every device accept."""
     return tensor.device != device and (tensor.dim() > 0 or tensor.device.type != "cpu")
 
 

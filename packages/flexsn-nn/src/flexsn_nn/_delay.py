@@ -24,7 +24,9 @@ INTERPOLATIONS = ("linear", "triangle", "gaussian")
 
 
 class Delay(Stateful):
-    """Computes `y[t] = x[t - delay]`, with zeros before the first step. Values for fractional delays are interpolated.
+    """A layer that computes `y[t] = x[t - delay]`, with zeros before the first step.
+
+    For fractional delays, values are interpolated:
 
         linear     y[t] = (1 - f) x[t - n] + f x[t - n - 1],    n = floor(delay), f = delay - n
         triangle   y[t] = sum over l of max(0, width - abs(l - delay)) / width^2 * x[t - l]
@@ -38,15 +40,15 @@ class Delay(Stateful):
     Args:
         delay: delay in steps, at least 0: a number; a tensor of delays that broadcasts to the step, such as `[C, 1, 1]`
             with one delay per channel of `[B, C, H, W]`; or an `nn.Parameter`.
-        max_delay: largest possible delay, a whole number of steps. A learned delay that is larger than this or below 0
-            counts as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). The default,
-            `None`, is the largest value of `delay`, rounded up; for a learned delay, the default is twice that value,
+        max_delay: largest possible delay, a whole number of steps. A learned delay above `max_delay` or below 0 counts
+            as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). If `max_delay` is
+            `None`, it is the largest value of `delay`, rounded up. For a learned delay, it is then twice that value,
             and at least 1.
         learn: True to make an `nn.Parameter` of `delay`. A number becomes a parameter of shape `[1]`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
         interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
         width: width in steps, above 0: half of the base of the triangle (1 equals `"linear"`), or the standard
-            deviation of the Gaussian. The width is a buffer.
+            deviation of the Gaussian. The width is stored as a buffer.
 
     Raises:
         ParameterError: a delay is below 0 or above `max_delay`; the width is 0 or less, or given for `"linear"`.
@@ -132,7 +134,7 @@ class Delay(Stateful):
             raise ParameterError(f"delay is {delay:g}, above max_delay={self.max_delay}.")
 
     def look_at_range(self) -> None:
-        """Warns, once for each delay, if a learned delay has left its range."""
+        """Warns, once for each layer, if a learned delay has left its range."""
         self._ranges.look(self, {"delay": self._limits})
 
     def strays(self) -> Iterator[str]:
@@ -153,7 +155,7 @@ class Delay(Stateful):
         """Delays a sequence: `[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
-            StateError: the earlier inputs have another shape or dtype.
+            StateError: the stored earlier inputs have another shape, dtype or device.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if isinstance(self.delay, Tensor):
@@ -206,9 +208,9 @@ class Delay(Stateful):
         """Interpolates the delayed value of a step.
 
         Args:
-            late: value of `x` at the whole steps of the delay.
-            later: value one step earlier than `late`; `None` if the delays are whole steps.
-            delay: `self.delay`, or its stand-in in a trace; `None` if it is a number.
+            late: value of `x` from `floor(delay)` steps ago.
+            later: value of `x` from `floor(delay) + 1` steps ago; `None` if the delays are whole steps.
+            delay: `self.delay`, or its stand-in in a trace; `None` if `self.delay` is a number.
         """
         if later is None:
             return late
@@ -219,7 +221,7 @@ class Delay(Stateful):
         return _between(late, later, (delay - self._whole_steps(delay)).to(late.dtype))
 
     def _hands_over(self, x: Tensor) -> bool:
-        """Passes the sequence and this layer to the next neuron, if possible. Returns True if it did."""
+        """True if the next neuron can receive the sequence together with this layer, and apply the delay itself."""
         if self._handover is None or self.step_mode != "m" or self.states or not self.max_delay:
             return False
         if self._spreads and (self.training or not isinstance(self.delay, Tensor)):
@@ -281,8 +283,8 @@ class Delay(Stateful):
         else:  # relative to the nearest step, so that narrow weights do not vanish
             weights = [torch.exp((nearest * nearest - d * d) / (2 * width * width)) for d in distances]
         total = _added([weight * value for weight, value in zip(weights, past, strict=True)])
-        # Multiplying by the reciprocal is cheaper than dividing, since each value of the past needs the factor in the
-        # gradient.
+        # Multiplying by the reciprocal is cheaper than dividing, because the gradient of each past value contains this
+        # factor.
         spread = total * (1 / (width * width if self.interpolation == "triangle" else _added(weights)))
         return spread.to(past[0].dtype)
 
@@ -290,7 +292,11 @@ class Delay(Stateful):
         return within(delay.to(torch.promote_types(dtype, torch.float32)), **self._limits)
 
     def _whole_steps(self, delay: Tensor) -> Tensor:
-        """Returns the whole steps. No step follows the last one, so `max_delay` is split into `max_delay - 1` and 1."""
+        """Returns the whole steps of a delay, at most `max_delay - 1`.
+
+        A delay of `max_delay` is therefore interpolated as `max_delay - 1` whole steps and a fraction of 1. No value
+        from `max_delay + 1` steps ago is stored.
+        """
         return delay.detach().floor().clamp(max=self.max_delay - 1 if self.max_delay else 0)
 
     def _delayed(self, seen: Tensor, steps: int) -> Tensor:
@@ -372,14 +378,14 @@ class Delay(Stateful):
 
 
 class _Flat(NamedTuple):
-    """Delays of a step's elements. Element `e` has the delay with index `e // inner % len(delays)`."""
+    """Delays of a step's elements. The delay of element `e` has the index `e // inner % len(delays)`."""
 
     delays: Tensor
     inner: int
 
 
 def _flat(delay: Tensor, step: Sequence[int]) -> _Flat | None:
-    """Returns the delays of a step in one dimension, or `None` if they do not broadcast to it."""
+    """Returns the delays of a step in one dimension, or `None` if the delays do not broadcast to the step."""
     if delay.dim() > len(step):
         return None
     shape = (1,) * (len(step) - delay.dim()) + tuple(delay.shape)
@@ -405,23 +411,23 @@ def _of_step(delay: Tensor, value: Tensor) -> Tensor:
     """Returns the delay as a value of the step.
 
     If the delay were a captured tensor, a kernel would load a weight for each past step, and sum the gradient of each
-    weight over time. Since the delay is a value of the step, the kernel computes the weights in registers. The
-    condition is always True, and turns the delay into a value of the step.
+    weight over time. If the delay is a value of the step, the kernel computes the weights in registers. The condition
+    is always True. Its only purpose is that the result depends on values of the step.
     """
     return torch.where((value == value) | (value != value), delay, 0)
 
 
 def _chosen(values: Sequence[Tensor], number: Tensor) -> Tensor:
-    """Selects, for each element, the value whose index is the element's number.
+    """Selects one of the values for each element. `number` holds the index of this value.
 
-    The first value is added last. It is the most recent value of the past, and kernels can add the others before it is
-    ready.
+    The first value, which is the most recent one, is added last. So kernels can add the other values before the first
+    value is ready.
     """
     return _added([torch.where(number == i, value, 0) for i, value in enumerate(values)])
 
 
 def _added(values: Sequence[Tensor]) -> Tensor:
-    """Adds the values, from the last one to the first."""
+    """Adds the values, from the last to the first."""
     return functools.reduce(torch.add, reversed(values))
 
 

@@ -1,4 +1,4 @@
-"""Describes the bytes that a scan moves through memory, for `FlexSN.explain`."""
+"""Describes the kernels of a scan, and the bytes that they move through memory, for `FlexSN.explain`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def without_hash(name: str) -> str:
 
 
 def _counted(names: Sequence[str]) -> list[str]:
-    """Returns the names of kernels without hashes. A name that several kernels share appears once, with a number."""
+    """Returns the names of kernels without hashes. A name that several kernels share appears once, with their count."""
     counts = Counter(map(without_hash, names))
     return [name if count == 1 else f"{name} ({count} kernels)" for name, count in counts.items()]
 
 
 def launchers(program: ScanProgram) -> list[str]:
-    """Describes the launcher of compiled training steps, with a line for each device."""
+    """Describes the launcher of repeated training steps, with a line for each device."""
     devices = {step.device: None for step in program.specializations if isinstance(step, Specialization)}
     return [f"steps of training that repeat are launched by: {launcher_in_words(device)}" for device in devices]
 
@@ -91,8 +91,8 @@ def products(program: ScanProgram) -> list[str]:
 def constants(program: ScanProgram) -> list[str]:
     """Lists the values that the core read in Python.
 
-    Some of the values are constants of the kernels; when such a constant changes, the kernels are built again. Changes
-    of other values have no effect.
+    Some of the values are constants of the kernels. If such a constant changes, the kernels are built again. Changes of
+    the other values have no effect.
     """
     found: dict[str, object] = {}
     own: dict[str, None] = {}
@@ -219,7 +219,7 @@ def _copies(inputs: Sequence[Tensor], captured: Sequence[Tensor]) -> str:
 
 
 def _size_in_memory(x: Tensor) -> int:
-    """Returns the number of bytes to read. An expanded dimension counts once."""
+    """Returns the number of bytes that a tensor occupies. An expanded dimension counts as one element."""
     sizes = [n for n, stride in zip(x.shape, x.stride(), strict=True) if stride != 0]
     return math.prod(sizes) * x.element_size()
 

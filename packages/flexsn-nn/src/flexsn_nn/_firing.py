@@ -15,7 +15,8 @@ from flexsn_runtime import transform_at_work
 if TYPE_CHECKING:
     from flexsn_nn._flexsn import FlexSN
 
-# Number of calls per check. For single steps, the number does not divide common sequence lengths.
+# A check follows every 16th call, or every 129th single step. No common sequence length is a multiple of 129, so the
+# checked steps are at different positions of their sequences.
 EVERY = {"m": 16, "s": 129}
 # Number of successive checks that must find the layer silent, or always firing, before the warning is given.
 _LOOKS = {"m": 4, "s": 8}
@@ -28,15 +29,15 @@ def is_wanted() -> bool:
 
 
 class Firing:
-    """Counts the spikes of a neuron in a few of its calls.
+    """Check of a neuron's spikes in some of its calls.
 
     After every 16th call in training (every 129th single step), the nonzero elements of the output are counted. On a
-    GPU, the count is copied to the host asynchronously, and a later check reads it if it has arrived, so no call waits
-    for the device. Compiled graphs and replays of CUDA graphs are not checked.
+    GPU, the count is copied to the host asynchronously. A later check reads the count if the copy is complete, so no
+    call waits for the device. Compiled graphs and replays of CUDA graphs are not checked.
 
     Attributes:
-        left: number of calls until the next check. `FlexSN.forward` decreases it, and checks at 0. If it is negative,
-            calls are not checked.
+        left: number of calls until the next check. `FlexSN.forward` decreases this number, and checks the call when it
+            reaches 0. If the number is negative, no call is checked.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class Firing:
         self._pending: tuple[Tensor, torch.cuda.Event, torch.Size] | None = None
 
     def __reduce__(self) -> tuple[type[Firing], tuple[()]]:
-        """Copies begin with their own counts."""
+        """Makes copies and pickles begin with counts of zero."""
         return Firing, ()
 
     def look(self, neuron: FlexSN, output: Tensor) -> None:

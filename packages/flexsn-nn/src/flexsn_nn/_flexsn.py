@@ -46,10 +46,10 @@ from flexsn_runtime import BackendUnavailableError
 
 
 class SequenceRunner(Protocol):
-    """Runs a neuron's calls between layers with exact products; see `flexsn_nn.exact`."""
+    """Object that runs a neuron's calls between layers with exact products; see `flexsn_nn.exact`."""
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """Returns the output of a call; `None` to let the neuron run the call as usual."""
+        """Returns the output of a call. If the result is `None`, the neuron itself runs the call."""
 
 
 # Value of `FlexSN._asked` for a call with a sequence but without state sequences and transforms.
@@ -64,12 +64,14 @@ class FlexSN(Runs):
     Args:
         core: one time step, `core(*inputs, *states) -> (*outputs, *new_states)`. The computation is pointwise over the
             step's elements, except for products with captured matrices along its last dimension. The core is a
-            function, or an `nn.Module` whose parameters become parameters of this module. Tensors that it captures get
-            gradients. The first call warns of captured parameters that belong to neither a module nor an optimizer.
-        num_inputs, num_states, num_outputs: number of inputs, states and outputs of the core.
-        example_inputs: one step's inputs and states. With them, errors in the core are raised at construction.
-        requires_grad: for each input and (initial) state, True if a gradient may flow to it; `None` if gradients may
-            flow to all.
+            function, or an `nn.Module` whose parameters become parameters of this module. Tensors that the core
+            captures get gradients. The first call warns of captured parameters that belong to neither a module nor an
+            optimizer.
+        num_inputs, num_states, num_outputs: numbers of inputs, states and outputs of the core.
+        example_inputs: one step's inputs and states. With these examples, errors in the core are raised at
+            construction.
+        requires_grad: for each input and each initial state, True if a gradient may flow to it; `None` if gradients may
+            flow to all of them.
         step_mode: `"m"` if inputs are sequences `[T, *step]`, `"s"` if each call is one step `[*step]`.
         backend: `"triton"` or `"inductor"` (two names for one backend) for compiled kernels on a GPU; `"cpp"` for
             compiled kernels on the CPU; `"hop"` for the scan as one operator; `"torch"` for a plain loop. `"auto"`
@@ -81,27 +83,28 @@ class FlexSN(Runs):
             keeps the states in float32, and rounds outputs to the first input's dtype.
         residuals: values that compiled kernels save for the backward, in addition to the inputs. `"recompute"` saves
             states at intervals, from which the other values are computed again. `"save"` saves the fewest bytes from
-            which the gradient can be computed. `"auto"` takes the choice that moves fewer bytes. Under `torch.compile`,
-            kernels recompute.
-        watch_firing: True to warn, once, if the neuron never or always fires in training (`FiringWarning`). One of 16
-            calls is checked, or one of 129 in step mode `"s"`, and no check waits for a GPU. `FLEXSN_WATCH_FIRING=0` in
-            the environment turns the warning off for neurons that are created afterwards.
+            which the gradient can be computed. `"auto"` selects the option that moves fewer bytes. Under
+            `torch.compile`, kernels always recompute.
+        watch_firing: True to warn, once, if the neuron never or always fires in training (`FiringWarning`). Every 16th
+            call is checked, or every 129th call in step mode `"s"`, and no check waits for a GPU.
+            `FLEXSN_WATCH_FIRING=0` in the environment turns the warning off for neurons that are created afterwards.
 
     Attributes:
-        states: states, `[*step]` each. Empty before the first call and after `reset()`.
-        state_seqs: state sequences of the last call, `[T, *step]` each, if `store_state_seqs`.
+        states: current states, `[*step]` each. Empty before the first call and after `reset()`.
+        state_seqs: state sequences of the last call, `[T, *step]` each. Empty unless `store_state_seqs`.
         count_spikes: True if each call also computes `spike_counts`. Initially False.
         spike_counts: `[C]`, float32 (or the output's dtype, if it is wider): the first output of the last call, summed
             over all dimensions except channels. Channels are the step's second or only dimension. Compiled kernels sum
-            over time during the scan, and do not read the spikes again. Single steps, loops and graphs sum the output.
-            The counts are differentiable, so a regulariser of firing rates needs no gradient of a sequence. `None`
-            unless `count_spikes`.
+            over time during the scan, and do not read the spikes again. In single steps, loops and compiled graphs, the
+            finished output is summed. The counts are differentiable, so a regulariser of firing rates needs no gradient
+            of a sequence. `None` unless `count_spikes`.
 
     Raises:
-        UnknownNameError, StepModeError: a backend, step mode or precision is unknown, or two of them exclude each
-            other.
+        UnknownNameError: the backend, the step mode or the precision is unknown.
+        StepModeError: the backend cannot run in the step mode.
         ResidualsError: the choice of residuals is unknown.
-        ValueError: the numbers contradict each other or, with `example_inputs`, the core.
+        ValueError: the numbers of inputs, states and outputs contradict each other. With `example_inputs`, also raised
+            if they contradict the core.
 
     Example:
         >>> def integrate_and_fire(x, v):
@@ -151,8 +154,8 @@ class FlexSN(Runs):
         self._spike_range = None
         self._decisions = Decisions()
         self._refusals = Refusals()
-        # Assigning an attribute clears two results: that kernels accept the core, and the records of calls that later
-        # calls may repeat.
+        # `_ready_made` stores whether kernels certainly accept the core, and the other two attributes store calls that
+        # later calls may repeat. Assigning any attribute clears all three.
         self._ready_made = None
         self._repeats = self._again = None
         self.states = []
@@ -160,13 +163,13 @@ class FlexSN(Runs):
         self.count_spikes = False
         self.spike_counts = None
         self._bits = SpikeBits()
-        # Shapes of the step, and of the states that `init_states` created for it.
+        # Shape of the step, and shapes of the states that `init_states` created for this step.
         self._shapes_for = None
         self._looks_for_sharing = True
         self._exported = None  # set by torch.export, in the program that it traces
         self._graph = None  # autograd graph of the loop's last call
         self._firing = Firing() if watch_firing and is_wanted() else None
-        self._reset_in = recomputation()  # recomputation in which reset() was last called
+        self._reset_in = recomputation()  # recomputation in which the states were last reset or assigned
         self._get_program()
         if example_inputs is not None:
             compare_specs(self._output_specs, self._specialize_examples(example_inputs))
@@ -285,9 +288,10 @@ class FlexSN(Runs):
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def _look_for_sharing(self, inputs: Sequence[Tensor]) -> None:
-        """Warns if the inputs depend on the output of the neuron's previous call. Runs once.
+        """Warns if the inputs depend on the output of the neuron's previous call. Checks one call only.
 
-        Single steps are exempt: an output that returns as the input of a single step is a recurrent connection.
+        Single steps are not checked, because an output that becomes an input of the next step is a recurrent
+        connection.
         """
         given = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
         if self._step_mode == "m" and given and all(x.dim() and len(x) > 1 for x in given):
@@ -351,7 +355,7 @@ class FlexSN(Runs):
         resets: Tensor | None,
         transforms: Sequence[Transform],
     ) -> tuple[Transform, ...]:
-        """Returns the transforms of one call, with the innermost first. Transforms for all calls are not included."""
+        """Returns the transforms of one call, with the innermost first. Does not include `_own_transforms`."""
         if transforms:
             check_transforms(transforms)
         found: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
@@ -366,15 +370,15 @@ class FlexSN(Runs):
         return found if lengths is None else (*found, Lengths(lengths))
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
-        """Returns transforms that compute the inputs omitted from a call."""
+        """Returns transforms that compute the inputs that a call omits."""
         return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Describes the backends, the reasons for rejected ones, and the bytes that each call moves through memory.
+        """Describes the backends that run the neuron, the reasons for this choice, and the compiled kernels.
 
         Args:
-            inputs: same as for `forward`. With inputs, the text includes the bytes of a call with them, and the copies
-                that their memory layout makes necessary.
+            inputs: same as for `forward`. If inputs are passed, the text also describes the bytes that a call with them
+                moves through memory, and the copies that their memory layout requires.
             affine: same as for `forward`.
         """
         kinds = kinds_of(self.modules())
@@ -440,7 +444,7 @@ class FlexSN(Runs):
         return f" These inputs would run on {choice.backend}: {choice.reason}"
 
     def latest_choice(self, device: str) -> Choice | None:
-        """Returns the choice for calls outside of compilers on a type of device; `None` before the first call."""
+        """Returns the backend of the latest calls outside of compilers on a type of device; `None` without a call."""
         return self._decisions.latest((device, False), kinds_of(self.modules()))
 
     def kernel_names(self) -> tuple[str, ...]:

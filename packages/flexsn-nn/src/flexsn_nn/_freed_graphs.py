@@ -15,14 +15,14 @@ from flexsn_runtime import FreedGraphError, transform_at_work
 
 # Metadata key of a graph node. Its value identifies the call whose output the node computes.
 _CALL = "flexsn_nn.call"
-# Largest number of nodes that are searched for freed tensors; a step of the loop has a few dozen.
+# Maximum number of nodes that are searched for freed tensors. A step of the loop has a few dozen nodes.
 _MOST_NODES = 4096
-# Maximum number of nodes, nearest to the states of a layer, that detect a backward pass.
+# Maximum number of nodes that detect a backward pass. These are the nodes nearest to the states of a layer.
 _NODES_NEARBY = 16
 
 
 class GraphOfCall:
-    """Records whether a backward pass has freed the graph of one call.
+    """Autograd graph of one call, with a record of whether a backward pass has freed it.
 
     Args:
         outputs: outputs of the call.
@@ -45,7 +45,7 @@ class GraphOfCall:
         self._freed |= not keeps_graph()
 
     def watch(self, states: Sequence[Tensor]) -> None:
-        """Makes the backward pass of a later call raise a clear error if a gradient reaches `states`."""
+        """Makes a later backward pass raise a clear error if its gradient reaches `states` and the graph is freed."""
         for state in states:
             if state.grad_fn is not None and not state.is_leaf:
                 state.register_hook(partial(GraphOfCall._check, self))
@@ -83,7 +83,7 @@ def graph_of_states(states: Sequence[Tensor]) -> GraphOfStates | None:
 
 
 def _nearest(starts: Sequence[Any]) -> list[Any]:
-    """Returns the first nodes that a gradient reaches from these nodes, without leaves of the graph."""
+    """Returns these nodes and the nodes that a gradient reaches next, up to `_NODES_NEARBY`. Excludes leaves."""
     found: dict[Any, None] = {}
     waiting = deque(starts)
     while waiting and len(found) < _NODES_NEARBY:

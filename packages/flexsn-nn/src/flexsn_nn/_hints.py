@@ -1,4 +1,4 @@
-"""Hints for names that other libraries use for arguments and attributes: the corresponding names here."""
+"""Hints about arguments and attributes of other libraries. A hint gives the corresponding name in this library."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ class Call:
     Attributes:
         name: unique name. A module that is called once keeps its name in the network.
         layer: module that is recorded as a whole, without its children.
-        sources: names of the calls whose sum of outputs is the input of this call, or `INPUT`.
+        sources: names of the calls whose outputs are added to form the input of this call. `INPUT` is the network's
+            input.
         shape: shape of the input, without time and batch.
         folded: True if time and batch are one dimension of the input, as inside of `OverTime`.
     """
@@ -47,8 +48,8 @@ class Call:
 def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...], tuple[int, ...]]:
     """Returns the calls in order, the sources of the output, and the output's shape without time and batch.
 
-    Traces the `forward` of modules that are neither PyTorch's nor this package's. Such a `forward` may call layers, add
-    their outputs, multiply them by constants and flatten them.
+    Traces the `forward` of modules that belong neither to PyTorch nor to this package. Such a `forward` may call
+    layers, add their outputs, multiply them by constants and flatten them.
 
     Raises:
         NirError: a `forward` contains another operation.
@@ -94,7 +95,7 @@ def flat(module: nn.Module, name: str, folded: bool = False) -> Iterator[tuple[s
 
 
 def _check_places(root: nn.Module, graph: fx.Graph) -> None:
-    """Raises `NirError` if a layer with a state is called in two places."""
+    """Raises `NirError` if a layer with a state is called twice."""
     seen: set[nn.Module] = set()
     for node in graph.nodes:
         if node.op == "call_module":

@@ -135,7 +135,8 @@ def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
 def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None]:
     """Splits layers into the batch norm at their end and the layers before it.
 
-    Returns all layers and `None` if the last layer is not a norm, or if it has hooks, because hooks need its output.
+    Returns all layers and `None` if the last layer is not a norm, or if hooks are registered on the norm, because hooks
+    need the norm's output.
     """
     *front, last = layers if len(layers) else (None,)
     if type(last) is nn.Sequential and not _has_hooks(last):

@@ -40,14 +40,17 @@ class Packed(NamedTuple):
         return cls(offsets, lengths, int(lengths.max()) if len(lengths) else 0, step, row)
 
     def padded(self, jagged: Tensor) -> Tensor:
-        """Pads a tensor, `[B, lengths, *step] -> [T, B, *step]` with zeros after the end of each sequence."""
+        """Pads a tensor with zeros after the end of each sequence: `[B, lengths, *step] -> [T, B, *step]`."""
         values = jagged.values()
         whole = values.new_zeros(self.num_steps, len(self.lengths), *values.shape[1:])
         padded: Tensor = whole.index_put((self.step, self.row), values)
         return padded
 
     def jagged(self, padded: Any) -> Any:
-        """Unpads tensors, `[T, B, *step] -> [B, lengths, *step]`, also in lists and tuples. Keeps other values."""
+        """Removes padding, also in lists and tuples: `[T, B, *step] -> [B, lengths, *step]`.
+
+        Returns values of other shapes and types unchanged.
+        """
         if isinstance(padded, list | tuple):
             return type(padded)([self.jagged(one) for one in padded])
         whole = self.num_steps, len(self.lengths)

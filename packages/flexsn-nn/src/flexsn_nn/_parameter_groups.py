@@ -8,7 +8,7 @@ from torch import nn
 
 
 def parameter_groups(net: nn.Module, tau_lr: float | None, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Separates weights from the numbers of neurons; see `functional.parameter_groups`."""
+    """Separates weights from neuron parameters; see `functional.parameter_groups`."""
     from flexsn_nn.functional import neurons  # imported here because that module imports this one
     from flexsn_nn.neuron import Feedback
 

@@ -50,7 +50,7 @@ def portability() -> Portability:
 
 
 def report(refusal: str) -> None:
-    """Warns or raises an error, as `set_portability` determines, because compiled kernels reject a core."""
+    """Reports that compiled kernels reject a core: by a warning or an error, as set by `set_portability`."""
     message = (
         "backend='auto' ran this core as a loop. On a GPU it chooses compiled kernels, "
         f"and they refuse the core: {refusal}\n"

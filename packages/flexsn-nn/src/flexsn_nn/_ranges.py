@@ -14,12 +14,12 @@ from flexsn_runtime import transform_at_work
 
 _LED_BACK = "Its gradient is that of this number, and leads it back when the loss falls in that direction."
 _POLE = "Below, its gradient is 0: set it back, and take a smaller learning rate, or learn its logarithm."
-# On a GPU, checking a parameter takes a few launches, so only one out of `_CHANGES` changes is checked.
+# On a GPU, checking a parameter takes a few launches, so a check follows only one out of `_CHANGES` changes.
 _CHANGES = 16
 
 
 class Ranges:
-    """Checks the ranges of the learned numbers of one module.
+    """Range checks for the learned parameters of one module.
 
     A parameter is checked in the first call after a change in place, such as an optimizer step. On the CPU, the
     parameter is compared immediately. On a GPU, one out of 16 changes starts a comparison on the device, and a later
@@ -33,7 +33,7 @@ class Ranges:
         self._warned: set[str] = set()
 
     def __reduce__(self) -> tuple[type[Ranges], tuple[()]]:
-        """Copies begin with their own checks."""
+        """Makes copies and pickles begin without results of earlier checks."""
         return Ranges, ()
 
     def written(self) -> None:
@@ -41,7 +41,7 @@ class Ranges:
         self._seen.clear()
 
     def look(self, module: nn.Module, limits: Mapping[str, Range]) -> None:
-        """Warns of parameters that have left their range since the last call.
+        """Warns of parameters that have left their range. Warns once for each parameter.
 
         Args:
             module: owner of the parameters.

@@ -11,7 +11,10 @@ from flexsn_runtime import ScanProgram, why_refused
 
 
 class Refusals:
-    """Rejections of one neuron, stored by dtypes and dimensions, modules, transforms, and training."""
+    """Reasons why kernels reject the core of one neuron.
+
+    A reason is stored for each combination of dtypes, numbers of dimensions, modules, transforms, and training.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[Hashable, ...], str | None] = {}
@@ -28,7 +31,9 @@ class Refusals:
         modules: Iterable[nn.Module] = (),
         changes: Hashable = None,
     ) -> str | None:
-        """Finds the reason why kernels reject the core; `None` if they accept it. Searches once for each kind of call.
+        """Returns the reason why kernels reject the core; `None` if they accept it.
+
+        The reason is determined once for each combination of these arguments.
 
         Args:
             program: function that returns the program from which the kernels would be built.
@@ -53,7 +58,7 @@ class Refusals:
         self._found.clear()
 
     def tell(self, why: str | None) -> None:
-        """Reports, once for each reason, that kernels on a GPU will reject a core that has run as a loop.
+        """Reports that kernels on a GPU will reject a core that has run as a loop. Reports each reason once.
 
         Raises:
             PortabilityError: `set_portability("error")` is set.

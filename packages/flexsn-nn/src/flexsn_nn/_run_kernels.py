@@ -12,7 +12,9 @@ from flexsn_runtime import ScanProgram, completed_scan, run_program
 def run_kernels(
     program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, changes: Changes = UNCHANGED
 ) -> tuple[Tensor, ...]:
-    """Returns `(*output_seqs, *state_seqs)`, or final states instead of state sequences.
+    """Runs the kernels of a program. Returns `(*output_seqs, *state_seqs)`.
+
+    Without `state_seqs`, returns the final states instead of the state sequences.
 
     Args:
         changes: arguments for the program's transforms.

@@ -17,7 +17,7 @@ from flexsn_runtime import CutSpecialization, RecurrentSpecialization, ScanProgr
 
 
 class _Waited(torch.autograd.Function):
-    """Converts the result of a collective operation that may still run to a plain tensor, which kernels can read."""
+    """Converts the result of a collective operation, which may still run, to a plain tensor, which kernels can read."""
 
     @staticmethod
     def forward(ctx: Any, part: Any) -> Tensor:
@@ -36,8 +36,8 @@ class StepShards:
     Attributes:
         mesh: mesh of the processes.
         shape: shape of the whole step.
-        dims: for each dimension of the mesh, the dimension of the step that is divided along it; `None` if each process
-            has the whole step.
+        dims: for each dimension of the mesh, the dimension of the step that is divided over its processes; `None` if
+            the step is not divided over them.
     """
 
     mesh: DeviceMesh
@@ -104,9 +104,9 @@ class StepShards:
         )
 
     def local(self, tensor: Tensor) -> Tensor:
-        """Returns this process's part of a tensor with these placements. Its gradient covers the whole step.
+        """Returns this process's part of a tensor. The gradient of the tensor covers the whole step.
 
-        If several parts of the step share the tensor, its gradient is the sum over them.
+        If several parts of the step share the tensor, its gradient is the sum over these parts.
         """
         assert isinstance(tensor, DTensor)
         gradients = [
@@ -210,7 +210,7 @@ def check_parts(
 
 
 def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead: int) -> int | None:
-    """Returns the dimension of the step along which an input is divided."""
+    """Returns the dimension of the step along which an input is divided; `None` if it is not divided."""
     if isinstance(placement, Replicate):
         return None
     if type(placement) is not Shard:

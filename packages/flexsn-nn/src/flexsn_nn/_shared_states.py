@@ -17,7 +17,7 @@ _MOST_NODES = 4096
 
 
 def feeds_itself(inputs: Sequence[Tensor], states: Sequence[Tensor], graph: GraphOfCall | None) -> bool:
-    """True if, according to their graph, the inputs of a call depend on an output of the previous call.
+    """True if the autograd graph of a call's inputs contains an output of the previous call.
 
     Args:
         inputs: inputs of the call.

@@ -1,4 +1,4 @@
-"""Spikes as bits. Inside of `memory.PackedSpikes`, a neuron's kernel writes the bits together with the spikes."""
+"""Spikes as bits. Inside of `memory.PackedSpikes`, the kernel of a neuron writes its spikes and their bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 class SpikeBits:
     """Bits of one neuron's first output, or the reason why kernels cannot write them.
 
-    Copies and pickles are empty.
+    Copies and pickles contain no bits and no reason.
 
     Attributes:
         num_users: number of active `PackedSpikes` that use the bits.

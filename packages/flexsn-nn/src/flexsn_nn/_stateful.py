@@ -54,7 +54,7 @@ class Stateful(Leaf):
 
     Attributes:
         steps_apart: class attribute, True if each step of the output depends only on the same step of the input.
-            `functional.run` then accepts lengths and resets for the layer.
+            `functional.run` then accepts lengths and resets for networks with this layer.
         states: tensors; empty before the first call and after `reset()`. States are not part of `state_dict()`.
 
     Raises:
@@ -124,7 +124,7 @@ class Stateful(Leaf):
             self._graph = graph_of_states(self._states)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns the states before the first call with `x`, for `functional.stateless`. Your own layers override it.
+        """Returns the states before the first call with `x`, for `functional.stateless`. Your own layer overrides it.
 
         Raises:
             StateError: the layer does not define its initial states.

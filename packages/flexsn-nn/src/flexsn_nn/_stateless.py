@@ -19,7 +19,7 @@ class Stateless(nn.Module):
     """A network that takes states as arguments, returns new states, and stores no state: `functional.stateless`.
 
     Args:
-        net: a network. Its parameters and step mode are shared. The states that it stores do not change.
+        net: a network. Its parameters and its step mode are shared with this module. Its stored states do not change.
 
     Attributes:
         net: the network.
@@ -73,7 +73,7 @@ class Stateless(nn.Module):
             states: states from `initial_states` or an earlier call; `None` for the initial states.
 
         Raises:
-            StateError: the network has another number of states.
+            StateError: the number of states differs from the network's, or is unknown before `initial_states` runs.
         """
         given = self.initial_states(inputs) if states is None else list(states)
         counts = self._counts_of(given)

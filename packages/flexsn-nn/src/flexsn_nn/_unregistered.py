@@ -1,4 +1,4 @@
-"""Finds parameters that a core captures and that no module or optimizer holds, so that training misses them."""
+"""Finds captured parameters that belong to no module and no optimizer, so that training does not update them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_ENTRIES = 1000
 
 
 def warn_of_unregistered(core: object) -> None:
-    """Warns of captured parameters that no optimizer updates.
+    """Warns of captured parameters that belong to no module and no optimizer.
 
     Such parameters receive gradients, but `module.parameters()` does not contain them. Without the warning, training
     would silently leave them unchanged.

@@ -1,6 +1,6 @@
 """Initial weights.
 
-`fluctuation_driven_` initializes weights before a neuron with a membrane.
+`fluctuation_driven_` initializes the weights in front of a neuron with a membrane.
 
 `torch.nn.init` has most of the usual initialisations. Common choices for `init=` of a recurrent neuron are:
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["fluctuation_driven_", "spectral_radius", "spectral_radius_"]
 
 # A response ends when it has fallen to the fraction `_NEGLIGIBLE` of its largest value. A response counts as endless if
-# more than the fraction `_DECAYED` is left after the first steps, or more than `_NEGLIGIBLE` after the longest run.
+# more than the fraction `_DECAYED` remains after the first run, or more than `_NEGLIGIBLE` after `_LONGEST` steps.
 _NEGLIGIBLE, _DECAYED, _LONGEST = 1e-6, 0.99, 16384
 
 
@@ -59,13 +59,13 @@ def spectral_radius(weight: Tensor) -> float:
 
 
 def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
-    """Scales `weight` in place so that its spectral radius is `rho`, and returns it.
+    """Scales `weight` in place so that its spectral radius is `rho`. Returns `weight`.
 
     With a radius below 1, a linear recurrence forgets its past. A spiking recurrence also has a threshold and a leak,
     so its radius may exceed 1.
 
     Args:
-        weight: matrix `[N, N]`, or its diagonal `[N]`. It may be a parameter.
+        weight: matrix `[N, N]`, or its diagonal `[N]`. The weight may be a parameter.
         rho: spectral radius, at least 0.
 
     Raises:
@@ -100,23 +100,23 @@ def fluctuation_driven_(
     num_steps: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draws weights before a neuron, in place, so that its membrane fluctuates up to the threshold, and returns them.
+    """Draws the weights in front of a neuron, so that its membrane fluctuates up to the threshold. Returns the weights.
 
-    If inputs spike independently at `rate`, the membrane without resets has the mean `mean` and the standard deviation
-    `(threshold - mean) / xi`. The membrane's response to one small input is measured on a copy of the neuron.
-    Therefore, the result is correct for all time constants, also if the neuron divides its input by them. Let `n` be
-    the number of inputs, `e1` the sum of the response over time, and `e2` the sum of its squares. The weights are
-    normal, with the mean `mean / (n rate e1)`, and with the variance `share (threshold - mean)² / (xi² n rate e2)`
-    minus the square of their mean. Membranes are measured relative to their resting value.
+    The weights change in place. If inputs spike independently at `rate`, the membrane without resets has the mean
+    `mean` and the standard deviation `(threshold - mean) / xi`. The membrane's response to one small input is measured
+    on a copy of the neuron. Therefore, the result is correct for all time constants, even if the neuron divides its
+    input by a time constant. Let `n` be the number of inputs, `e1` the sum of the response over time, and `e2` the sum
+    of its squares. The weights are normally distributed. Their mean is `mean / (n rate e1)`. Their variance is
+    `share (threshold - mean)² / (xi² n rate e2)` minus the square of their mean. Membranes are measured relative to
+    their resting value.
 
     Args:
         weight: weight `[out, in, ...]` of a linear layer or a convolution. `n` is the number of elements of
             `weight[0]`.
-        neuron: neuron after the weights. Either a ready-made neuron, or your own neuron with a state `v` and a
-            threshold.
+        neuron: neuron after the weights: a ready-made neuron, or your own neuron with a state `v` and a threshold.
         rate: spikes per input and step, above 0 and at most 1. For inputs that are not spikes, `rate` is the mean of
             their squares.
-        xi: distance from mean to threshold in standard deviations, above 0. The source uses 1 to 3.
+        xi: distance from the mean to the threshold in standard deviations, above 0. The source uses 1 to 3.
         mean: mean of the membrane, below the threshold.
         share: fraction of the variance that these weights contribute, above 0 and at most 1. Recurrent weights
             contribute the rest.

@@ -7,10 +7,10 @@ NIR's neurons are differential equations. Here, one step is one Euler step of `d
     LI       tau v' = v_leak - v + r x
     CubaLIF  tau_syn i' = -i + w_in x;  tau_mem v' = v_leak - v + r i, with the new i
 
-For a network that NIR or these neurons cannot express, the functions raise an error. Networks consist of layers on
-sequences `[T, B, ...]` and sums of their outputs. A neuron with recurrent weights is a separate graph in the chain.
-This graph has the neuron, and a linear node from the neuron's output to its input. The neuron receives this input one
-step later.
+If a network or a graph cannot be expressed in the other form, the functions raise an error. Networks consist of layers
+on sequences `[T, B, ...]` and sums of their outputs. A neuron with recurrent weights is a separate graph inside of the
+network's graph. It contains the neuron, and a linear node from the neuron's output to its input. The neuron receives
+the output of this linear node one step later.
 
 Source: Pedersen et al., "Neuromorphic intermediate representation", Nature Communications 2024.
 """
@@ -61,8 +61,8 @@ def to_nir(
         ignore_equality: True to also export neurons that fire if `v >= v_threshold`, although NIR's neurons fire if
             `v > v_threshold`. False to raise an error for such neurons.
         soft_reset: True if the simulator that will read the graph resets by subtracting the threshold, which NIR's
-            equations cannot express. Only neurons with `v_reset=None` can then be exported. Their metadata contains
-            `"reset": "subtract"`, which `from_nir` reads.
+            equations cannot express. In this case, only neurons with `v_reset=None` can be exported, and their metadata
+            contain `"reset": "subtract"`. `from_nir` reads these metadata.
 
     Raises:
         NirError: NIR cannot express a layer. The message gives advice.
@@ -79,7 +79,8 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
     A loop in the graph must lead from a neuron through a linear node back to the same neuron. A recurrent neuron may
     also be a graph inside of the graph. Layers have the names of the graph's nodes.
 
-    A file with a convolution whose kernel is not square needs `nir.read(path, type_check=False)` (nir 1.0.8).
+    To read a file that contains a convolution with a kernel that is not square, nir 1.0.8 needs
+    `nir.read(path, type_check=False)`.
 
     Neurons fire if `v > v_threshold`, as in NIR, and have their default surrogate.
 
@@ -89,8 +90,8 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
         backend: backend of the neurons, same as in `FlexSN`.
 
     Returns:
-        A sequence of layers; or a single layer `graph` if outputs are forked and summed. The network maps sequences
-        `[T, B, ...]` to sequences.
+        A sequence of layers. If outputs are forked and summed, the sequence contains a single layer, named `graph`. The
+        network maps sequences `[T, B, ...]` to sequences.
 
     Raises:
         NirError: the graph has another loop, several inputs or outputs, or a node that these neurons cannot express.
@@ -114,9 +115,9 @@ class _Way:
 
 
 class _Builder:
-    """Collects nodes by name, and edges.
+    """Collection of nodes by name, and of edges.
 
-    The name of a node is its kind in lower case. The second and later nodes of a kind also have a number.
+    The name of a node is its class in lower case. The second and later nodes of a class also have a number.
     """
 
     def __init__(self, nir: Any) -> None:
@@ -127,7 +128,7 @@ class _Builder:
         self._counts: dict[str, int] = {}
 
     def add(self, node: Any, sources: Sequence[str]) -> str:
-        """Adds a node with edges from its sources. Returns its name."""
+        """Adds a node with edges from its sources. Returns the node's name."""
         kind = type(node).__name__.lower()
         count = self._counts[kind] = self._counts.get(kind, -1) + 1
         name = f"{kind}_{count}" if count else kind
@@ -172,7 +173,8 @@ def _to_graph(nir: Any, net: nn.Module, sample: Tensor, way: _Way) -> Any:
             made[call.name] = node
         builder.called(call.name, node)
     builder.add(nir.Output({"output": _sizes(shape)}), builder.outputs(last))
-    # The shapes come from a run, because the check of nir 1.0 mistakes a kernel [3, 1] for [3, 3].
+    # The type check is off, because the check of nir 1.0 mistakes a kernel [3, 1] for [3, 3]. The shapes were recorded
+    # in a run of the network instead.
     return nir.NIRGraph(nodes=builder.nodes, edges=builder.edges, type_check=False)
 
 
@@ -188,7 +190,10 @@ def _passes(call: Call) -> bool:
 
 
 def _norm_to_nodes(builder: _Builder, call: Call, before: str | None, sources: Sequence[str]) -> str:
-    """Exports a batch norm in evaluation, folded into the weights before it, or as a layer that scales and shifts."""
+    """Exports a batch norm in evaluation. Folds it into the weights before it, or adds a layer that scales and shifts.
+
+    Returns the name of the node that has the norm's output.
+    """
     norm, nir = call.layer, builder.nir
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     if norm.training or norm.running_mean is None or norm.running_var is None:
@@ -274,7 +279,10 @@ def _linear_to_node(nir: Any, name: str, layer: nn.Linear, shape: tuple[int, ...
 
 
 def _recurrent_to_node(nir: Any, name: str, layer: Feedback, shape: tuple[int, ...], way: _Way) -> Any:
-    """Creates a graph of the neuron and its weights, like snnTorch. Weights per neuron become a diagonal matrix."""
+    """Creates a graph of a neuron and its recurrent weights, as snnTorch does.
+
+    Weights with one value per neuron become a diagonal matrix.
+    """
     neuron: FlexSN = layer.neuron if type(layer) is Recurrent else layer
     if isinstance(layer, Recurrent) and layer.delay is not None:
         raise NirError(f"{name} has delays in its feedback; this export supports only those of layer.Delay.")
@@ -482,7 +490,10 @@ def _from_graph(nir: Any, graph: Any, dt: float, backend: str) -> nn.Sequential:
 
 
 def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
-    """Creates a recurrent neuron with weights from output to input. A gain before it applies to both inputs."""
+    """Creates a recurrent neuron with weights from its output to its input.
+
+    A gain before the neuron applies to its input and to its feedback.
+    """
     gain: Tensor | None = None
     if isinstance(layer, nn.Sequential) and len(layer) == 2 and isinstance(layer[0], Scale):
         gain, layer = layer[0].scale, layer[1]
@@ -506,7 +517,7 @@ def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
 
 
 def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """Returns the edges that are not part of recurrent weights, and the recurrent weights by their neuron."""
+    """Returns the edges without those of recurrent weights, and the recurrent weights by the name of their neuron."""
     edges = [tuple(edge) for edge in graph.edges]
     loops: dict[str, Any] = {}
     for name, node in graph.nodes.items():
@@ -523,8 +534,8 @@ def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
 def _ordered(nir: Any, graph: Any, edges: list[tuple[str, str]]) -> tuple[list[str], dict[str, list[str]], list[str]]:
     """Orders the nodes from the input to the output.
 
-    Returns three values: their names, each after its sources; their sources by name, with `""` for the input; and the
-    sources of the output.
+    Returns three values: the names of the nodes, where each name follows its sources; the sources of each node, with
+    `""` for the input; and the sources of the output.
     """
     ends: dict[str, list[str]] = {"input": [], "output": []}
     for name, node in graph.nodes.items():
@@ -667,7 +678,7 @@ def _in_steps(name: str, parameter: str, tau: Any, dt: float) -> Tensor:
 
 
 def _charge(name: str, tau: Any, r: Any, dt: float) -> tuple[float | Tensor, float | Tensor | None]:
-    """Returns `tau` in steps, and the gain of a decaying input; `None` for a gain of `tau`, without a decay."""
+    """Returns `tau` in steps, and the gain of the input; `None` if `decay_input=False` expresses the gain."""
     steps, gain = _in_steps(name, "tau", tau, dt), _double(r)
     compact_gain = _compact(gain.float())
     if (isinstance(compact_gain, Tensor) or compact_gain != 1) and torch.allclose(gain, steps, rtol=1e-6, atol=0):
@@ -699,7 +710,7 @@ def _tensor(array: Any, factor: float = 1.0) -> Tensor:
 
 
 def _compact(tensor: Tensor) -> float | Tensor:
-    """Returns one number if all elements are equal, because a number needs no memory traffic."""
+    """Returns a number instead of a tensor if all elements are equal, because kernels load no memory for a number."""
     first = tensor.flatten()[0]
     return float(first) if bool((tensor == first).all()) else tensor
 

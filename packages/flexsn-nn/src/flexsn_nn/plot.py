@@ -41,7 +41,7 @@ def trace(
     *,
     label: str = "membrane",
 ) -> Axes:
-    """Draws the membrane or another state of one neuron over time, with its threshold and its spikes.
+    """Draws the membrane or another state of one neuron over time, with the neuron's threshold and spikes.
 
     Args:
         v: `[T]`, the state.

@@ -34,7 +34,7 @@ from flexsn_runtime import ScanProgram, transform_at_work
 PLAIN = frozenset({Tensor, nn.Parameter})
 
 
-# Beginning of the message for a call that runs as a loop because kernels reject it.
+# Beginning of the reason for a call that runs as a loop because kernels reject the core.
 _INSTEAD = "the loop ran instead: here as on a GPU, compiled kernels refuse"
 
 
@@ -62,7 +62,7 @@ class Chooses(KeepsStates):
     # arguments.
     @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
-        """Chooses the backend, once for each type of device. Compilers have separate choices."""
+        """Returns the name of the backend. Chooses once for each type of device, and separately for compilers."""
         if compiling and is_onnx_exporting():
             return choose_for_onnx(backend)
         situation = (device.type, compiling)
@@ -77,7 +77,7 @@ class Chooses(KeepsStates):
     def _asks_kernels(self, backend: str) -> bool:
         """True if, with `backend="auto"`, a call that kernels reject runs as a loop.
 
-        On a GPU, a sequence that kernels reject is an error. A single step may run without kernels on any device,
+        On a GPU, a sequence that kernels reject raises an error. A single step may run without kernels on any device,
         because its caller loops over time in any case.
         """
         return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
@@ -128,7 +128,7 @@ class Chooses(KeepsStates):
         results: Sequence[Tensor],
         transforms: tuple[Transform, ...],
     ) -> None:
-        """Reports once the reason why kernels would reject the call that has just run as a loop."""
+        """Reports, once for each reason, that kernels on a GPU would reject the call that has just run as a loop."""
         foreign = tuple(transform for transform in transforms if not is_own(type(transform)))
         if portability() == "ignore" or inputs[0].shape[:1] == (0,) or (self._is_ready_made() and not foreign):
             return
@@ -164,7 +164,7 @@ class Chooses(KeepsStates):
         )
 
     def _is_ready_made(self) -> bool:
-        """True if the whole core belongs to this package, so that kernels accept it."""
+        """True if the whole core belongs to this package, so that kernels certainly accept it."""
         return False
 
     def _is_empty(self, inputs: Sequence[Tensor]) -> bool:
@@ -183,8 +183,8 @@ class Chooses(KeepsStates):
     def _empty_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Returns shapes and dtypes of one step's outputs, for a sequence with zero steps.
 
-        If the shape of the examples differs from that of the step, the examples are compared with a trace of the core,
-        provided that tracing succeeds.
+        If the examples have another shape than the step, they are compared with a trace of the core. This comparison is
+        omitted if tracing fails.
         """
         known = self._specs_beforehand(inputs, states)
         if known is not None:
@@ -199,7 +199,7 @@ class Chooses(KeepsStates):
         return self._output_specs
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Raises `ExampleError`, because the outputs' shapes and dtypes are unknown without an example."""
+        """Raises `ExampleError`, because the outputs' shapes and dtypes are unknown without examples."""
         raise ExampleError(
             "the input has no steps (T == 0), and the shape and dtype of an output are unknown without one: give "
             "FlexSN example_outputs=(...), one step's outputs."
@@ -244,11 +244,11 @@ class Chooses(KeepsStates):
         return self._programs.get(core, self.requires_grad, written_in(self._backend), transforms)
 
     def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
-        """True if the step is the only reader of the first input."""
+        """True if only the step reads the values of the first input, so that the step can apply a function to it."""
         return not self._starts_by_input() and PLAIN.issuperset(map(type, inputs))
 
     def _call(self, backend: str, inputs: tuple[Tensor, ...]) -> Call:
-        """Describes the call, as an argument of transforms."""
+        """Returns the description of the call that transforms receive."""
         compiling = torch.compiler.is_compiling()
         kernels = backend in COMPILED
         in_step = (kernels or (backend == "hop" and compiling)) and self._absorbs(inputs)

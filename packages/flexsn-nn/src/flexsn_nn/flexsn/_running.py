@@ -46,7 +46,7 @@ class _Repeats(NamedTuple):
 
     Attributes:
         program: program that runs the later calls.
-        asked: results and side effects of the call, from `Runs._asked`. Calls with other values are not repeated.
+        asked: description of the call's results, from `Runs._asked`. Only calls with an equal description repeat it.
     """
 
     program: StepProgram
@@ -54,15 +54,17 @@ class _Repeats(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """Earlier call that the compiled launcher repeats. Its transforms may be a function of the first input, and bits.
+    """Earlier call that the compiled launcher repeats.
+
+    The only transforms of such a call are a function of the first input, and the bits of spikes.
 
     Attributes:
-        core: core of that call.
-        call: that call, prepared for repetition.
-        run: launcher of such calls.
+        core: core of the earlier call.
+        call: the earlier call, prepared for repetition.
+        run: function of the compiled launcher that runs such calls.
         num_states: number of states at the beginning of the call.
         packs: True if a `PackedSpikes` was active.
-        front: key of the function of the first input; `None` if the call had none.
+        front: key of the function of the first input; `None` if the call applied no function.
         places: for each captured tensor, its position among the tensors of the function.
         bits: True if the last result contains bits.
     """
@@ -91,7 +93,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Runs `_run_unexplained`. If the core's operations fail, the error names the responsible argument."""
+        """Runs `_run_unexplained`. If an operation of the core fails, the error names the cause if it is found."""
         if torch.compiler.is_compiling():
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
         try:
@@ -108,7 +110,7 @@ class Runs(Chooses):
             raise
 
     def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
-        """Raises a clearer error than `error` if the cause is found. The checks are too slow for successful calls.
+        """Raises a clearer error than `error` if the cause is found. These checks are too slow to precede every call.
 
         Args:
             inputs, states: arguments of the failed call.
@@ -127,8 +129,8 @@ class Runs(Chooses):
         """Returns outputs, final states and state sequences. State sequences are empty unless `keep`.
 
         Args:
-            states: states of this call; empty for the initial states.
-            transforms: transforms of this call.
+            states: states at the beginning of this call; empty for the initial states.
+            transforms: transforms of this call, without `_own_transforms`.
         """
         inputs = self._checked(inputs)
         if not PLAIN.issuperset(map(type, inputs)) and _are_sharded(inputs):
@@ -169,7 +171,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...],
     ) -> Ran:
-        """Runs a call on the chosen backend, and returns the result of `_run`."""
+        """Runs a call on the chosen backend. Returns outputs, final states and state sequences, like `_run`."""
         compiling = torch.compiler.is_compiling()
         at_zero = compiling and not states and self._starts_at_zero()
         asked, begun, given, transforms = inputs, states, transforms, (*self._own_transforms, *transforms)
@@ -230,8 +232,8 @@ class Runs(Chooses):
 
         Args:
             inputs, states: inputs and states, including those of the transforms.
-            kinds: types of the call's own transforms. Later calls with transforms of these types may repeat this call.
-                `None` if no call may repeat it.
+            kinds: types of the call's transforms, without `_own_transforms`. Later calls with transforms of these types
+                may repeat this call. `None` if no call may repeat it.
         """
         program = self._program(transforms)
         try:
@@ -276,7 +278,7 @@ class Runs(Chooses):
         return self._run_kernels(inputs, states, keep, transforms, None)
 
     def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Stores the bits, if the program writes them as its last result, and returns the other results."""
+        """Returns the results of a program without bits. If the last result contains bits, stores them."""
         if not program.scan.bits:
             return results
         *others, bits = results
@@ -366,7 +368,7 @@ class Runs(Chooses):
         return self._bits.why_refused(self.core) is None
 
     def _asked(self, transforms: tuple[Transform, ...]) -> _Asked:
-        """Describes the results and side effects of a `forward` call with the current attributes."""
+        """Describes the results of a `forward` call: step mode, storage of state sequences, and types of transforms."""
         own = self.__dict__  # reading this dict is five times as fast as reading a module's attributes
         mode = own["_step_mode"]
         return mode, own["store_state_seqs"] and mode == "m", tuple(map(type, transforms))
@@ -374,12 +376,12 @@ class Runs(Chooses):
     def _repeat(
         self, inputs: tuple[Tensor, ...], transforms: tuple[Transform, ...]
     ) -> tuple[Tensor | list[Tensor] | None, tuple[Tensor, ...], tuple[Transform, ...]]:
-        """Runs a call of `forward` with the program of an earlier call, if the call can repeat the earlier one.
+        """Runs a call of `forward` with the program of an earlier call, if the call can repeat the earlier call.
 
         Returns:
-            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated. In that
-            case, the call runs with the returned inputs and transforms, so that a norm computes its statistics only
-            once.
+            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated. The
+            caller then runs the call with the returned inputs and transforms, so that a norm computes its statistics
+            only once.
         """
         none = None, inputs, transforms
         own = self.__dict__
@@ -440,7 +442,7 @@ class Runs(Chooses):
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
     def _run_again(self, inputs: tuple[Tensor, ...], front: Producer | Delayed | None) -> Tensor | list[Tensor] | None:
-        """Runs a call in the same way as the call that `_note_again` stored; `None` if the two calls differ."""
+        """Repeats the call that `_note_again` stored, with these inputs. Returns `None` if the two calls differ."""
         own = self.__dict__
         again: _Again | None = own["_again"]
         states = own["states"]
@@ -487,8 +489,9 @@ class Runs(Chooses):
         """Stores a call for `_run_again`, if the compiled launcher can run such calls.
 
         Args:
-            tensors: tensors of `call.run`.
+            tensors: tensors with which `call.run` was called.
             transforms: transforms of the call, before their method `before` is called.
+            instead: tensors of the transforms, by the ids of their stand-ins.
         """
         own, scan = self.__dict__, program.scan
         others = [one for one in transforms if not isinstance(one, SpikesAsBits)]
@@ -521,17 +524,18 @@ class Runs(Chooses):
 def _computed(
     compute: Callable[..., tuple[Tensor, ...]], places: Sequence[int], end: int, given: Sequence[Tensor | None]
 ) -> dict[int, Tensor]:
-    """Returns the tensors that `FrontParts.compute` computes, by their positions in a call.
+    """Runs `FrontParts.compute`. Returns the computed tensors by their positions among the tensors of a call.
 
     Args:
-        places: positions of `FrontParts.tensors`.
-        end: position of the first of `FrontParts.more`.
+        places: positions of `FrontParts.tensors` among the tensors of the call.
+        end: position of the first tensor of `FrontParts.more`.
+        given: tensors of the call.
     """
     found = compute(given[0], *[given[place] for place in places], *given[end:])
     return dict(zip(places, found, strict=False))
 
 
-# For each backend: the scan that returns state sequences, and the scan that returns final states.
+# For each backend, the scan that returns state sequences, and the scan that returns final states.
 _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]] = {
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),
