@@ -40,23 +40,23 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
 
 
 class TimeShards(Leaf):
-    """Runs a network over a sequence that is divided along time, with one part on each process.
+    """A network that runs over a sequence that is divided along time, with one part on each process.
 
     Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, or a class derived from
     `Stateful`), waits for its states from the previous process, runs over this process's steps, and sends its states to
-    the next process. While the next process runs the same layer, this process runs the layer after it. With many
-    layers, all processes are busy. Each process has the whole network. Average the parameters' gradients as in
-    data-parallel training: `DistributedDataParallel(TimeShards(net))` sums the gradients and divides by the number of
-    processes.
+    the next process. While the next process runs this layer, this process runs the layers after it. In a network with
+    many layers, all processes therefore run at the same time. Each process has the whole network. Average the
+    parameters' gradients as in data-parallel training: `DistributedDataParallel(TimeShards(net))` sums the gradients
+    and divides by the number of processes.
 
     Args:
-        net: network of neurons, layers with a state, and layers that treat all steps in the same way. Neurons and
-            layers with a state run once per call, in the same order on all processes. Every call begins with the
-            initial states.
+        net: network of neurons, layers with a state, and layers that process each step separately. Neurons and layers
+            with a state run once per call, in the same order on all processes. Every call begins with the initial
+            states.
         group: the processes, in the order of time; `None` for all processes.
-        bptt: with `"exact"`, gradients flow through the states to the previous processes, as if one process had the
-            whole sequence. Every process then has to call `backward`, on a loss of its own outputs. With `"truncated"`,
-            gradients do not leave their process.
+        bptt: with `"exact"`, gradients flow through the states to the previous processes, as if one process ran the
+            whole sequence. Every process then has to call `backward` on a loss of its own outputs. With `"truncated"`,
+            no gradient flows from process to process.
 
     Raises:
         UnknownNameError: `bptt` is unknown.
@@ -96,7 +96,7 @@ class TimeShards(Leaf):
 
 
 class _Chain:
-    """Passes the states of one call from process to process."""
+    """Hooks that pass the states of one call from process to process."""
 
     def __init__(self, group: dist.ProcessGroup | None, *, exact: bool) -> None:
         self._exact = exact and torch.is_grad_enabled()
@@ -107,7 +107,7 @@ class _Chain:
         self._received: dict[str, list[Tensor]] = {}
 
     def receive(self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pre-hook of a layer. Passes the states after the steps of the previous processes to the layer."""
+        """Sets a layer's states to the final states of the previous process, before the layer runs."""
         assert isinstance(layer, FlexSN | Stateful)
         if name in self._received:
             raise StateError(
@@ -132,9 +132,9 @@ class _Chain:
             layer.states = [_receive(state, self._before, self._group) for state in like]
 
     def send(self, name: str, layer: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
-        """Hook after a layer. Sends its states to the next process.
+        """Sends a layer's states to the next process, after the layer has run.
 
-        The gradients of the states return with the gradients of the outputs.
+        Returns the outputs. In their backward, the gradients of the states are received from the next process.
         """
         assert isinstance(layer, FlexSN | Stateful)
         outgoing = list(layer.states)
@@ -180,10 +180,10 @@ class _Receive(torch.autograd.Function):
 class _HandOver(torch.autograd.Function):
     """Returns outputs unchanged, and sends states to the next process. The backward receives the states' gradients.
 
-    One process sends gradients while another waits for them. Therefore, both processes must run their backward, even if
-    no loss depends on the states. This function always has a backward, because the anchor requires grad. The backward
-    of `_Receive` always follows, because the received states are arguments of this function, even though this function
-    passes no gradient to them.
+    One process sends gradients, and another process waits for them. Therefore, both processes must run their backward,
+    even if no loss depends on the states. The backward of this function always runs, because the anchor requires grad.
+    The backward of `_Receive` always follows, because the received states are arguments of this function, even though
+    this function passes no gradient to them.
     """
 
     @staticmethod

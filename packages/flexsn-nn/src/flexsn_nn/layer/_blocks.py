@@ -15,11 +15,12 @@ Connect = Callable[[Tensor, Tensor], Tensor]
 
 
 class SEWBlock(nn.Module):
-    """Computes `out = g(A(x), x)`, which combines the spikes of a branch with the incoming spikes element by element.
+    """A block that computes `g(A(x), x)`: it combines the spikes of a branch `A` with the incoming spikes elementwise.
 
-    The branch `A` consists of a 3x3 convolution, batch norm and a neuron, twice. `g(a, x)` is `a + x` ("add"), `a x`
-    ("and") or `(1 - a) x` ("iand"). With `stride`, or with a different number of channels, `x` first passes through a
-    separate 1x1 convolution, batch norm and neuron. The identity path of a network remains an identity at any depth.
+    The branch consists of a 3x3 convolution, a batch norm and a neuron, followed by the same three layers again.
+    `g(a, x)` is `a + x` ("add"), `a x` ("and") or `(1 - a) x` ("iand"). If `stride` is not 1, or if the number of
+    channels changes, `x` first passes through a separate 1x1 convolution, batch norm and neuron. Otherwise, `x` reaches
+    `g` unchanged. A network of such blocks can therefore represent the identity at any depth.
 
     Args:
         in_channels, out_channels: channels of `[T, B, C, H, W]`.
@@ -29,7 +30,7 @@ class SEWBlock(nn.Module):
 
     Raises:
         UnknownNameError: `connect` is unknown.
-        ParameterError: `neuron` does not return neurons, or a size is below 1.
+        ParameterError: `neuron` does not return a new module in each call, or a size is below 1.
 
     Source: Fang et al., "Deep residual learning in spiking neural networks", NeurIPS 2021.
     """
@@ -70,11 +71,11 @@ class SEWBlock(nn.Module):
 
 
 class MSBlock(nn.Module):
-    """Computes `out = A(x) + x`: membrane potentials, not spikes, bypass the branch.
+    """A block that computes `A(x) + x`: membrane potentials, not spikes, bypass the branch `A`.
 
-    The branch `A` consists of a neuron, a 3x3 convolution and batch norm, twice. With `stride`, or with a different
-    number of channels, `x` first passes through a separate 1x1 convolution and batch norm. All convolutions of the
-    branch read only spikes.
+    The branch consists of a neuron, a 3x3 convolution and a batch norm, followed by the same three layers again. If
+    `stride` is not 1, or if the number of channels changes, the bypassing `x` passes through a separate 1x1 convolution
+    and batch norm. All convolutions of the branch read only spikes.
 
     Args:
         in_channels, out_channels: channels of `[T, B, C, H, W]`.
@@ -111,7 +112,7 @@ def _made(neuron: Callable[[], nn.Module], count: int) -> list[nn.Module]:
     """Creates the neurons of a block.
 
     Raises:
-        ParameterError: `neuron` does not return modules, or returns one instance twice.
+        ParameterError: `neuron` does not return modules, or returns the same instance twice.
     """
     if isinstance(neuron, nn.Module) or not callable(neuron):
         found = f"an instance of {type(neuron).__name__}" if isinstance(neuron, nn.Module) else repr(neuron)

@@ -20,8 +20,8 @@ class PackingBackend:
     """A backend of `torch.compile` whose graphs store spikes for the backward as bits: 1/32 of float32.
 
     Linear layers and convolutions that read a neuron's output store the bits of this output, and unpack them in the
-    backward. The neuron's step in the graph shows that the output consists of zeros and ones. Views and copies may be
-    between the neuron and the layer. Other tensors are stored as before. `layers` counts the layers that store bits.
+    backward. The operations of the neuron's step must show that the output consists of zeros and ones. There may be
+    views and copies between the neuron and the layer. Other tensors are stored unchanged.
 
     Args:
         backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs.
@@ -46,7 +46,7 @@ class PackingBackend:
 
 
 def pack_layers(graph: fx.GraphModule) -> int:
-    """Makes the layers of a Dynamo graph that read spikes store bits, in place. Returns the number of these layers."""
+    """Replaces layers of a Dynamo graph that read spikes by layers that store bits. Returns their number."""
     found = 0
     for node in list(graph.graph.nodes):
         layer = _LAYERS.get(node.target) if node.op == "call_function" else None
@@ -90,7 +90,7 @@ _COMPARISONS = frozenset(getattr(module, name) for module in (operator, torch) f
 
 
 def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
-    """True if a value contains the elements of a scan's output that consists of zeros and ones."""
+    """True if a value contains only elements of one output of a scan, and this output consists of zeros and ones."""
     dtype = _unwritten(value)
     while isinstance(value, fx.Node) and _is_move(value):
         value = value.args[0]
@@ -109,7 +109,7 @@ def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
 
 
 def _unwritten(value: Any) -> torch.dtype | None:
-    """Returns the dtype of a tensor that the graph never changes; `None` if it may change, or is unknown."""
+    """Returns the dtype of a tensor that the graph never changes; `None` if the tensor may change, or is unknown."""
     tensor = example(value)
     return None if tensor is None or is_written(value) else tensor.dtype
 
@@ -120,7 +120,7 @@ def _is_move(node: fx.Node) -> bool:
 
 
 def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
-    """Returns the result of a graph at `path`. If this result is nested, returns its first element."""
+    """Returns the result of a graph with the indices `path`. If this result is nested, returns its first element."""
     value = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     for index in path:
         value = value[index] if isinstance(value, tuple | list) else value
@@ -130,7 +130,10 @@ def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
 
 
 def _is_zero_one(graph: fx.GraphModule, value: Any) -> bool:
-    """True if a value of a step is 0 or 1: the converted result of a comparison, also in an `autograd.Function`."""
+    """True if a value of a step is 0 or 1, because it is the converted result of a comparison.
+
+    The comparison may also be inside of an `autograd.Function`.
+    """
     while isinstance(value, fx.Node):
         if example(value) is not None and is_written(value):
             return False
@@ -184,13 +187,13 @@ _LAYERS: dict[Any, Callable[[fx.Node], Given | None]] = {
 
 
 def linear_of_spikes(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes `nn.functional.linear` of zeros and ones, and stores their bits."""
+    """Computes `nn.functional.linear` of zeros and ones, and stores their bits for the backward."""
     result: Tensor = _Linear.apply(x, weight, bias)
     return result
 
 
 def convolution_of_spikes(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
-    """Computes a convolution of zeros and ones in 1 to 3 dimensions, and stores their bits.
+    """Computes a convolution of zeros and ones in 1 to 3 dimensions, and stores their bits for the backward.
 
     Args:
         how: stride, padding and dilation, each as a list, followed by groups.
@@ -256,14 +259,17 @@ class _Convolution(torch.autograd.Function):
 
 
 def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Saves the input's bits, in the order of the input's memory, and the weight for the backward."""
+    """Saves the bits of the input, in the order of its memory, and the weight for the backward."""
     ctx.shape, ctx.dtype, ctx.bias = x.shape, x.dtype, bias
     ctx.order = _order(x)
     ctx.save_for_backward(_packed(x, ctx.order), weight)
 
 
 def _order(x: Tensor) -> list[int]:
-    """Returns the dimensions from the outermost to the innermost in memory, so that channels-last is read in order."""
+    """Returns the dimensions from the outermost to the innermost in memory.
+
+    Dense memory in channels-last format is thereby read in order.
+    """
     dims = list(range(x.dim()))
     last = [0, *dims[2:], 1]
     if x.dim() in (4, 5) and not x.is_contiguous() and x.permute(last).is_contiguous():

@@ -22,7 +22,8 @@ from flexsn_runtime import native_unpacking, saving_hooks
 
 # Minimum size of a tensor in bytes for which packing pays off.
 _FEWEST_BYTES = 256
-# Entries of freed memory are removed at this number of entries, and again each time the number has doubled.
+# When there are this many entries, entries of freed memory are removed. They are removed again each time the number of
+# remaining entries has doubled.
 _MOST_KNOWN = 64
 
 
@@ -31,7 +32,7 @@ class KeptWhole(NamedTuple):
 
     Attributes:
         shape, dtype: shape and dtype of the tensor.
-        reason: reason why it was not packed.
+        reason: reason why the tensor was not packed.
     """
 
     shape: tuple[int, ...]
@@ -43,21 +44,21 @@ class KeptWhole(NamedTuple):
 
 
 class PackedSpikes:
-    """Stores spikes for the backward as bits, in 1/32 of the memory of float32, inside of a `with` block.
+    """A context that stores spikes for the backward as bits, in 1/32 of the memory of float32.
 
-    To compute the gradient of its weights, a layer stores its input. After a neuron, this input consists of spikes. The
-    spikes are packed when autograd saves them, and unpacked when the backward reads them, inside or outside of the
-    block. Results do not change. Tensors are selected by their graph, without reading values: outputs of neurons with a
-    `spike_range`, and results of views, copies, max pooling, concatenation, additions and products of such tensors.
-    Sums, as in SEW blocks, take 2, 4 or 8 bits per number. Tensors whose numbers need more bits are stored whole, and
-    listed in `kept_whole`.
+    To compute the gradient of its weights, a layer stores its input. After a neuron, this input consists of spikes. In
+    a `with` block of this context, the spikes are packed when autograd saves them. They are unpacked when the backward
+    reads them, inside or outside of the block. Results do not change. The tensors to pack are determined from their
+    autograd graph, without reading values: outputs of neurons with a `spike_range`, and results of views, copies, max
+    pooling, concatenation, additions and products of such tensors. Elements of sums, as in SEW blocks, take 2, 4 or 8
+    bits. Tensors whose elements need more bits are stored unchanged, and listed in `kept_whole`.
 
     Compiled kernels write the bits of zeros and ones together with the spikes, so that the spikes are not read again.
-    Layers use these bits if they read a neuron's output, or the whole output in another shape. If the operations of a
-    core do not show that its output is 0 or 1, the output is packed afterwards, and the neuron's `explain()` reports
-    the reason.
+    These bits are stored for layers that read a neuron's output, or the whole output in another shape. If the
+    operations of a core do not show that its output is 0 or 1, the output is packed afterwards, and the neuron's
+    `explain()` reports the reason.
 
-    Compiled graphs are not changed: spikes of neurons between the graphs are packed, but spikes of neurons inside of a
+    Compiled graphs are not changed. Spikes of neurons between such graphs are packed, but spikes of neurons inside of a
     graph are not.
 
     Args:
@@ -98,8 +99,8 @@ class PackedSpikes:
             )
         self._hooks: list[Any] = []
         self._saving: Any = None
-        self._native: Any = None  # hooks of the compiled launcher, which use stored bits without Python
-        # Maps memory that was packed to weak references to this memory and to its bits.
+        self._native: Any = None  # hooks of the compiled launcher, which replace spikes by stored bits without Python
+        # Maps the key of packed memory to weak references: to this memory, and to its bits.
         self._known: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Bits]]] = {}
         self._most_known = _MOST_KNOWN
 
@@ -107,8 +108,8 @@ class PackedSpikes:
         if self._saving is not None:
             raise RuntimeError("this PackedSpikes is already active: enter it once, or create another one.")
         native = self._native = saving_hooks(self._packed, _unpack, self._count, _FEWEST_BYTES, VIEWS, LAYERS)
-        # The hook runs before other hooks, which may return another output. It holds no reference to this object,
-        # because a captured step would find the changing counts of this object in its network.
+        # The hook runs before other hooks, which may return another output. It holds no reference to this object.
+        # Otherwise, a captured step of the network would reach the counts of this object, which change in each call.
         hook = _MarkingHook(native)
         self._hooks = [neuron.register_forward_hook(hook, prepend=True) for neuron in self._neurons]
         self._ask_for_bits(1)
@@ -140,7 +141,11 @@ class PackedSpikes:
         return "\n".join(lines)
 
     def _ask_for_bits(self, more: int) -> None:
-        """Makes the neurons' kernels write bits, or stops that. Enclosing contexts may also make them write bits."""
+        """Adds `more` to the number of contexts for which the neurons' kernels write bits.
+
+        Args:
+            more: 1 at the beginning of this context, -1 at its end.
+        """
         for neuron in self._neurons:
             if self._by_kernels and isinstance(neuron, FlexSN):
                 neuron._bits.num_users += more
@@ -149,7 +154,7 @@ class PackedSpikes:
         return self._packed(tensor) or _Whole(tensor, None if tensor.is_inference() else tensor._version)
 
     def _packed(self, tensor: Tensor) -> _Packed | None:
-        # Most saved tensors are not outputs of a node. Examples are parameters, statistics, and residuals of kernels.
+        # Most saved tensors are not the output of a node, for example parameters, statistics, and residuals of kernels.
         is_made = tensor.grad_fn is not None and type(tensor) is Tensor
         if not is_made or tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point():
             return None
@@ -222,7 +227,10 @@ class _Whole:
 
 
 class _MarkingHook:
-    """Forward hook that marks the (first) output as whole numbers. Copies and pickles do not use the launcher."""
+    """Forward hook that records that a neuron's first output consists of whole numbers.
+
+    Copies and pickles do not use the compiled launcher.
+    """
 
     __slots__ = ("_native",)
 

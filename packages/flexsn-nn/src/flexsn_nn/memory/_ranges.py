@@ -25,10 +25,10 @@ class WholeRange(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """Numbers of unknown range.
+    """Values of unknown range.
 
     Attributes:
-        reason: operation that computed the numbers from spikes; empty if other numbers are involved.
+        reason: operation that computed the values from spikes; empty if they do not depend on spikes alone.
     """
 
     reason: str = ""
@@ -38,7 +38,14 @@ _OTHER = Unknown()
 
 
 class _Mark(NamedTuple):
-    """Record at the graph node of an output: range, version at the time of recording, and bits of the output."""
+    """Record about the output of a graph node.
+
+    Attributes:
+        range: range of the output's values.
+        version: version of the output when this record was made.
+        output: weak reference to the output.
+        bits: bits of the output's memory; `None` if no kernel wrote bits.
+    """
 
     range: WholeRange
     version: int
@@ -51,8 +58,8 @@ def mark(spikes: Tensor, low: int, high: int, bits: Bits | None = None) -> None:
 
     Args:
         spikes: `[T, *step]`.
-        bits: bits of its dense memory, as kernels write them; `None` for no bits, or for the bits that were recorded
-            earlier.
+        bits: bits of the tensor's dense memory, as kernels write them. With `None`, bits that were recorded earlier for
+            the same version are kept.
     """
     node: Any = spikes.grad_fn
     if node is None:
@@ -65,9 +72,10 @@ def mark(spikes: Tensor, low: int, high: int, bits: Bits | None = None) -> None:
 
 
 def bits_of(tensor: Tensor) -> Bits | None:
-    """Returns the bits that a kernel wrote for the memory of a tensor with a `range_of`; `None` if it wrote no bits.
+    """Returns the bits that a kernel wrote for the memory of a tensor; `None` if no kernel wrote bits.
 
-    The tensor must be a view of the whole memory.
+    Args:
+        tensor: a view of the whole memory, whose `range_of` is known.
     """
     node: Any = tensor.grad_fn
     output = tensor.output_nr
@@ -82,10 +90,10 @@ def bits_of(tensor: Tensor) -> Bits | None:
 
 
 def range_of(tensor: Tensor) -> WholeRange | Unknown:
-    """Derives the range of a tensor's whole numbers from its graph, with a few dictionary lookups.
+    """Derives the range of a tensor's whole numbers from its autograd graph, with a few dictionary lookups.
 
-    In-place changes that are part of the graph are taken into account. Changes under `torch.no_grad` are detected in a
-    neuron's output and in views of it.
+    In-place changes that are part of the graph are taken into account. Changes under `torch.no_grad` are detected in
+    outputs of neurons, and in views of these outputs.
     """
     node: Any = tensor.grad_fn
     if node is None:
@@ -101,7 +109,10 @@ class Scaled(NamedTuple):
 
 
 def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
-    """Derives a range like `range_of`, also after one scaling: dropout, pooling of 2, 4, 8, … or a factor."""
+    """Derives a range like `range_of`, and also supports one scaling.
+
+    The scaling is dropout, average pooling over 2, 4, 8, … elements, or a product with a number.
+    """
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version
     while node is not None and _kind(node.name()) in VIEWS and _KEY not in node.metadata:
@@ -122,7 +133,11 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
 
 
 def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
-    """Returns the float32 scale by which an operation multiplies its first argument, and the number of summands."""
+    """Returns the float32 scale by which an operation multiplies a sum, and the number of summands.
+
+    The scale is `None` if the operation is not a scaling that is supported. The number of summands is 1 except for
+    pooling.
+    """
     kind = _kind(node.name())
     if kind == "NativeDropout" and 0 <= node._saved_p < 1:
         left = 1.0 - node._saved_p
@@ -148,7 +163,7 @@ _POWERS = frozenset(2.0**i for i in range(16))
 
 
 def _float32(number: float) -> float:
-    """Returns the nearest float32; 0 if no finite float32 is near."""
+    """Returns the nearest float32; 0 if the number is too large for float32."""
     try:
         found: float = struct.unpack("f", struct.pack("f", number))[0]
     except OverflowError:
@@ -156,7 +171,7 @@ def _float32(number: float) -> float:
     return found
 
 
-# Names of operations that are views of their input, and of operations that move the values of their input.
+# Names of operations whose result is a view of their input.
 VIEWS = frozenset(
     {
         "View",
@@ -213,7 +228,8 @@ _PASSING = _SAME - {"Relu"}
 # Operations on several tensors.
 _SEVERAL = frozenset({"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"})
 _FOLLOWED = _SAME | _SEVERAL
-# Operations of layers with weights. Their results are not spikes, and no reason is recorded for them.
+# Operations of layers with weights. Their results are not spikes, so these results have an unknown range without a
+# reason.
 LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
 
@@ -221,8 +237,8 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
     """Finds the range of one output of a node.
 
     Args:
-        version: version of the tensor if it is a view of the output; `None` if it is a copy.
-        left: number of nodes that may still be visited.
+        version: version of the tensor if the tensor is a view of the output; `None` if the tensor is a copy.
+        left: list with one element, the number of nodes that may still be visited.
     """
     while True:
         kind = _kind(node.name())
@@ -264,14 +280,14 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
 
 
 def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
-    """Returns `Unknown` for an operation that is not followed. If its inputs have ranges, its name is the reason."""
+    """Returns `Unknown` for an operation without a rule. Its name is the reason if all of its inputs have ranges."""
     made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
     return Unknown(kind if made and all(isinstance(one, WholeRange) for one in made) else "")
 
 
 @lru_cache(maxsize=1024)
 def _kind(name: str) -> str:
-    """Returns the name of a node's operation, from the node's name."""
+    """Derives the name of an operation from the name of its node."""
     return name.rstrip("0123456789").removesuffix("Backward")
 
 

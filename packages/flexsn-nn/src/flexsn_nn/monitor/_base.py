@@ -16,7 +16,7 @@ from flexsn_nn.functional import neurons
 
 
 class Watcher(ABC):
-    """Observes layers after each of their calls, until `remove()` or the end of a `with` block.
+    """Base class of observers, which run after each call of a layer, until `remove()` or the end of a `with` block.
 
     Args:
         found: layers that can be observed, by name.
@@ -51,7 +51,7 @@ class Watcher(ABC):
 
     @abstractmethod
     def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Runs after each call of a layer."""
+        """Observes one call of a layer. Runs after each call."""
 
     def remove(self) -> None:
         """Stops recording. Existing records remain."""
@@ -82,7 +82,7 @@ def _names(found: Mapping[str, nn.Module], layers: Iterable[str] | None) -> list
 
 
 class Monitor(Watcher):
-    """Observes neurons after each of their calls, until `remove()` or the end of a `with` block.
+    """Base class of observers of neurons, which run after each call, until `remove()` or the end of a `with` block.
 
     Args:
         net: network or single neuron.
@@ -106,7 +106,13 @@ class Monitor(Watcher):
 
     @abstractmethod
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Runs after each call of a neuron, with its (first) detached output."""
+        """Records one call of a neuron. Runs after each call.
+
+        Args:
+            name: name of the neuron.
+            neuron: the neuron.
+            output: first output of the call, detached from its graph.
+        """
 
     def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
         first: Tensor = output if isinstance(output, Tensor) else output[0]

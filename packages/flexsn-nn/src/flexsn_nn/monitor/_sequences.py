@@ -16,14 +16,14 @@ from flexsn_nn.neuron import Neuron
 
 
 class _SequenceMonitor(Monitor):
-    """Stores a sequence for each call, on the neuron's device. Call `clear()` between long runs."""
+    """Monitor that stores a sequence for each call, on the neuron's device. Call `clear()` between long runs."""
 
     def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
         super().__init__(net, layers)
         self._kept: dict[str, list[Tensor]] = {name: [] for name in self.layers}
 
     def sequence(self, name: str) -> Tensor:
-        """Returns the recorded sequence of a layer, `[T, *step]`, with the steps of all calls.
+        """Returns the recorded sequence of a layer, `[T, *step]`. It contains the steps of all calls.
 
         Raises:
             UnknownNameError: the layer is not monitored.
@@ -49,7 +49,7 @@ class _SequenceMonitor(Monitor):
 
 
 class SpikeMonitor(_SequenceMonitor):
-    """Records outputs of neurons over time.
+    """Monitor that records the outputs of neurons over time.
 
     Example:
         >>> from flexsn_nn import IF
@@ -66,7 +66,7 @@ class SpikeMonitor(_SequenceMonitor):
 
 
 class StateMonitor(_SequenceMonitor):
-    """Records a state of neurons after every step. Turns `store_state_seqs` on during the recording.
+    """Monitor that records a state of neurons after every step. Turns `store_state_seqs` on during the recording.
 
     Args:
         net, layers: same as in `Monitor`.
@@ -99,7 +99,7 @@ class StateMonitor(_SequenceMonitor):
         self._stores = True
 
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Stores the states of one call."""
+        """Stores the state of one call."""
         index = self._index[name]
         if neuron.step_mode == "m":
             self._kept[name].append(neuron.state_seqs[index].detach())

@@ -1,7 +1,7 @@
 """Random numbers of captured steps. A captured step is a Dynamo graph of a step.
 
-A step that Dynamo captures must not change objects. Instead, it calls operators that mark its draws and the places of
-its numbers in the graph. `number_draws` later replaces these calls.
+A step must not change objects while Dynamo captures it. Instead, it calls operators that mark its draws and the places
+of its random numbers in the graph. `number_draws` later replaces these calls.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def number_draws(module: fx.GraphModule) -> None:
 
 
 def _fitted(x: fx.Node, word: fx.Node) -> Fitted:
-    """Returns the rule for the numbers of a draw, whose shape may differ from the step's.
+    """Returns the rule for a draw of numbers whose shape may differ from the step's.
 
     Raises:
         DrawError: the step has no numbers for this shape.

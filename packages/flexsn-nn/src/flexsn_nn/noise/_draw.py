@@ -11,8 +11,8 @@ from flexsn_nn.errors import DrawError, InputDtypeError
 from flexsn_nn.noise._current import Step, current
 from flexsn_nn.noise._shapes import Fitted, fitted
 
-# Number of bits of uniform numbers for narrower dtypes. The dtypes can represent numbers of this length exactly, so no
-# number is rounded to 1.
+# Number of bits of uniform numbers in half precision. The dtypes represent numbers of this length exactly, so no number
+# is rounded to 1.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 
 
@@ -66,7 +66,7 @@ def _step_of(name: str) -> Step:
 
 
 def _drawn(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **options: int) -> Tensor:
-    """Draws numbers with the shape of `x`. If `x` has the step's shape, the number of rows is not read.
+    """Draws numbers with the shape of `x`. Does not read the number of rows if `x` has the step's shape.
 
     Raises:
         DrawError: the step has no numbers for this shape.

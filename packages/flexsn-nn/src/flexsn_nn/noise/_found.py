@@ -1,4 +1,4 @@
-"""Detects code that draws random numbers before the code runs."""
+"""Detects, before a core runs, that its code draws random numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MOST = 1_000
 
 
 def draws(core: Callable[..., Any]) -> bool:
-    """True if the code of a core, or code that it names, uses functions of `flexsn_nn.random`.
+    """True if the code of a core, or code that it refers to by name, uses functions of `flexsn_nn.random`.
 
-    Draws in other functions are detected when these functions are called.
+    Draws in code that is reached in other ways are only detected when they run.
     """
     if isinstance(core, MethodType) and all(map(_is_ready_made, type(core.__self__).__mro__)):
         bound = core.__self__
@@ -54,7 +54,7 @@ _BY_KIND: WeakKeyDictionary[type[Transform], bool] = WeakKeyDictionary()
 
 @constant
 def step_draws(kind: type[Transform]) -> bool:
-    """True if the steps of this kind of transform draw random numbers; see `draws`."""
+    """True if the method `step` of a class of transforms draws random numbers; see `draws`."""
     found = _BY_KIND.get(kind)
     if found is None:
         found = _BY_KIND[kind] = draws(kind.step)
@@ -66,7 +66,7 @@ def _is_draw(function: FunctionType) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yields the names of globals and attributes in a function and in the functions that it defines."""
+    """Yields the names of globals and attributes that a function, or a function defined inside of it, uses."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -74,7 +74,12 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _named(function: FunctionType, names: set[str], owner: type | None) -> Iterator[Any]:
-    """Yields the functions, objects and classes that a function's code names."""
+    """Yields the globals, methods and closure variables that a function uses.
+
+    Args:
+        names: names that the function's code uses.
+        owner: class of the function's object; `None` for a function that is not a method.
+    """
     for name in names:
         if name in function.__globals__:
             yield function.__globals__[name]
@@ -89,7 +94,7 @@ def _named(function: FunctionType, names: set[str], owner: type | None) -> Itera
 
 
 def _parts(value: Any) -> list[tuple[Any, type | None]]:
-    """Returns the functions of a callable object, each with the class whose methods it calls by name."""
+    """Returns the functions and modules that an object may call, each with the class of its object, or `None`."""
     if isinstance(value, MethodType):
         return [(value.__func__, type(value.__self__)), *_children(value.__self__)]
     if isinstance(value, partial):

@@ -1,4 +1,4 @@
-"""Random numbers of a neuron: their key and their places in a call."""
+"""The key of a neuron's random numbers, and their places in a call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Numbers:
     """Key of a neuron's random numbers, and the number of steps since the neuron's state began.
 
     Attributes:
-        words: key that is derived from a seed; `None` if keys come from PyTorch's generator.
+        words: key that is derived from a seed; `None` if keys are drawn from PyTorch's generator.
         first_row: index of the first row of a batch.
         in_evaluation: True if numbers are also drawn in evaluation mode.
-        key: `[2]`, int32; `None` before the first call.
-        steps: indices of the time steps in the last call, int32.
+        key: current key, `[2]`, int32; `None` before the first call.
+        steps: indices of the time steps in the last call, int32; `None` before the first call.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,9 @@ class Numbers:
     def places(
         self, shape: Sequence[int], steps: int | None, device: torch.device, *, begins: bool, keep: bool
     ) -> tuple[Elements, Tensor]:
-        """Computes numbers that identify a call's elements, and the indices of its steps.
+        """Returns the tensors that identify a call's elements, and the indices of its time steps.
 
-        The words of the elements are computed from these numbers. The indices are `[T, 1, ...]`, or `[1, ...]` for a
-        single step.
+        The indices are `[T, 1, ...]`, or `[1, ...]` for a single step.
 
         Args:
             shape: shape of the step.
@@ -103,7 +102,7 @@ class Numbers:
 def draw_all(
     numbers: Numbers, shape: Sequence[int], steps: int | None, device: torch.device, *, bits: int | None
 ) -> Tensor:
-    """Returns the numbers of the first draw in all steps, with a new key, in float32.
+    """Draws float32 numbers for all elements and steps, with a new key. They are the numbers of a step's first draw.
 
     Args:
         shape, steps, device: arguments of `Numbers.places`.
@@ -120,7 +119,7 @@ def draw_all(
 
 
 def numbers_of(net: nn.Module) -> list[Numbers]:
-    """Collects the random numbers of a network's layers, in the order of its modules."""
+    """Collects the `Numbers` objects of a network's layers, in the order of `net.modules()`."""
     found = (module.__dict__.get("_numbers") for module in net.modules())
     return [numbers for numbers in found if isinstance(numbers, Numbers)]
 

@@ -1,4 +1,4 @@
-"""Replaces the forward of a pooling layer by a forward that runs a kernel."""
+"""A replacement for the forward of a pooling layer, which runs a kernel."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BY_KERNEL = "by a kernel"
 
 
 class PoolForward(ReplacedForward):
-    """Forward of a pooling layer of one of the `KINDS`."""
+    """Replaced forward of a pooling layer. The class of the layer is one of `KINDS`, or derived from it."""
 
     def __call__(self, input: Tensor) -> Tensor:
-        """Computes the layer's output, like the layer's own `forward`."""
+        """Computes the layer's output: with a kernel if possible, otherwise with the layer's own `forward`."""
         layer: Any = self.layer
         images, window = _images(layer, input), window_of(layer)
         why: str | None = f"its input has {input.dim()} dimensions"
@@ -45,12 +45,12 @@ class PoolForward(ReplacedForward):
         return pooled if input.dim() == images.dim() else pooled.squeeze(-2)
 
     def account(self) -> tuple[str, bool]:
-        """Describes the last call. Also returns True if a kernel ran."""
+        """Returns a description of the last call, and True if a kernel ran."""
         return self.last
 
 
 def window_of(layer: Any) -> Window:
-    """Returns the windows of a layer. Windows in one dimension have one row."""
+    """Returns the window of a layer. The window of a layer in one dimension has one row."""
     flat = isinstance(layer, nn.MaxPool1d | nn.AvgPool1d)
     stride = layer.kernel_size if layer.stride is None else layer.stride
     return Window(
@@ -63,7 +63,7 @@ def window_of(layer: Any) -> Window:
 
 
 def why_torch(layer: nn.Module) -> str | None:
-    """Returns the reason why a layer always uses torch's pooling; `None` if there is none."""
+    """Returns the reason why a layer always uses torch's pooling; `None` if it can use kernels."""
     kind: Any = type(layer)
     own: Any = next((one for one in KINDS if isinstance(layer, one)), None)
     if own is None:

@@ -1,4 +1,4 @@
-"""Time and memory of a training step by layer."""
+"""Measures the time and the memory of each layer in a training step."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ REST = "the rest"
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One layer in a training step.
+    """Measurements of one layer in a training step.
 
     Attributes:
-        name: name as in `named_modules()`; `"the rest"` for operations between layers, and for the loss.
+        name: name as in `named_modules()`; `"the rest"` for the operations between layers and the loss.
         kind: class of the layer.
         backend: backend that runs a neuron; `"torch"` for other layers.
         reason: for a neuron, the reason why this backend runs.
         kernels: for a neuron, the names of its kernels.
-        bytes_kept: memory that autograd saves for the backward in the layer's forward, without parameters. Memory that
+        bytes_kept: bytes that autograd saves for the backward in the layer's forward, without parameters. Memory that
             two layers save counts for the first layer.
         seconds: time of the layer's forward and backward.
         share: fraction of the step's time, from 0 to 1.
@@ -53,7 +53,7 @@ class NetworkReport:
     Attributes:
         layers: layers in the order of their calls, followed by the rest.
         seconds: time of a step's forward and backward.
-        bytes_kept: memory that all layers save for the backward.
+        bytes_kept: bytes that all layers save for the backward.
         device: device of the network.
     """
 
@@ -109,7 +109,17 @@ class NetworkReport:
 
 @dataclass(slots=True)
 class _Account:
-    """Times and bytes of one step by layer. The running layer is the last item of a stack."""
+    """Times and bytes of each layer in one training step.
+
+    Attributes:
+        device: device of the network.
+        names: stack of the layers that are running. The innermost layer is the last item.
+        bytes_kept: bytes that autograd has saved, by layer.
+        seen: saved tensors by the address of their memory.
+        moments: layers, each with the moment at which its time begins.
+        order: names of the layers, in the order of their calls.
+        choices: backends of neurons, by layer.
+    """
 
     device: torch.device
     names: list[str] = field(default_factory=lambda: [REST])
@@ -129,7 +139,7 @@ class _Account:
         self.mark(self.names[-1])
 
     def mark(self, name: str) -> None:
-        """Counts the time from now on for this layer."""
+        """Attributes the time from this moment on to a layer."""
         moment: Any
         if self.device.type == "cuda":
             moment = torch.cuda.Event(enable_timing=True)
@@ -139,7 +149,11 @@ class _Account:
         self.moments.append((name, moment))
 
     def keep(self, tensor: Tensor, parameters: set[int]) -> Tensor:
-        """Counts memory that autograd saves. Each piece of memory counts once."""
+        """Counts the memory of a tensor that autograd saves. Memory that several tensors share counts once.
+
+        Args:
+            parameters: addresses of the memory of parameters and buffers, which is not counted.
+        """
         if tensor.layout is torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
@@ -168,7 +182,7 @@ def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Ten
         raise ParameterError("there is neither a parameter nor a tensor among the inputs: give the network's inputs.")
     for module in net.modules():
         if isinstance(module, FlexSN):
-            module._forget_repeats()  # a call with hooks makes and records its own choice
+            module._forget_repeats()  # so that the next call chooses its backend, and records this choice
     with unchanged(net):
         for _ in range(2):  # the first runs compile kernels and fill caches
             _run(net, layers, inputs, loss, _Account(device))
@@ -248,7 +262,7 @@ def _ending(account: _Account, name: str) -> Any:
         account.end()
         result = first_tensor(output)
         if result is not None and result.requires_grad:
-            # The hook runs when the output's gradient is complete, directly before the layer's backward.
+            # This hook runs when the output's gradient is complete, directly before the layer's backward.
             result.register_hook(lambda gradient: account.mark(name))
 
     return hook

@@ -1,4 +1,4 @@
-"""Layers that have a row in reports, and a context that restores the network afterwards."""
+"""Functions that reports share: the layers of a network, a context that restores the network, and tables."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from flexsn_nn.graphs._graph import LeftTensors
 
 
 def layers_of(net: nn.Module) -> dict[str, nn.Module]:
-    """Returns layers by name: neurons, other layers with a state, and modules without children.
+    """Returns the layers for reports, by name: neurons, other layers with a state, and modules without children.
 
-    If the next neuron computes a layer's norm, the layer is one row, because hooks on the norm would prevent the
+    An `OverTime` whose norm is computed by the next neuron is one layer, because hooks on the norm would prevent the
     fusion.
     """
     found: dict[str, nn.Module] = {}
@@ -62,7 +62,7 @@ def forget(net: nn.Module) -> None:
 
 
 def first_tensor(value: object) -> Tensor | None:
-    """Returns the tensor that a layer returns, or the first of several tensors."""
+    """Returns the first tensor in the result of a layer; `None` if the result contains no tensor."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, dict):
@@ -82,7 +82,7 @@ def human_bytes(count: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows as lines with aligned columns: text to the left, and numbers to the right."""
+    """Formats rows as lines with aligned columns. Text is aligned to the left, and numbers to the right."""
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     numbers = [all(_is_number(line[i]) for line in rows) for i in range(len(header))]
