@@ -1,13 +1,12 @@
 """Trains on several GPUs, processes or machines, with data parallelism or full sharding, and with checkpoints.
 
-Any number of processes can resume from a checkpoint.
-
     torchrun --standalone --nproc-per-node 2 examples/distributed.py [--strategy ddp|fsdp] [--checkpoint DIR]
 
-For several machines, start the script on each of them with torchrun's options --nnodes and --rdzv-endpoint. Without a
-GPU, the processes communicate through gloo. The data are scikit-learn's handwritten digits. Each process trains on its
-part of every batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each epoch,
-and a run resumes from the last complete checkpoint, with any number of processes. All machines need access to DIR.
+To use several machines, start the script on each of them, with torchrun's options --nnodes and --rdzv-endpoint. Without
+a GPU, the processes communicate through gloo. The data are scikit-learn's handwritten digits. Each process trains on
+its part of every batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each
+epoch, and a run resumes from the last complete checkpoint. The number of processes may differ from that of the earlier
+run. All machines need access to DIR.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def current(images: Tensor, steps: int) -> Tensor:
-    """Returns a view with each image, multiplied by two, in every step."""
+    """Returns the images, multiplied by two, as a constant current over all steps. The steps are views."""
     return (2 * images).expand(steps, *images.shape)
 
 
@@ -92,7 +91,7 @@ def train(
 
 @torch.no_grad()
 def accuracy(net: nn.Module, loader: DataLoader[Any], steps: int, device: torch.device) -> float:
-    """Returns the accuracy over the parts of all processes."""
+    """Returns the accuracy over the images of all processes."""
     net.eval()
     counts = torch.zeros(2, device=device)
     for images, labels in loader:

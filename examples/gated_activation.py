@@ -2,9 +2,9 @@
 
     python examples/gated_activation.py [--rows 16384] [--columns 4096] [--dtype bfloat16] [--device cuda]
 
-The example only needs flexsn-codegen. Without a GPU, it checks the values in Triton's interpreter, on few rows. On a
-GPU, it also prints how many bytes per second each version and a plain copy move, for the forward, and for forward and
-backward together.
+The example only needs flexsn-codegen. Without a GPU, it checks the values in Triton's interpreter, on a few rows. On a
+GPU, it also measures how many bytes per second each version moves, and compares them with a plain copy. It measures the
+forward alone, and the forward together with the backward.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Computes the activation of a gated linear unit. `x` and `gate` are `[rows, columns]`, and `bias` is
-    `[columns]`.
+    """Computes the activation of a gated linear unit.
+
+    `x` and `gate` are `[rows, columns]`, and `bias` is `[columns]`.
     """
     return x * torch.nn.functional.silu(gate + bias)
 

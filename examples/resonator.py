@@ -1,4 +1,4 @@
-"""A neuron with two states, which is defined here. It resonates, and learns the frequency of its input.
+"""Defines a neuron with two states, which resonates, and learns the frequency of its input.
 
     python examples/resonator.py [--backend auto] [--device cpu] [--steps 120] [--updates 80] [--seed 0]
 
@@ -30,10 +30,9 @@ BATCH = 64
 
 
 class Resonator(Neuron):
-    """Computes `u' = d (u cos omega - v sin omega) + x` and `v' = d (u sin omega + v cos omega)`. Fires where `v' >=
-    1`.
+    """Resonate-and-fire neuron: `u' = d (u cos omega - v sin omega) + x` and `v' = d (u sin omega + v cos omega)`.
 
-    After a spike, both states are 0.
+    The neuron fires where `v' >= 1`. After a spike, both states are 0.
 
     Args:
         omega: radians per step, `[C]`; learned.
@@ -77,7 +76,7 @@ class Network(nn.Module):
 def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
     """Returns pulses of size 0.6, with one pulse per period: `[T, B, 1]` for periods `[B]`.
 
-    If `jitter` is positive, phases are random, and each step is flipped with this probability.
+    If `jitter` is positive, phases are random. In each step, a pulse is then removed or added with this probability.
     """
     phase = torch.rand_like(periods) * periods if jitter > 0 else torch.zeros_like(periods)
     time = torch.arange(steps, device=periods.device).unsqueeze(1) + phase
@@ -87,7 +86,7 @@ def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
 
 
 def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tensor:
-    """Returns numbers of spikes. Rows are periods of neurons, and columns are periods of pulses."""
+    """Counts the spikes of neurons. Rows are the periods of the neurons, and columns are the periods of the pulses."""
     periods = torch.tensor(PERIODS, device=device)
     neurons = Resonator(2 * math.pi / periods, backend=backend).to(device)
     with torch.no_grad():

@@ -3,9 +3,9 @@
     python examples/truncated_bptt.py [--backend auto] [--device cpu] [--steps 1024] [--chunk 64] [--passes 10]
 
 A spiking network predicts a signal `--ahead` steps in advance. The neurons keep their state from chunk to chunk.
-`detach_net` cuts the graph between chunks, so that the backward pass ends at the start of its chunk (truncated
-backpropagation through time). The example also measures the memory that the forward pass saves for the backward pass,
-and compares the gradient inside the last chunk with the gradient from a backward through the whole sequence.
+`detach_net` cuts the graph between chunks, so that the backward of a chunk ends at the beginning of this chunk
+(truncated backpropagation through time). The example also measures the memory that the forward saves for the backward.
+It compares the gradient inside the last chunk with the gradient from a backward through the whole sequence.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def signal(steps: int, device: torch.device) -> Tensor:
 
 
 class KeptBytes:
-    """Counts the bytes that autograd saves for the backward pass inside the `with` block."""
+    """Context that counts the bytes that autograd saves for the backward."""
 
     def __enter__(self) -> KeptBytes:
         self._kept: dict[tuple[int, int], Tensor] = {}  # keeps the tensors alive, so that no address is used twice
@@ -69,8 +69,9 @@ def chunks(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tuple[list[float], int]:
-    """Trains the network. Returns the mean loss of each pass over the sequence, and the largest number of bytes that
-    were saved at one time.
+    """Trains the network.
+
+    Returns the mean loss of each pass over the sequence, and the largest number of bytes that one chunk saves.
     """
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     losses, most = [], 0
@@ -91,7 +92,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tupl
 
 
 def kept_by_all(net: nn.Module, x: Tensor, y: Tensor) -> int:
-    """Returns the bytes that autograd saves for the whole sequence at once."""
+    """Returns the number of bytes that autograd saves if the whole sequence is one chunk."""
     functional.reset_net(net)
     with KeptBytes() as kept:
         mse_loss(net(x), y)

@@ -1,17 +1,16 @@
-"""Classification of audio that is encoded as spikes: from the files of the Spiking Heidelberg Digits to an accuracy,
-with tonic.
+"""Classifies spoken words that are encoded as spikes. tonic reads the files of the Spiking Heidelberg Digits.
 
     python examples/datasets/audio.py [--recurrent] [--data DIR] [--epochs 20] [--checkpoint DIR] [--out audio.png]
 
 With `--data DIR`, tonic reads the data from DIR, or downloads them to DIR: spoken digits in English and German, 8156
 for training and 2264 held out. Without `--data`, the script writes synthetic words to files of the same format, and
-reads these. In each word, three tones rise or fall. The accuracy on these words shows that the pipeline works, but says
-nothing about speech.
+reads these files. In each word, three tones rise or fall. The accuracy on these words shows that the pipeline works,
+but it is no measure for speech.
 
 `--paper` is for the real files. It uses adaptive recurrent layers with norms, after Bittar and Garner ("A surrogate
 gradient spiking baseline for speech command recognition", 2022). They report 94.62% on the Spiking Heidelberg Digits
-and 77.4% on the Spiking Speech Commands (`--set ssc`). These commands have not been run for this repository, because
-the files were not available:
+and 77.4% on the Spiking Speech Commands (`--set ssc`). The following commands have not been run for this repository,
+because the files were not available:
 
     python examples/datasets/audio.py --data DIR --paper --lr 0.01 --batch 128 --epochs 30 --device cuda
     python examples/datasets/audio.py --data DIR --set ssc --paper --lr 0.01 --batch 128 --epochs 30 --device cuda
@@ -52,7 +51,7 @@ class Network(nn.Module):
 
         def neurons() -> nn.Module:
             neuron = LIF(tau=10.0, decay_input=False, surrogate_function=ATan(), backend=backend)
-            # The weights are small at first, so that recurrent spikes do not drown out the input.
+            # The initial weights are small, so that the recurrent spikes are not stronger than the input.
             return Recurrent(neuron, 128, init=partial(nn.init.orthogonal_, gain=0.2)) if recurrent else neuron
 
         self.layers = nn.Sequential(
@@ -88,8 +87,9 @@ class PaperNetwork(nn.Module):
 
 
 def frames() -> Compose:
-    """Returns a transform from spikes to counts `[T, 1, 140]`, each over five channels and 10 ms. T differs from word
-    to word.
+    """Returns a transform from spikes to counts `[T, 1, 140]`, each over five channels and 10 ms.
+
+    T differs from word to word.
     """
     return Compose(
         [
@@ -114,12 +114,12 @@ def synthetic_word(word: int, random: np.random.Generator) -> tuple[np.ndarray, 
 
 
 def write_words(folder: Path, seed: int, counts: tuple[int, int] = (400, 200)) -> None:
-    """Writes two HDF5 files and their archives, as tonic stores them after a download.
+    """Writes two HDF5 files and their archives, like the files that tonic stores after a download.
 
     Args:
         folder: folder to write to.
         seed: seed of the words.
-        counts: numbers of words for training and held out.
+        counts: number of words for training, and number of held-out words.
     """
     random = np.random.default_rng(seed)
     top = folder / "SHD"
