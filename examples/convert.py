@@ -151,9 +151,9 @@ def main(arguments: list[str]) -> int:
     for style, (before, after) in runs.items():
         different = int((before.spikes != after.spikes).sum())
         print(f"a module that {style}: {different} of {before.spikes.numel()} spikes differ")
-        for what in ("grad_input", "grad_parameter"):
-            a, b = getattr(before, what), getattr(after, what)
-            print(f"  {what}: relative difference {float((a - b).norm() / a.norm()):.1e}")
+        for name in ("grad_input", "grad_parameter"):
+            a, b = getattr(before, name), getattr(after, name)
+            print(f"  {name}: relative difference {float((a - b).norm() / a.norm()):.1e}")
         print(f"  {before.seconds * 1e3:.1f} ms before, {after.seconds * 1e3:.1f} ms after")
     return 0
 

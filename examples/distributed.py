@@ -116,8 +116,8 @@ def resume(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> No
 def epochs_in(folder: Path | None) -> int:
     """Returns the number of epochs in the last complete checkpoint, or 0 without a checkpoint."""
     # The metadata are written last, so a checkpoint with metadata is complete.
-    found = [] if folder is None else folder.glob("epoch_*/.metadata")
-    return max((int(path.parent.name.removeprefix("epoch_")) for path in found), default=0)
+    paths = [] if folder is None else folder.glob("epoch_*/.metadata")
+    return max((int(path.parent.name.removeprefix("epoch_")) for path in paths), default=0)
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
@@ -170,19 +170,19 @@ def run(chosen: argparse.Namespace, device: torch.device) -> int:
     loader = DataLoader(training, chosen.batch // count, sampler=sampler, drop_last=True)
     # Each process evaluates every `count`-th image, so that each image is evaluated once.
     part = torch.utils.data.Subset(held_out, range(rank, len(held_out), count))
-    found = accuracy(net, DataLoader(part, 256), chosen.steps, device)
+    held_out_accuracy = accuracy(net, DataLoader(part, 256), chosen.steps, device)
     if begin and rank == 0:
-        print(f"resumed after {begin} epochs, accuracy {found:.2%}")
+        print(f"resumed after {begin} epochs, accuracy {held_out_accuracy:.2%}")
     for epoch in range(begin, chosen.epochs):
         sampler.set_epoch(epoch)
         mean = train(net, loader, optimizer, chosen.steps, device)
-        found = accuracy(net, DataLoader(part, 256), chosen.steps, device)
+        held_out_accuracy = accuracy(net, DataLoader(part, 256), chosen.steps, device)
         if rank == 0:
-            print(f"epoch {epoch + 1}/{chosen.epochs}  loss {mean:.4f}  held-out accuracy {found:.2%}")
+            print(f"epoch {epoch + 1}/{chosen.epochs}  loss {mean:.4f}  held-out accuracy {held_out_accuracy:.2%}")
         if chosen.checkpoint is not None:
             keep(net, optimizer, chosen.checkpoint / f"epoch_{epoch + 1}")
     if rank == 0:
-        print(f"held-out accuracy {found:.2%} on {count} processes ({chosen.strategy})")
+        print(f"held-out accuracy {held_out_accuracy:.2%} on {count} processes ({chosen.strategy})")
     return 0
 
 

@@ -65,11 +65,11 @@ def measure(functions: dict[str, Function], inputs: list[torch.Tensor]) -> None:
     def training(function: Function) -> Callable[[], object]:
         return lambda: torch.autograd.grad(function(*inputs), inputs, weights)
 
-    for what, run, streams in (("forward", forward, 3), ("training step", training, 8)):
+    for title, run, streams in (("forward", forward, 3), ("training step", training, 8)):
         # A copy reads and writes each byte, so a copy of `size * streams // 2` bytes moves `size * streams` bytes.
         source = torch.empty(size * streams // 2, dtype=torch.uint8, device=inputs[0].device)
         target = torch.empty_like(source)
-        print(f"{what} ({streams} streams of {size / 1e6:.0f} MB)")
+        print(f"{title} ({streams} streams of {size / 1e6:.0f} MB)")
         milliseconds = do_bench(lambda source=source, target=target: target.copy_(source))
         print(f"  {'copy':>14}: {milliseconds:7.3f} ms, {size * streams / milliseconds / 1e9:5.2f} TB/s")
         for name, function in functions.items():

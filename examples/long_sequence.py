@@ -68,9 +68,9 @@ def pixels(samples: int, seed: int) -> Data:
     large = interpolate(small, size=(28, 28), mode="bilinear").flatten(1)
     order = torch.randperm(len(large), generator=torch.Generator().manual_seed(seed))
     x, y = 2.0 * large[order], torch.tensor(labels)[order]
-    behind = len(x) * 4 // 5
-    first = min(samples, behind)
-    return Data(x[:first], y[:first], x[behind:][:first], y[behind:][:first], 10)
+    middle = len(x) * 4 // 5
+    first = min(samples, middle)
+    return Data(x[:first], y[:first], x[middle:][:first], y[middle:][:first], 10)
 
 
 class Network(nn.Module):
@@ -150,8 +150,8 @@ def main(arguments: list[str]) -> int:
     torch.manual_seed(chosen.seed)
     device = torch.device(chosen.device)
     is_digits = chosen.task == "pixels"
-    made = pixels(chosen.samples, chosen.seed) if is_digits else waves(chosen.samples, chosen.steps, chosen.seed)
-    data = made.to(device)
+    data = pixels(chosen.samples, chosen.seed) if is_digits else waves(chosen.samples, chosen.steps, chosen.seed)
+    data = data.to(device)
     network = Network(data.classes, chosen.backend).to(device)
     result = train(network, data, chosen.epochs, chosen.seed)
     assert isinstance(network.hidden, ParametricLIF)

@@ -107,12 +107,12 @@ def train(steps: int, updates: int, seed: int, device: torch.device, backend: st
     network = Network(backend).to(device)
     begun = network.resonators.omega.detach().clone()
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
-    known = torch.tensor(PERIODS, device=device)
+    periods = torch.tensor(PERIODS, device=device)
     losses = []
 
     def draw(batch: int) -> tuple[Tensor, Tensor]:
         classes = torch.randint(len(PERIODS), (batch,), device=device)
-        return pulses(known[classes], steps, jitter=0.02), classes
+        return pulses(periods[classes], steps, jitter=0.02), classes
 
     for _ in range(updates):
         rhythm, classes = draw(BATCH)

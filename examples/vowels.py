@@ -98,14 +98,14 @@ def vowels() -> Task:
     except ImportError as error:
         raise SystemExit(f"The recordings are in the package aeon: pip install aeon. Or --data made. {error}") from None
 
-    found = {split: load_japanese_vowels(split=split) for split in ("train", "test")}
-    names = sorted({str(label) for label in found["train"][1]})
-    every = torch.cat([torch.as_tensor(series).float() for series in found["train"][0]], 1)
-    center, spread = every.mean(1), every.std(1)
+    splits = {split: load_japanese_vowels(split=split) for split in ("train", "test")}
+    names = sorted({str(label) for label in splits["train"][1]})
+    all_steps = torch.cat([torch.as_tensor(series).float() for series in splits["train"][0]], 1)
+    center, spread = all_steps.mean(1), all_steps.std(1)
 
     def recordings(split: str) -> Recordings:
-        series, labels = found[split]
-        rows = [(torch.as_tensor(one).float().T - center) / spread for one in series]
+        series, labels = splits[split]
+        rows = [(torch.as_tensor(coefficients).float().T - center) / spread for coefficients in series]
         return [(row, names.index(str(label))) for row, label in zip(rows, labels, strict=True)]
 
     return Task(recordings("train"), recordings("test"), len(names))
@@ -157,7 +157,7 @@ def streamed(net: Network, recordings: Recordings, device: torch.device) -> Tens
         scores = net(x.to(device), resets=resets.to(device)).cpu()
     inside = owner >= 0
     total = torch.zeros(len(recordings), scores.shape[-1]).index_add(0, owner[inside], scores[inside])
-    return total / torch.tensor([len(one) for one, _ in recordings]).unsqueeze(1)
+    return total / torch.tensor([len(recording) for recording, _ in recordings]).unsqueeze(1)
 
 
 def padded(net: Network, recordings: Recordings, device: torch.device) -> Tensor:

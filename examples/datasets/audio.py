@@ -149,12 +149,12 @@ def main(arguments: list[str]) -> int:
     if chosen.data is None and chosen.set == "ssc":
         options.error("--set ssc needs --data DIR: only files like the digits' are made here")
     torch.manual_seed(chosen.seed)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as folder:
         if chosen.data is None:
             torch.set_num_threads(1)  # the layers are small, so threads would wait for each other
-            write_words(Path(made), chosen.seed)
+            write_words(Path(folder), chosen.seed)
             print("no --data: synthetic words in the Spiking Heidelberg Digits' files, not speech")
-        root = str(chosen.data or made)
+        root = str(chosen.data or folder)
         # The spikes are read and counted once, and the counts stay in memory.
         training, held_out = (
             MemoryCachedDataset(

@@ -167,12 +167,12 @@ def main(arguments: list[str]) -> int:
     options.add_argument("--width", type=positive, default=128, help="channels for --paper")
     chosen = options.parse_args(arguments)
     torch.manual_seed(chosen.seed)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as folder:
         if chosen.data is None:
             torch.set_num_threads(1)  # the frames are small, so threads would wait for each other
-            write_recordings(Path(made), chosen.seed)
+            write_recordings(Path(folder), chosen.seed)
             print("no --data: synthetic recordings in the gesture data set's files, not gestures")
-        root = str(chosen.data or made)
+        root = str(chosen.data or folder)
         # The events are read and converted to frames once, and the frames stay in memory.
         made_frames = frames_of_paper() if chosen.paper else frames()
         training, held_out = (

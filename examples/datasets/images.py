@@ -81,12 +81,12 @@ def main(arguments: list[str]) -> int:
     description = "Trains a spiking network on images."
     chosen = parser("images", description, "torchvision.datasets.MNIST", 10, 32).parse_args(arguments)
     torch.manual_seed(chosen.seed)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as folder:
         if chosen.data is None:
             torch.set_num_threads(1)  # the images are small, so threads would wait for each other
-            write_digits(Path(made), chosen.seed)
+            write_digits(Path(folder), chosen.seed)
             print("no --data: scikit-learn's digits in MNIST's files, not MNIST")
-        root = chosen.data or Path(made)
+        root = chosen.data or Path(folder)
         training, held_out = (
             MNIST(root, train=train, download=chosen.data is not None, transform=transforms.ToTensor())
             for train in (True, False)

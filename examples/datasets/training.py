@@ -35,27 +35,29 @@ class History:
 
 def parser(name: str, description: str, reader: str, epochs: int, batch: int) -> argparse.ArgumentParser:
     """Returns a parser with the arguments that the examples share."""
-    made = argparse.ArgumentParser(prog=name, description=description)
-    made.add_argument(
+    argument_parser = argparse.ArgumentParser(prog=name, description=description)
+    argument_parser.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
         help=f"folder from which {reader} reads its files, or to which it downloads them",
     )
-    made.add_argument(
+    argument_parser.add_argument(
         "--checkpoint",
         type=Path,
         metavar="DIR",
         help="folder for checkpoints after each epoch; an existing one is resumed",
     )
-    made.add_argument("--out", type=Path, default=Path(f"{name}.png"), help="file for the figure")
-    made.add_argument("--epochs", type=positive, default=epochs, help="including the epochs of a resumed checkpoint")
-    made.add_argument("--batch", type=positive, default=batch, help="samples per step")
-    made.add_argument("--lr", type=float, default=2e-3, help="learning rate of Adam")
-    made.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
-    made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
-    made.add_argument("--seed", type=int, default=0)
-    return made
+    argument_parser.add_argument("--out", type=Path, default=Path(f"{name}.png"), help="file for the figure")
+    argument_parser.add_argument(
+        "--epochs", type=positive, default=epochs, help="including the epochs of a resumed checkpoint"
+    )
+    argument_parser.add_argument("--batch", type=positive, default=batch, help="samples per step")
+    argument_parser.add_argument("--lr", type=float, default=2e-3, help="learning rate of Adam")
+    argument_parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    argument_parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
+    argument_parser.add_argument("--seed", type=int, default=0)
+    return argument_parser
 
 
 def positive(text: str) -> int:
@@ -149,9 +151,9 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     *inputs, _ = batch
     functional.reset_net(network)
     network.eval()
-    with monitor.SpikeMonitor(network) as seen:
+    with monitor.SpikeMonitor(network) as spike_monitor:
         network(*to(chosen.device, inputs))
-    outputs = {name: seen.sequence(name).cpu() for name in seen.layers}
+    outputs = {name: spike_monitor.sequence(name).cpu() for name in spike_monitor.layers}
     # A readout returns membrane potentials, which are excluded.
     spikes = {name: s for name, s in outputs.items() if ((s == 0) | (s == 1)).all()}
     steps, count = next(iter(spikes.values())).shape[:2]
@@ -171,6 +173,6 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     plt.close(figure)
 
 
-def report(history: History, what: str, chosen: argparse.Namespace) -> None:
+def report(history: History, length: str, chosen: argparse.Namespace) -> None:
     epochs = len(history.accuracies)
-    print(f"held-out accuracy {history.accuracies[-1]:.2%} after {epochs} epochs of {what}; wrote {chosen.out}")
+    print(f"held-out accuracy {history.accuracies[-1]:.2%} after {epochs} epochs of {length}; wrote {chosen.out}")
