@@ -89,7 +89,7 @@ class AffineOfStatistics(NamedTuple):
     Attributes:
         mean, var, weight, bias: `[C]`. Gradients flow to `weight` and `bias`.
         eps: epsilon of the norm.
-        behind: number of dimensions of the step that follow the channels.
+        trailing_dims: number of dimensions of the step that follow the channels.
         completion: formula for the part of the gradient of `x` that flows through the statistics. The indices of the
             formula are positions in `tensors`. `None` if no gradient flows through the statistics, or if the autograd
             graph of the statistics computes this part.
@@ -100,14 +100,14 @@ class AffineOfStatistics(NamedTuple):
     weight: Tensor
     bias: Tensor
     eps: float
-    behind: int
+    trailing_dims: int
     completion: Completion | None = None
 
     def of(self, x: Tensor) -> Tensor:
         """Applies the function, like `Affine.of`."""
         if self.completion is not None:
             x, self = self.joined(x)
-        mean, var, weight, bias = (tensor.view(-1, *(1,) * self.behind) for tensor in self.tensors)
+        mean, var, weight, bias = (tensor.view(-1, *(1,) * self.trailing_dims) for tensor in self.tensors)
         return Affine(mean, torch.rsqrt(var + self.eps) * weight, bias).of(x)
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, AffineOfStatistics]:
@@ -140,12 +140,12 @@ class AffineOfStatistics(NamedTuple):
 
     def with_tensors(self, *tensors: Tensor) -> AffineOfStatistics:
         mean, var, weight, bias = tensors
-        return AffineOfStatistics(mean, var, weight, bias, self.eps, self.behind)
+        return AffineOfStatistics(mean, var, weight, bias, self.eps, self.trailing_dims)
 
     @property
     def kind(self) -> Hashable:
-        mean, _, weight, bias, eps, behind, _ = self
-        return mean.shape, mean.dtype, mean.device, weight.dtype, bias.dtype, eps, behind
+        mean, _, weight, bias, eps, trailing_dims, _ = self
+        return mean.shape, mean.dtype, mean.device, weight.dtype, bias.dtype, eps, trailing_dims
 
 
 class Producer(Protocol):

@@ -58,10 +58,10 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
         (high <= at_most, f"at most {at_most:g}"),
         (high < below, f"below {below:g}"),
     ]
-    for kept, bound in bounds:
-        if not kept:
-            found = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
-            raise ParameterError(f"{name} is {found}; it must be {bound}. {limits.get('hint', '')}".rstrip())
+    for is_inside, bound in bounds:
+        if not is_inside:
+            span = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
+            raise ParameterError(f"{name} is {span}; it must be {bound}. {limits.get('hint', '')}".rstrip())
 
 
 def check_function(name: str, function: object, example: str = "surrogate.Sigmoid()") -> None:
@@ -102,11 +102,11 @@ def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
         raise InputShapeError(f"{name} has shape {list(value.shape)}; it needs at least {dims} dimension(s).")
 
 
-def check_device(name: str, own: Tensor, x: Tensor) -> None:
+def check_device(name: str, tensor: Tensor, x: Tensor) -> None:
     """Raises `DeviceError` if a module's tensor and an input are on different devices."""
-    if are_apart(own, x.device):
+    if are_apart(tensor, x.device):
         raise DeviceError(
-            f"{name} is on {own.device} and the input on {x.device}: move the module, net.to({str(x.device)!r}), or "
+            f"{name} is on {tensor.device} and the input on {x.device}: move the module, net.to({str(x.device)!r}), or "
             "the input."
         )
 
@@ -122,11 +122,11 @@ def check_count(name: str, value: int, *, at_least: int = 1) -> None:
         raise ParameterError(f"{name} is {value!r}; it must be a whole number of at least {at_least}.")
 
 
-def check_name(what: str, name: str, known: Iterable[str]) -> None:
+def check_name(kind: str, name: str, known_names: Iterable[str]) -> None:
     """Raises `UnknownNameError` unless `name` is known. The message suggests the nearest known name."""
-    names = list(known)
+    names = list(known_names)
     if name in names:
         return
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UnknownNameError(f"unknown {what} {name!r}; known: {', '.join(map(repr, names))}.{hint}")
+    raise UnknownNameError(f"unknown {kind} {name!r}; known: {', '.join(map(repr, names))}.{hint}")

@@ -57,8 +57,8 @@ class Decisions:
 
     def latest(self, situation: Situation, kinds: Hashable) -> Choice | None:
         """Returns the choice of the latest calls with modules of these kinds; `None` if no choice is recorded."""
-        found = self._of(situation, kinds) if situation in self._choices else []
-        return found[-1] if found else None
+        choices = self._of(situation, kinds) if situation in self._choices else []
+        return choices[-1] if choices else None
 
     @property
     def has_kernels(self) -> bool:
@@ -86,10 +86,10 @@ class Decisions:
             for choice in self._of(situation, kinds):
                 inside = " inside torch.compile" if situation[1] else ""
                 lines.append(f"{choice.backend}{inside}: {choice.reason}")
-                lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
+                lines += [f"  not {name}: {reason}" for name, reason in choice.refused.items()]
         return lines
 
     def _of(self, situation: Situation, kinds: Hashable) -> list[Choice]:
         if situation not in self._ran:
             return [self._choices[situation]]
-        return [choice for known, choice in self._ran[situation] if known == kinds]
+        return [choice for recorded_kinds, choice in self._ran[situation] if recorded_kinds == kinds]

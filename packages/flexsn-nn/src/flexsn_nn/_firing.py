@@ -36,12 +36,12 @@ class Firing:
     call waits for the device. Compiled graphs and replays of CUDA graphs are not checked.
 
     Attributes:
-        left: number of calls until the next check. `FlexSN.forward` decreases this number, and checks the call when it
-            reaches 0. If the number is negative, no call is checked.
+        calls_left: number of calls until the next check. `FlexSN.forward` decreases this number, and checks the call
+            when the number reaches 0. If the number is negative, no call is checked.
     """
 
     def __init__(self) -> None:
-        self.left = EVERY["m"]
+        self.calls_left = EVERY["m"]
         self._silent = self._full = 0
         self._pending: tuple[Tensor, torch.cuda.Event, torch.Size] | None = None
 
@@ -56,7 +56,7 @@ class Firing:
         if transform_at_work() is not None:
             return
         if output.device.type == "cpu":
-            self._found(neuron, int(torch.count_nonzero(output.detach())), output.shape)
+            self._record_count(neuron, int(torch.count_nonzero(output.detach())), output.shape)
         elif output.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             self._look_on_gpu(neuron, output.detach())
 
@@ -66,7 +66,7 @@ class Firing:
             if not event.query():
                 return
             self._pending = None
-            self._found(neuron, int(count), shape)
+            self._record_count(neuron, int(count), shape)
         with torch.cuda.device(output.device):
             count = torch.empty((), dtype=torch.int64, device="cpu", pin_memory=True)
             count.copy_(torch.count_nonzero(output), non_blocking=True)
@@ -74,19 +74,19 @@ class Firing:
             event.record()
         self._pending = count, event, output.shape
 
-    def _found(self, neuron: FlexSN, count: int, shape: torch.Size) -> None:
+    def _record_count(self, neuron: FlexSN, count: int, shape: torch.Size) -> None:
         self._silent = self._silent + 1 if count == 0 else 0
         is_full = count == shape.numel() and neuron.spike_range == (0, 1)
         self._full = self._full + 1 if is_full else 0
         if max(self._silent, self._full) < _LOOKS[neuron.step_mode]:
             return
-        self.left = 0
-        silent = self._silent > 0
-        what = "never fires" if silent else "fires always"
+        self.calls_left = 0
+        is_silent = self._silent > 0
+        behaviour = "never fires" if is_silent else "fires always"
         warn(
-            f"a layer {what} in training: {type(neuron).__name__}, whose output of shape {list(shape)} was "
-            f"{'all 0' if silent else 'all 1'} in the {_LOOKS[neuron.step_mode]} calls checked, one of "
-            f"{EVERY[neuron.step_mode]}. {_remedy(neuron, silent)} See {_PAGE}. This warning comes once; "
+            f"a layer {behaviour} in training: {type(neuron).__name__}, whose output of shape {list(shape)} was "
+            f"{'all 0' if is_silent else 'all 1'} in the {_LOOKS[neuron.step_mode]} calls checked, one of "
+            f"{EVERY[neuron.step_mode]}. {_remedy(neuron, is_silent)} See {_PAGE}. This warning comes once; "
             "watch_firing=False, or FLEXSN_WATCH_FIRING=0 in the environment, turns it off.",
             FiringWarning,
         )

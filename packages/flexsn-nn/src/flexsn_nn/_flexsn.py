@@ -52,7 +52,7 @@ class SequenceRunner(Protocol):
         """Returns the output of a call. If the result is `None`, the neuron itself runs the call."""
 
 
-# Value of `FlexSN._asked` for a call with a sequence but without state sequences and transforms.
+# Value of `FlexSN._describe_results` for a call with a sequence but without state sequences and transforms.
 _SEQUENCE = ("m", False, ())
 
 
@@ -217,11 +217,16 @@ class FlexSN(Runs):
         compiling = torch.compiler.is_compiling()
         firing = None if compiling else self._firing
         if firing is not None and self.training:
-            firing.left -= 1
-            if firing.left == 0:
-                firing.left = EVERY[self._step_mode]  # set before the call, which may raise an error
-                asked: CallOptions = {"affine": affine, "lengths": lengths, "resets": resets, "transforms": transforms}
-                result = FlexSN.forward(self, *inputs, **asked)
+            firing.calls_left -= 1
+            if firing.calls_left == 0:
+                firing.calls_left = EVERY[self._step_mode]  # set before the call, which may raise an error
+                options: CallOptions = {
+                    "affine": affine,
+                    "lengths": lengths,
+                    "resets": resets,
+                    "transforms": transforms,
+                }
+                result = FlexSN.forward(self, *inputs, **options)
                 firing.look(self, result if isinstance(result, Tensor) else result[0])
                 return result
         front: Producer | Delayed | None = affine
@@ -250,7 +255,7 @@ class FlexSN(Runs):
                 changes = self._with_draws(changes, begins=not self.states, keep=True)
             exchange: SequenceRunner | None = self.__dict__.get("_exchange")
             if exchange is not None and len(inputs) == 1 and not self._own_transforms:
-                output = exchange.run(self, inputs) if self._asked(changes) == _SEQUENCE else None
+                output = exchange.run(self, inputs) if self._describe_results(changes) == _SEQUENCE else None
                 if output is not None:
                     return output
             repeated, inputs, changes = self._repeat(inputs, changes)
@@ -293,10 +298,10 @@ class FlexSN(Runs):
         Single steps are not checked, because an output that becomes an input of the next step is a recurrent
         connection.
         """
-        given = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
-        if self._step_mode == "m" and given and all(x.dim() and len(x) > 1 for x in given):
+        differentiable = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+        if self._step_mode == "m" and differentiable and all(x.dim() and len(x) > 1 for x in differentiable):
             self.__dict__["_looks_for_sharing"] = False
-            if feeds_itself(given, self.states, self._graph):
+            if feeds_itself(differentiable, self.states, self._graph):
                 warn_of_sharing(self)
 
     def step(
@@ -337,14 +342,14 @@ class FlexSN(Runs):
             raise TypeError(
                 f"inputs is a {type(inputs).__name__}; give a tensor, or num_inputs={self.num_inputs} of them."
             )
-        given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+        tensors = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         front: Producer | Delayed | None = affine
         if self._handover is not None:
-            given, front = self._handover.take(given, affine)
-        changes = self._transforms(given, front, lengths, resets, transforms)
+            tensors, front = self._handover.take(tensors, affine)
+        changes = self._transforms(tensors, front, lengths, resets, transforms)
         begun = self._as_states(states)
         changes = self._with_draws(changes, begins=not begun, keep=False)
-        outputs, new_states, _ = self._run(given, begun, keep=False, transforms=changes)
+        outputs, new_states, _ = self._run(tensors, begun, keep=False, transforms=changes)
         return outputs[0] if self.num_outputs == 1 else outputs, new_states
 
     def _transforms(
@@ -358,16 +363,16 @@ class FlexSN(Runs):
         """Returns the transforms of one call, with the innermost first. Does not include `_own_transforms`."""
         if transforms:
             check_transforms(transforms)
-        found: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
+        chain: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
         if front is not None and not isinstance(front, Delayed):
             flows = self.requires_grad is None or self.requires_grad[0]
-            found = (Absorb(front, flows=flows), *found)
-        found = (*self._completing(inputs), *found)
+            chain = (Absorb(front, flows=flows), *chain)
+        chain = (*self._completing(inputs), *chain)
         if resets is not None:
-            found = (*found, Resets(resets))
+            chain = (*chain, Resets(resets))
         if isinstance(front, Delayed):  # resets leave the state of the delay unchanged
-            found = (*found, front)
-        return found if lengths is None else (*found, Lengths(lengths))
+            chain = (*chain, front)
+        return chain if lengths is None else (*chain, Lengths(lengths))
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
         """Returns transforms that compute the inputs that a call omits."""
@@ -384,7 +389,9 @@ class FlexSN(Runs):
         kinds = kinds_of(self.modules())
         lines = self._decisions.lines(kinds)
         if not self._decisions.has_kernels:
-            lines += [f"  on a GPU, compiled kernels refuse the core: {why}" for why in self._refusals.reasons(kinds)]
+            lines += [
+                f"  on a GPU, compiled kernels refuse the core: {reason}" for reason in self._refusals.reasons(kinds)
+            ]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet.{self._prospect(inputs)}"]
         if affine is not None and not self._absorbs(inputs):
@@ -398,8 +405,8 @@ class FlexSN(Runs):
         if self.count_spikes and launched and self._step_mode == "m":
             transforms.append(SpikeCounts())
         used = self._with_examples(tuple(transforms))
-        given = self._checked(inputs) if inputs else ()
-        call = self._call(self._backend, given)._replace(kernels=True)
+        tensors = self._checked(inputs) if inputs else ()
+        call = self._call(self._backend, tensors)._replace(kernels=True)
         if inputs and len(used) > len(transforms):
             _, used = before(call, used)
         program = self._program(used).scan
@@ -412,12 +419,12 @@ class FlexSN(Runs):
         ]
         if inputs:
             counts = any(transform.num_states for transform in used)
-            states = None if self._kernels_start_alike(given) and not counts else self._initial(given)
+            states = None if self._kernels_start_alike(tensors) and not counts else self._initial(tensors)
             more_inputs, more_states = added(call, used)
-            given = (*given, *more_inputs)
+            tensors = (*tensors, *more_inputs)
             if states is not None:
                 states += more_states
-            sequences = [x.unsqueeze(0) for x in given] if self._step_mode == "s" else given
+            sequences = [x.unsqueeze(0) for x in tensors] if self._step_mode == "s" else tensors
             lines += traffic(program, sequences, states, keep=self.store_state_seqs)
         unpacked = self._bits.why_refused(self.core)
         if unpacked is not None:
@@ -431,14 +438,14 @@ class FlexSN(Runs):
         """Names the backend that would run a call with these inputs, and the reason. Returns `""` without inputs."""
         if not inputs:
             return ""
-        given = self._checked(inputs)
+        checked = self._checked(inputs)
         try:
-            choice = choose(self._backend, self._step_mode, given[0].device, False)
+            choice = choose(self._backend, self._step_mode, checked[0].device, False)
         except BackendUnavailableError as error:
             return f" These inputs would raise: {error}"
         why_loop = None
         if self._backend == "auto" and self._asks_kernels(choice.backend):
-            why_loop = self._why_loop(given, [])
+            why_loop = self._why_loop(checked, [])
         if why_loop is not None:
             return f" These inputs would run on torch: {why_loop}"
         return f" These inputs would run on {choice.backend}: {choice.reason}"

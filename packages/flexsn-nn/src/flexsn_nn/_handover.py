@@ -21,11 +21,11 @@ class Handover:
     """
 
     def __init__(self) -> None:
-        self._given: tuple[Tensor, Producer | Delayed] | None = None
+        self._pair: tuple[Tensor, Producer | Delayed] | None = None
 
     def give(self, x: Tensor, producer: Producer | Delayed) -> None:
         """Stores an input and the layer for the neuron. Replaces an earlier pair that the neuron did not take."""
-        self._given = x, producer
+        self._pair = x, producer
 
     def take(
         self, inputs: tuple[Any, ...], affine: Producer | None
@@ -35,17 +35,17 @@ class Handover:
         Raises:
             HandoverError: the first input is not the stored input.
         """
-        given, self._given = self._given, None
-        if given is None:
+        pair, self._pair = self._pair, None
+        if pair is None:
             return inputs, affine
-        if affine is not None or not inputs or inputs[0] is not given[0]:
+        if affine is not None or not inputs or inputs[0] is not pair[0]:
             raise HandoverError(
                 "the norm or delay in front of this neuron was fused into it (fuse_norms, fuse_delays), and the neuron "
                 "was called with an input that is not that layer's output. Leave this pair out "
                 "(fuse_norms(net, skip=...)), or undo it (unfuse_norms(net))."
             )
-        return inputs, given[1]
+        return inputs, pair[1]
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the attributes for copies and pickles, which store no input."""
-        return {"_given": None}
+        return {"_pair": None}

@@ -50,9 +50,9 @@ _ATTRIBUTES = {
 }
 
 
-def of_parameter(name: str, known: Iterable[str]) -> str:
+def of_parameter(name: str, known_names: Iterable[str]) -> str:
     """Returns a hint about the argument that replaces an unknown argument."""
-    names = list(known)
+    names = list(known_names)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     if near:
         return f"Did you mean {near[0]!r}?"

@@ -24,7 +24,7 @@ class LayerGraph(nn.Module):
         for name, layer in layers.items():
             self.add_module(name, layer)
         self._order = tuple(layers)
-        self._sources = {name: tuple(found) for name, found in sources.items()}
+        self._sources = {name: tuple(names) for name, names in sources.items()}
         self._output = tuple(output)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -72,9 +72,9 @@ class OverTime(nn.Sequential):
             InputShapeError: a sequence has no batch dimension, or the layers change the number of samples.
         """
         if not isinstance(x, Proxy) and (others or not isinstance(x, Tensor)):
-            found = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
+            received = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
             raise TypeError(
-                f"OverTime got {found}; it takes one tensor. Put a layer with several inputs into your own module: "
+                f"OverTime got {received}; it takes one tensor. Put a layer with several inputs into your own module: "
                 "x.flatten(0, 1) makes one batch of all steps, and y.unflatten(0, (T, B)) divides it into steps."
             )
         single = self._step_mode == "s"

@@ -41,7 +41,7 @@ def set_portability(reaction: str) -> None:
         >>> set_portability("warn")
     """
     global _reaction
-    _reaction = _checked(reaction)
+    _reaction = _check(reaction)
 
 
 def portability() -> Portability:
@@ -61,9 +61,9 @@ def report(refusal: str) -> None:
     warn(message, PortabilityWarning)
 
 
-def _checked(reaction: str, what: str = "portability") -> Portability:
-    check_name(what, reaction, PORTABILITIES)
+def _check(reaction: str, source: str = "portability") -> Portability:
+    check_name(source, reaction, PORTABILITIES)
     return cast(Portability, reaction)
 
 
-_reaction: Portability = _checked(os.environ.get(_VARIABLE) or "warn", _VARIABLE)
+_reaction: Portability = _check(os.environ.get(_VARIABLE) or "warn", _VARIABLE)

@@ -73,14 +73,14 @@ class Programs:
     def __init__(self, counts: Counts, residuals: str) -> None:
         self._counts = counts
         self._residuals = residuals
-        self._made: dict[Hashable, StepProgram] = {}  # by the key of the transforms
+        self._program_by_key: dict[Hashable, StepProgram] = {}  # by the key of the transforms
 
     def __reduce__(self) -> tuple[type[Programs], tuple[Counts, str]]:
         return Programs, (self._counts, self._residuals)
 
     def forget(self) -> None:
         """Drops the programs. Their next use creates them again, and searches the core for captured tensors again."""
-        self._made.clear()
+        self._program_by_key.clear()
 
     def get(
         self,
@@ -98,22 +98,22 @@ class Programs:
             transforms: transforms, with the innermost first. The values of their tensors do not affect the program.
         """
         key = key_of(transforms)
-        program = self._made.get(key)
+        program = self._program_by_key.get(key)
         if (
             program is None
             or program.core is not core
             or program.requires_grad is not requires_grad
             or program.scan.on_cpu != on_cpu
         ):
-            while len(self._made) >= _MOST:
-                del self._made[next(iter(self._made))]
-            program = self._made[key] = self._make(core, requires_grad, on_cpu, transforms, key)
+            while len(self._program_by_key) >= _MOST:
+                del self._program_by_key[next(iter(self._program_by_key))]
+            program = self._program_by_key[key] = self._make(core, requires_grad, on_cpu, transforms, key)
         return program
 
     @property
     def scans(self) -> list[ScanProgram]:
         """Scan programs that exist so far."""
-        return [program.scan for program in self._made.values()]
+        return [program.scan for program in self._program_by_key.values()]
 
     def kernel_names(self) -> list[str]:
         """Returns the names of all kernels that were built so far."""

@@ -59,11 +59,11 @@ class ReplacementReport:
 
     def __str__(self) -> str:
         accounts = list(self._accounts())
-        ran = [one for one in accounts if one.ran]
-        others = [one for one in accounts if not one.ran]
-        lines = [f"{len(ran)} of {len(accounts)} layers {self._did}", *(f"  {one}" for one in ran)]
-        if others:
-            lines += [f"{self._others}:", *(f"  {one}" for one in others)]
+        ran = [account for account in accounts if account.ran]
+        without_kernels = [account for account in accounts if not account.ran]
+        lines = [f"{len(ran)} of {len(accounts)} layers {self._did}", *(f"  {account}" for account in ran)]
+        if without_kernels:
+            lines += [f"{self._others}:", *(f"  {account}" for account in without_kernels)]
         return "\n".join(lines)
 
     def _accounts(self) -> Iterator[_Replaced]:

@@ -65,9 +65,9 @@ class StepShards:
         if any(x.device_mesh != first.device_mesh for x in tensors):
             raise PlacementError("the inputs are DTensors on different meshes: redistribute them to one.")
         shape = tuple(torch.broadcast_shapes(*(x.shape[lead:] for x in tensors)))
-        found = [[_step_dim(i, p, x, len(shape), lead) for p in x.placements] for i, x in enumerate(tensors)]
+        dims_by_input = [[_step_dim(i, p, x, len(shape), lead) for p in x.placements] for i, x in enumerate(tensors)]
         dims: list[int | None] = []
-        for along in zip(*found, strict=True):
+        for along in zip(*dims_by_input, strict=True):
             cut = {dim for dim in along if dim is not None}
             if len(cut) > 1:
                 raise PlacementError(
@@ -150,7 +150,7 @@ class StepShards:
         Yields:
             The parts, in the order of parameters and buffers.
         """
-        kept = [
+        replaced = [
             (tensors, name, tensor)
             for part in module.modules()
             for tensors in (part._parameters, part._buffers)
@@ -158,22 +158,22 @@ class StepShards:
             if tensor is not None and (self.is_cut or isinstance(tensor, DTensor))
         ]
         try:
-            local = [self._of_parameter(name, tensor) for _, name, tensor in kept]
-            for (tensors, name, _), part in zip(kept, local, strict=True):
+            local = [self._of_parameter(name, tensor) for _, name, tensor in replaced]
+            for (tensors, name, _), part in zip(replaced, local, strict=True):
                 tensors[name] = part  # type: ignore[assignment]
             yield local
         finally:
-            for tensors, name, tensor in kept:
+            for tensors, name, tensor in replaced:
                 tensors[name] = tensor  # type: ignore[assignment]
 
     def _of_parameter(self, name: str, tensor: Tensor) -> Tensor:
         everywhere: tuple[Placement, ...] = (Replicate(),) * len(self.dims)
-        lies = self.placements(tensor.shape) if _broadcasts(tensor.shape, self.shape) else everywhere
+        placements = self.placements(tensor.shape) if _broadcasts(tensor.shape, self.shape) else everywhere
         if not isinstance(tensor, DTensor):
             tensor = DTensor.from_local(tensor, self.mesh, everywhere, run_check=False)
         if tensor.device_mesh != self.mesh:
             raise PlacementError(f"{name} is a DTensor on another mesh than the input: distribute both on one mesh.")
-        return self.local(tensor.redistribute(self.mesh, lies))
+        return self.local(tensor.redistribute(self.mesh, placements))
 
 
 def check_parts(
@@ -199,8 +199,8 @@ def check_parts(
             "a step runs on parts of it only if it works element by element, and this one multiplies its values by "
             "a matrix, or combines them. Gather the inputs first."
         )
-    known = {id(tensor) for tensor in local}
-    foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]
+    local_ids = {id(tensor) for tensor in local}
+    foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in local_ids]
     if foreign:
         raise PlacementError(
             f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and is not a "

@@ -22,9 +22,9 @@ class SpikeBits:
     def __reduce__(self) -> tuple[type[SpikeBits], tuple[()]]:
         return SpikeBits, ()
 
-    def refuse(self, core: object, why: str) -> None:
+    def refuse(self, core: object, reason: str) -> None:
         """Records the reason why kernels of `core` cannot write bits."""
-        self._refused = core, why
+        self._refused = core, reason
 
     def why_refused(self, core: object) -> str | None:
         """Returns the reason why kernels of `core` cannot write bits; `None` if they can."""

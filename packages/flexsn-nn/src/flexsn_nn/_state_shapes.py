@@ -41,7 +41,7 @@ def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
     Raises:
         StateError: a state belongs to one sample of a `vmap` that has ended.
     """
-    found = []
+    unwrapped = []
     for i, state in enumerate(states):
         plain = after_transforms(state) if isinstance(state, Tensor) else state
         if plain is None:
@@ -49,8 +49,8 @@ def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
                 f"state {i} belongs to one sample of a torch.func.vmap that has ended. Call reset() before the "
                 "call, or return the states from the function: neuron.step(x, states)."
             )
-        found.append(plain)
-    return found
+        unwrapped.append(plain)
+    return unwrapped
 
 
 def check_states(

@@ -106,10 +106,10 @@ def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function that `torch.compile` calls for `backend`, which is a function or a name."""
     if not isinstance(backend, str):
         return backend
-    lacking = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"
-    find = private("torch._dynamo", "lookup_backend", lacking)
-    found: Callable[..., Any] = find(backend)
-    return found
+    consequence = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"
+    find = private("torch._dynamo", "lookup_backend", consequence)
+    compiler: Callable[..., Any] = find(backend)
+    return compiler
 
 
 def keeps_graph() -> bool:

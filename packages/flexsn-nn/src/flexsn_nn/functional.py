@@ -124,7 +124,7 @@ def run(
         changes = (*changes, Resets(resets))
     if lengths is not None:
         changes = (*changes, Lengths(lengths))
-    found = [neuron for _, neuron in neurons(net)]
+    all_neurons = [neuron for _, neuron in neurons(net)]
     if lengths is not None or resets is not None:
         for name, module in _outside_of_steps(net):
             if not getattr(type(module), "steps_apart", True):
@@ -133,14 +133,14 @@ def run(
                     "takes no lengths and no resets: it would mix padding, or the run before, into its output. Run "
                     "sequences of one length, or leave the layer out."
                 )
-    earlier = [neuron._shared_transforms for neuron in found]
+    earlier = [neuron._shared_transforms for neuron in all_neurons]
     try:
-        for neuron in found:
+        for neuron in all_neurons:
             _share(neuron, (*neuron._shared_transforms, *changes))
         output = net(*inputs, **options)
         return output if packed is None else packed.jagged(output)
     finally:
-        for neuron, transforms in zip(found, earlier, strict=True):
+        for neuron, transforms in zip(all_neurons, earlier, strict=True):
             _share(neuron, tuple(transforms))
 
 
@@ -178,25 +178,25 @@ def reset_net(net: nn.Module) -> None:
 
 def _all_with_state(net: nn.Module) -> list[Any]:
     """Returns the modules of `with_state(net)` and the neurons inside of neurons. Computing no names saves time."""
-    found: list[Any] = []  # `Any`, because a cast would be a call
+    modules: list[Any] = []  # `Any`, because a cast would be a call
     kinds: dict[type, bool] = {}
-    seen, waiting, again = {net}, [net], False
-    while waiting:
-        module = waiting.pop()
+    visited, pending, has_shared = {net}, [net], False
+    while pending:
+        module = pending.pop()
         kind = type(module)
         if kind not in kinds:
             kinds[kind] = issubclass(kind, FlexSN | Stateful)
         if kinds[kind]:
-            found.append(module)
+            modules.append(module)
         for child in module._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                waiting.append(child)
+            if child is not None and child not in visited:
+                visited.add(child)
+                pending.append(child)
             elif child is not None:
-                again = True
-    if again:
+                has_shared = True
+    if has_shared:
         check_sequences(net, (FlexSN, Stateful))
-    return found
+    return modules
 
 
 def detach_net(net: nn.Module) -> None:
@@ -215,12 +215,12 @@ def set_step_mode(net: nn.Module, step_mode: str) -> None:
         UnknownNameError: the step mode is unknown.
         StepModeError: a neuron's backend cannot run in this mode. The error leaves all neurons unchanged.
     """
-    found = [module for _, module in with_state(net)]
+    layers_with_state = [module for _, module in with_state(net)]
     mode = check_step_mode(step_mode)
-    for module in found:
+    for module in layers_with_state:
         if isinstance(module, FlexSN):
             check_backend(module.backend, mode)
-    for module in found:
+    for module in layers_with_state:
         module.step_mode = mode
     for layer in net.modules():
         if isinstance(layer, OverTime):
@@ -242,10 +242,10 @@ def set_backend(
     for kind in instance if isinstance(instance, tuple) else (instance,):
         if not isinstance(kind, type):
             raise TypeError(f"instance is {kind!r}; give a class of neurons, as LIF, or a tuple of classes.")
-    found = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
-    for neuron in found:
+    selected = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
+    for neuron in selected:
         check_backend(backend, neuron.step_mode)
-    for neuron in found:
+    for neuron in selected:
         neuron.backend = backend
 
 
@@ -315,13 +315,13 @@ def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
     Raises:
         UnknownNameError: `net` has no neuron with the name of an entry.
     """
-    found = dict(with_state(net))
+    layers = dict(with_state(net))
     if not isinstance(states, Mapping):
         raise TypeError(f"states is a {type(states).__name__}; give the result of get_states: a dict of lists by name.")
     for name in states:
-        check_name("neuron", name, found)
+        check_name("neuron", name, layers)
     for name, values in states.items():
-        found[name].states = values  # type: ignore[assignment]  # any sequence; None is a reset
+        layers[name].states = values  # type: ignore[assignment]  # any sequence; None is a reset
 
 
 def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:

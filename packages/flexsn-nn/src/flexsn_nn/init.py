@@ -82,12 +82,12 @@ def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
         0.9
     """
     check_number("rho", rho, at_least=0)
-    found = spectral_radius(weight)
+    radius = spectral_radius(weight)
     # The eigenvalues of a nilpotent matrix are 0 up to rounding.
-    if found <= torch.finfo(torch.float64).eps * float(weight.detach().double().abs().sum()):
+    if radius <= torch.finfo(torch.float64).eps * float(weight.detach().double().abs().sum()):
         raise ParameterError("the spectral radius of weight is 0: no factor gives it another one.")
     with torch.no_grad():
-        return weight.mul_(rho / found)
+        return weight.mul_(rho / radius)
 
 
 def fluctuation_driven_(
@@ -146,7 +146,7 @@ def fluctuation_driven_(
     check_number("share", share, above=0, at_most=1)
     if num_steps is not None:
         check_count("num_steps", num_steps)
-    response, threshold = _membrane(neuron, num_steps)
+    response, threshold = _measure_response(neuron, num_steps)
     if mean >= threshold:
         raise ParameterError(f"mean is {mean:g}; it must be below the threshold, which is {threshold:g} above rest.")
     inputs = weight[0].numel()
@@ -161,7 +161,7 @@ def fluctuation_driven_(
         return weight.normal_(center, variance**0.5, generator=generator)
 
 
-def _membrane(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
+def _measure_response(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
     """Computes a membrane's response `[T, *step]` to an input of 1 at the first step, and the threshold above rest."""
     from flexsn_nn.neuron import Feedback, Neuron, Recurrent  # that module imports this one
 
@@ -178,29 +178,29 @@ def _membrane(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
         values = [*probe.parameters(), *probe.buffers()]
         step = torch.broadcast_shapes((1, 1), *(value.shape for value in values))
     length = num_steps or 256
-    size = 1e-6  # far below the threshold, where the step is linear
+    amplitude = 1e-6  # far below the threshold, where the step is linear
     while True:
         x = torch.zeros(length, *step, dtype=torch.float64)
-        resting = _voltage(probe, x)
-        x[0] = size
-        response = (_voltage(probe, x) - resting) / size
-        left = float(response[-1].abs().max()) / float(response.abs().max())
-        if num_steps is not None or left <= _NEGLIGIBLE:
+        resting = _run_membrane(probe, x)
+        x[0] = amplitude
+        response = (_run_membrane(probe, x) - resting) / amplitude
+        remaining = float(response[-1].abs().max()) / float(response.abs().max())
+        if num_steps is not None or remaining <= _NEGLIGIBLE:
             break
-        if length >= _LONGEST or left > _DECAYED:
+        if length >= _LONGEST or remaining > _DECAYED:
             raise ParameterError(f"the membrane of {type(inner).__name__} does not decay: give num_steps.")
         length *= 2
     height = torch.as_tensor(limit).detach().double().cpu() - resting[-1]
     return response, float(height.mean())
 
 
-def _voltage(probe: FlexSN, x: Tensor) -> Tensor:
+def _run_membrane(probe: FlexSN, x: Tensor) -> Tensor:
     from flexsn_nn.neuron import Neuron
 
     assert isinstance(probe, Neuron)
     probe.reset()
     with torch.no_grad():
         probe(x)
-    found = probe.state_seq("v")
-    assert found is not None
-    return found
+    voltage = probe.state_seq("v")
+    assert voltage is not None
+    return voltage

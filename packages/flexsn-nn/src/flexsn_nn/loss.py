@@ -98,8 +98,8 @@ def mse_count_loss(spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, i
     _check(spikes, targets)
     check_number("correct_rate", correct_rate, at_least=0, at_most=1)
     check_number("incorrect_rate", incorrect_rate, at_least=0, at_most=1)
-    wanted = _levels(spikes[0], targets, correct_rate, incorrect_rate) * len(spikes)
-    return mse_loss(spikes.sum(0), wanted) / len(spikes)
+    target_counts = _levels(spikes[0], targets, correct_rate, incorrect_rate) * len(spikes)
+    return mse_loss(spikes.sum(0), target_counts) / len(spikes)
 
 
 def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_target: float = 0.0) -> Tensor:

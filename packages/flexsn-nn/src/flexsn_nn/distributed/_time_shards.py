@@ -102,8 +102,8 @@ class _Chain:
         self._exact = exact and torch.is_grad_enabled()
         self._group = group
         rank, count = dist.get_rank(group), dist.get_world_size(group)
-        self._before = None if rank == 0 else _peer(group, rank - 1)
-        self._behind = None if rank == count - 1 else _peer(group, rank + 1)
+        self._previous = None if rank == 0 else _peer(group, rank - 1)
+        self._next = None if rank == count - 1 else _peer(group, rank + 1)
         self._received: dict[str, list[Tensor]] = {}
 
     def receive(self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -115,21 +115,21 @@ class _Chain:
                 "the sequence twice. Give each place in the network its own layer."
             )
         self._received[name] = []
-        if self._before is None:
+        if self._previous is None:
             return
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         if isinstance(layer, FlexSN):
             like = [s.detach() for s in layer.init_states(layer.num_states, layer.step_mode, *args)]
         else:  # only the layer can define the shapes of its states
-            like = _described(_receive(_description([], x.device), self._before, self._group))
+            like = _make_empty(_receive(_encode_states([], x.device), self._previous, self._group))
         if not like:
             return
         if self._exact:
-            received = _Receive.apply(self._before, self._group, _anchor(x), *like)
+            received = _Receive.apply(self._previous, self._group, _make_anchor(x), *like)
             self._received[name] = list(received)
             layer.states = list(received)
         else:
-            layer.states = [_receive(state, self._before, self._group) for state in like]
+            layer.states = [_receive(state, self._previous, self._group) for state in like]
 
     def send(self, name: str, layer: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
         """Sends a layer's states to the next process, after the layer has run.
@@ -139,20 +139,20 @@ class _Chain:
         assert isinstance(layer, FlexSN | Stateful)
         outgoing = list(layer.states)
         several = isinstance(outputs, list | tuple)
-        given = list(outputs) if several else [outputs]
-        if self._behind is not None and not isinstance(layer, FlexSN):
-            _send([_description(outgoing, given[0].device)], self._behind, self._group)
+        tensors = list(outputs) if several else [outputs]
+        if self._next is not None and not isinstance(layer, FlexSN):
+            _send([_encode_states(outgoing, tensors[0].device)], self._next, self._group)
         if not self._exact:
-            if self._behind is not None:
-                _send(outgoing, self._behind, self._group)
+            if self._next is not None:
+                _send(outgoing, self._next, self._group)
             return outputs
         passed = _HandOver.apply(
-            self._behind,
+            self._next,
             self._group,
-            len(given),
+            len(tensors),
             len(outgoing),
-            _anchor(given[0]),
-            *given,
+            _make_anchor(tensors[0]),
+            *tensors,
             *outgoing,
             *self._received[name],
         )
@@ -232,7 +232,7 @@ _DTYPES = (
 _DESCRIPTION = 128
 
 
-def _description(states: Sequence[Tensor], device: torch.device) -> Tensor:
+def _encode_states(states: Sequence[Tensor], device: torch.device) -> Tensor:
     """Encodes the number, dtypes and shapes of states as integers `[128]`, which are sent before the states."""
     numbers = [len(states)]
     for state in states:
@@ -242,18 +242,18 @@ def _description(states: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.tensor(numbers + [0] * (_DESCRIPTION - len(numbers)), dtype=torch.int64, device=device)
 
 
-def _described(description: Tensor) -> list[Tensor]:
+def _make_empty(description: Tensor) -> list[Tensor]:
     """Creates empty tensors with the dtypes and shapes of a description."""
     count, *numbers = description.tolist()
-    found = []
+    tensors = []
     for _ in range(count):
         dtype, dims, *numbers = numbers
         shape, numbers = numbers[:dims], numbers[dims:]
-        found.append(torch.empty(shape, dtype=_DTYPES[dtype], device=description.device))
-    return found
+        tensors.append(torch.empty(shape, dtype=_DTYPES[dtype], device=description.device))
+    return tensors
 
 
-def _anchor(like: Tensor) -> Tensor:
+def _make_anchor(like: Tensor) -> Tensor:
     return torch.zeros((), device=like.device, requires_grad=True)
 
 

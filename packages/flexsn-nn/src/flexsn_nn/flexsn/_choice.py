@@ -86,10 +86,10 @@ class Chooses(KeepsStates):
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> bool:
         """True if kernels can run this call, according to the checks before the run. Otherwise, records the reason."""
-        why = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
+        reason = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
         if not torch.compiler.is_compiling():
-            self._decisions.ran((inputs[0].device.type, False), why, kinds_of(self.modules()))
-        return why is None
+            self._decisions.ran((inputs[0].device.type, False), reason, kinds_of(self.modules()))
+        return reason is None
 
     def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
         """Returns the reason why a call runs as a loop although kernels are chosen; `None` if kernels can run it."""
@@ -101,25 +101,25 @@ class Chooses(KeepsStates):
             return f"the loop, in calls inside of {transform}, which supports operations but no kernels"
         if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):
             return "the loop, in calls without steps (T == 0)"
-        ready = self._ready_made
-        if ready is None:
-            ready = self.__dict__["_ready_made"] = self._is_ready_made()
-        if ready:
+        is_ready_made = self._ready_made
+        if is_ready_made is None:
+            is_ready_made = self.__dict__["_ready_made"] = self._is_ready_made()
+        if is_ready_made:
             return None
-        why = self._refusal(inputs, states, training=self._trains((*inputs, *states)))
-        return None if why is None else f"{_INSTEAD} the core: {why}"
+        reason = self._refusal(inputs, states, training=self._trains((*inputs, *states)))
+        return None if reason is None else f"{_INSTEAD} the core: {reason}"
 
     def _why_unchanged(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> str | None:
         """Returns the reason why kernels reject the core with a user's transforms; `None` if they accept it."""
-        why = None
+        reason = None
         if any(not is_own(type(transform)) for transform in transforms):
-            why = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
-        return None if why is None else f"{_INSTEAD} the core with its transforms: {why}"
+            reason = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
+        return None if reason is None else f"{_INSTEAD} the core with its transforms: {reason}"
 
-    def _trains(self, given: Sequence[Tensor]) -> bool:
-        return torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
+    def _trains(self, tensors: Sequence[Tensor]) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *self.parameters()))
 
     def _ask_for_portability(
         self,
@@ -133,7 +133,7 @@ class Chooses(KeepsStates):
         if portability() == "ignore" or inputs[0].shape[:1] == (0,) or (self._is_ready_made() and not foreign):
             return
         training = any(result.requires_grad for result in results)
-        self._refusals.tell(self._refusal(inputs, states, training=training, transforms=foreign))
+        self._refusals.report_once(self._refusal(inputs, states, training=training, transforms=foreign))
 
     def _refusal(
         self,
@@ -153,7 +153,7 @@ class Chooses(KeepsStates):
             more_inputs, more_states = added(call._replace(inputs=inputs), used)
             if more_states:
                 states = [*(states or self._initial(inputs)), *more_states]
-        return self._refusals.why(
+        return self._refusals.find_reason(
             lambda: self._program(used).scan,
             (*inputs, *more_inputs),
             states,
@@ -177,8 +177,8 @@ class Chooses(KeepsStates):
         if not self.num_outputs:
             return []
         step = step_shape(inputs, self._step_mode)
-        given = self._output_specs
-        return given if given is not None and all(tuple(shape) == tuple(step) for shape, _ in given) else None
+        specs = self._output_specs
+        return specs if specs is not None and all(tuple(shape) == tuple(step) for shape, _ in specs) else None
 
     def _empty_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Returns shapes and dtypes of one step's outputs, for a sequence with zero steps.
@@ -186,9 +186,9 @@ class Chooses(KeepsStates):
         If the examples have another shape than the step, they are compared with a trace of the core. This comparison is
         omitted if tracing fails.
         """
-        known = self._specs_beforehand(inputs, states)
-        if known is not None:
-            return known
+        specs_beforehand = self._specs_beforehand(inputs, states)
+        if specs_beforehand is not None:
+            return specs_beforehand
         if self._output_specs is None:
             return self._traced_specs(inputs, states)
         try:
@@ -230,8 +230,8 @@ class Chooses(KeepsStates):
 
     def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Returns shapes and dtypes of one step's outputs from a trace. The values of the arguments do not matter."""
-        program, given = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
-        outputs = program.specialize(given, states)[0].trace.outputs
+        program, step_inputs = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
+        outputs = program.specialize(step_inputs, states)[0].trace.outputs
         return [(value.shape, value.dtype) for value in outputs]
 
     def _program(self, transforms: Sequence[Transform]) -> StepProgram:

@@ -43,8 +43,8 @@ class KeepsStates(Settings):
     _carries: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        kept: Any = self._as_states(value) if name == "states" else value
-        super().__setattr__(name, kept)
+        stored: Any = self._as_states(value) if name == "states" else value
+        super().__setattr__(name, stored)
         if not torch.compiler.is_compiling():
             self.__dict__.update(_ready_made=None, _repeats=None, _again=None)
             if name == "states":
@@ -115,14 +115,14 @@ class KeepsStates(Settings):
                     "neuron.step(inputs, states) and passes the states on."
                 )
             return []
-        held = self._exported
-        return [] if held is None or not held.is_now() else held.states
+        exported = self._exported
+        return [] if exported is None or not exported.is_now() else exported.states
 
     @constant  # Dynamo runs this method without tracing it, so that the assignment is not part of the graph
     def _is_exported_again(self) -> bool:
-        held = self._exported
+        exported = self._exported
         self.__dict__["_exported"] = InExport(())
-        return held is not None and held.is_now()
+        return exported is not None and exported.is_now()
 
     @constant
     def _end_export(self) -> None:
@@ -160,8 +160,8 @@ class KeepsStates(Settings):
     def _starts_by_input(self) -> bool:
         """True if `init_states` is a user's method, which may also read the values of the inputs."""
         # In torch 2.11, Dynamo mistakes `__module__` of a bound method for a descriptor.
-        own = self.__dict__
-        return not is_own(own["init_states"] if "init_states" in own else type(self).init_states)
+        attributes = self.__dict__
+        return not is_own(attributes["init_states"] if "init_states" in attributes else type(self).init_states)
 
     def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
         """True if kernels need not receive the initial states, because these are zeros in the first input's dtype."""

@@ -54,7 +54,7 @@ class SEWBlock(nn.Module):
         self.connect = connect
         makes_shortcut = stride != 1 or in_channels != out_channels
         _check_sizes(in_channels, out_channels, stride)
-        first, second, *third = _made(neuron, 3 if makes_shortcut else 2)
+        first, second, *third = _create_neurons(neuron, 3 if makes_shortcut else 2)
         self.branch = nn.Sequential(
             _conv(in_channels, out_channels, 3, stride), first, _conv(out_channels, out_channels, 3), second
         )
@@ -88,7 +88,7 @@ class MSBlock(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, neuron: Callable[[], nn.Module], stride: int = 1) -> None:
         super().__init__()
         _check_sizes(in_channels, out_channels, stride)
-        first, second = _made(neuron, 2)
+        first, second = _create_neurons(neuron, 2)
         self.branch = nn.Sequential(
             first, _conv(in_channels, out_channels, 3, stride), second, _conv(out_channels, out_channels, 3)
         )
@@ -108,27 +108,27 @@ def _check_sizes(in_channels: int, out_channels: int, stride: int) -> None:
         check_count(name, value)
 
 
-def _made(neuron: Callable[[], nn.Module], count: int) -> list[nn.Module]:
+def _create_neurons(neuron: Callable[[], nn.Module], count: int) -> list[nn.Module]:
     """Creates the neurons of a block.
 
     Raises:
         ParameterError: `neuron` does not return modules, or returns the same instance twice.
     """
     if isinstance(neuron, nn.Module) or not callable(neuron):
-        found = f"an instance of {type(neuron).__name__}" if isinstance(neuron, nn.Module) else repr(neuron)
+        description = f"an instance of {type(neuron).__name__}" if isinstance(neuron, nn.Module) else repr(neuron)
         raise ParameterError(
-            f"neuron is {found}; the block needs several neurons: give a function, LIF or lambda: LIF(tau=2.0)."
+            f"neuron is {description}; the block needs several neurons: give a function, LIF or lambda: LIF(tau=2.0)."
         )
-    made = [neuron() for _ in range(count)]
-    for module in made:
+    neurons = [neuron() for _ in range(count)]
+    for module in neurons:
         if not isinstance(module, nn.Module):
             raise ParameterError(f"neuron() returned {module!r}, a {type(module).__name__}; it must return a module.")
-    if len(set(map(id, made))) < count:
+    if len(set(map(id, neurons))) < count:
         raise ParameterError(
             "neuron() returned one instance twice, whose state two places would share: make a new one in each call, "
             "lambda: LIF()."
         )
-    return made
+    return neurons
 
 
 def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> OverTime:

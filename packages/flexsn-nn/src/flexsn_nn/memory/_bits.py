@@ -49,7 +49,7 @@ class Bits:
             return cls(numbers.to(torch.uint8), low, bits, count)
         # A product with powers of two reads the tensor only once. The results are at most 255, and exact in bfloat16.
         row = _BYTES * 8 // bits
-        weights = _kept("weights", bits, 0, flat.dtype, flat.device)
+        weights = _get_table("weights", bits, 0, flat.dtype, flat.device)
         rest = count % row
         packed = (numbers[: count - rest].view(-1, row) @ weights).to(torch.uint8).view(-1)
         if rest:
@@ -66,7 +66,7 @@ class Bits:
         numbers = unpack_numbers(self.packed, self.bits, self.low, dtype)
         if numbers is None:
             # A table maps each byte to all elements that it contains.
-            table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
+            table = _get_table("numbers", self.bits, self.low, dtype, self.packed.device)
             numbers = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
         if self.count == numbers.numel():
             return numbers
@@ -83,29 +83,33 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _tables: dict[tuple[object, ...], Tensor] = {}
 
 
-def _kept(what: str, bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _get_table(kind: str, bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns a table, which is created once and stored.
 
     A table that is created during the capture of a CUDA graph, or that has no values, is not stored.
     """
-    key = what, bits, low, dtype, device
+    key = kind, bits, low, dtype, device
     table = _tables.get(key)
     if table is None:
         with torch.inference_mode(False), torch.no_grad():
-            made = _weights(bits, dtype, device) if what == "weights" else _numbers(bits, low, dtype, device)
-        if type(made) is not Tensor or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return made
-        table = _tables[key] = made
+            new_table = (
+                _compute_weights(bits, dtype, device)
+                if kind == "weights"
+                else _compute_elements(bits, low, dtype, device)
+            )
+        if type(new_table) is not Tensor or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return new_table
+        table = _tables[key] = new_table
     return table
 
 
-def _weights(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _compute_weights(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns the weight of each element in its byte, `[elements of a row, bytes of a row]`."""
     powers = (1 << torch.arange(0, 8, bits, device=device)).to(dtype)
     return torch.kron(torch.eye(_BYTES, dtype=dtype, device=device), powers.unsqueeze(1))
 
 
-def _numbers(bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _compute_elements(bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns the elements of each byte, `[256, words]`.
 
     The memory of these elements is read as the widest integers ("words") that they fill.

@@ -50,8 +50,8 @@ class RateMonitor(Monitor):
         rows = []
         for name, rate in self.rates().items():
             neuron = self.layers[name]
-            what = "mean output" if neuron.spike_range is None else "spikes per neuron and step"
-            rows.append([name, type(neuron).__name__, f"{rate:.4g}", what])
+            unit = "mean output" if neuron.spike_range is None else "spikes per neuron and step"
+            rows.append([name, type(neuron).__name__, f"{rate:.4g}", unit])
         return ["layer", "kind", "value", "of"], rows
 
     def clear(self) -> None:

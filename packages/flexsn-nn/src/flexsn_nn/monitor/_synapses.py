@@ -82,18 +82,18 @@ class SynapseMonitor(Watcher):
     def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
         check_module("net", net)
         kinds = tuple(SYNAPTIC)
-        found: dict[str, nn.Module] = {}
+        synaptic_layers: dict[str, nn.Module] = {}
         # Layers inside of a neuron's step are excluded, because they are called when the step is traced, and not at
         # each step.
         inside = {part for _, neuron in neurons(net) for part in neuron.modules()}
         for name, module in net.named_modules():
             if isinstance(module, kinds) and module not in inside:
-                found[name or type(module).__name__] = module
+                synaptic_layers[name or type(module).__name__] = module
             elif isinstance(module, Feedback) and isinstance(module.recurrent, (*kinds, OneToOne)):
-                found[f"{name}.recurrent" if name else "recurrent"] = module
-        if not found:
+                synaptic_layers[f"{name}.recurrent" if name else "recurrent"] = module
+        if not synaptic_layers:
             raise ParameterError(f"{type(net).__name__} has no linear layer and no convolution.")
-        super().__init__(found, layers)
+        super().__init__(synaptic_layers, layers)
         self._counts: dict[str, Tensor] = {}  # for each layer, accumulates, multiplies and dense
 
     def operations(self) -> dict[str, SynapticOperations]:
@@ -108,8 +108,10 @@ class SynapseMonitor(Watcher):
         )
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        found = self.operations().items()
-        rows = [[name, str(each.accumulates), str(each.multiplies), str(each.dense)] for name, each in found]
+        operations = self.operations().items()
+        rows = [
+            [name, str(counts.accumulates), str(counts.multiplies), str(counts.dense)] for name, counts in operations
+        ]
         return ["layer", "accumulates", "multiplies", "dense"], rows
 
     def clear(self) -> None:
@@ -146,6 +148,6 @@ def uses(layer: nn.Module, x: Tensor) -> Tensor:
     ones = nn.Parameter(torch.ones_like(weight, dtype=torch.float32), requires_grad=False)
     twin.__dict__.update(layer.__dict__)
     twin.__dict__["_parameters"] = {"weight": ones, "bias": None}
-    met: Tensor = twin.forward(x.flatten(0, -dims) if x.dim() > dims else x)
+    weights_per_output: Tensor = twin.forward(x.flatten(0, -dims) if x.dim() > dims else x)
     # Some convolution algorithms compute in another basis, with small errors, so the result is rounded.
-    return met.round().sum(dtype=torch.float64).long()
+    return weights_per_output.round().sum(dtype=torch.float64).long()

@@ -42,16 +42,16 @@ class Draws(Transform):
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
         """Prepares `tensors` for the step of this call."""
-        elements, _ = self._placed(call)
+        elements, _ = self._get_places(call)
         in_step = call.kernels or torch.compiler.is_compiling()
         self._tensors = tuple(elements) if in_step else words_of_elements(*elements)
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
         """Returns the index of each step, `[T, 1, ...]`."""
-        return (self._placed(call)[1],)
+        return (self._get_places(call)[1],)
 
-    def _placed(self, call: Call) -> tuple[Elements, Tensor]:
+    def _get_places(self, call: Call) -> tuple[Elements, Tensor]:
         if self._places is None:
             steps = call.num_steps if call.step_mode == "m" else None
             self._places = self._numbers.places(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Fitted(NamedTuple):
+class ShapeRule(NamedTuple):
     """Rule that derives numbers with a tensor's shape from draws with the step's shape.
 
     Attributes:
@@ -35,7 +35,7 @@ class Fitted(NamedTuple):
         return call(self.function, (operand, *self.arguments))
 
 
-def fitted(shape: Sequence[int], step: Sequence[int]) -> Fitted | None:
+def find_shape_rule(shape: Sequence[int], step: Sequence[int]) -> ShapeRule | None:
     """Returns the rule for numbers of this shape; `None` if there is no rule. Ignores the first dimension (rows).
 
     - If the shape has one dimension more than the step, there is one draw for each index of this dimension.
@@ -43,15 +43,15 @@ def fitted(shape: Sequence[int], step: Sequence[int]) -> Fitted | None:
     - If the last dimension is smaller than the step's and larger than 1, the numbers are the first elements of the
       step's draw along this dimension.
     """
-    rest, own = list(shape[1:]), list(step[1:])
-    if len(shape) == len(step) and rest == own:
-        return Fitted()
+    rest, step_rest = list(shape[1:]), list(step[1:])
+    if len(shape) == len(step) and rest == step_rest:
+        return ShapeRule()
     for dim in range(len(shape) - 1, 0, -1):
-        if [*shape[1:dim], *shape[dim + 1 :]] == own and len(shape) > 1:
-            return Fitted(shape[dim], torch.stack, (dim,)) if shape[dim] else None
+        if [*shape[1:dim], *shape[dim + 1 :]] == step_rest and len(shape) > 1:
+            return ShapeRule(shape[dim], torch.stack, (dim,)) if shape[dim] else None
     for dim in range(len(step) - 1, 0, -1):
         if [*step[1:dim], *step[dim + 1 :]] == rest:
-            return Fitted(1, torch.select, (dim, 0))
-    if rest and len(rest) == len(own) and rest[:-1] == own[:-1] and 1 < rest[-1] < own[-1]:
-        return Fitted(1, torch.narrow, (-1, 0, rest[-1]))
+            return ShapeRule(1, torch.select, (dim, 0))
+    if rest and len(rest) == len(step_rest) and rest[:-1] == step_rest[:-1] and 1 < rest[-1] < step_rest[-1]:
+        return ShapeRule(1, torch.narrow, (-1, 0, rest[-1]))
     return None

@@ -28,13 +28,13 @@ class PoolForward(ReplacedForward):
         """Computes the layer's output: with a kernel if possible, otherwise with the layer's own `forward`."""
         layer: Any = self.layer
         images, window = _images(layer, input), window_of(layer)
-        why: str | None = f"its input has {input.dim()} dimensions"
+        reason: str | None = f"its input has {input.dim()} dimensions"
         if images is not None:
-            only = "exported programs contain only torch's operators"
-            why = only if is_exporting() else why_no_kernel(images, window)
+            why_not_exported = "exported programs contain only torch's operators"
+            reason = why_not_exported if is_exporting() else why_no_kernel(images, window)
         if not torch.compiler.is_compiling():
-            self.last = (_BY_KERNEL, True) if why is None else (why, False)
-        if images is None or why is not None:
+            self.last = (_BY_KERNEL, True) if reason is None else (reason, False)
+        if images is None or reason is not None:
             result: Tensor = type(layer).forward(layer, input)
             return result
         if isinstance(layer, _MAXIMA):
@@ -65,10 +65,10 @@ def window_of(layer: Any) -> Window:
 def why_torch(layer: nn.Module) -> str | None:
     """Returns the reason why a layer always uses torch's pooling; `None` if it can use kernels."""
     kind: Any = type(layer)
-    own: Any = next((one for one in KINDS if isinstance(layer, one)), None)
-    if own is None:
+    torch_class: Any = next((layer_class for layer_class in KINDS if isinstance(layer, layer_class)), None)
+    if torch_class is None:
         return f"there is no kernel for {kind.__name__}"
-    if kind.forward is not own.forward or "forward" in vars(layer):
+    if kind.forward is not torch_class.forward or "forward" in vars(layer):
         return f"{kind.__name__} overrides forward"
     if getattr(layer, "return_indices", False):
         return "it returns indices"
@@ -80,10 +80,10 @@ def is_pooling(module: nn.Module) -> bool:
     return isinstance(module, (*KINDS, *_OTHERS))
 
 
-def _pair(numbers: Any, beside: int, *, flat: bool) -> tuple[int, int]:
-    if isinstance(numbers, int):
-        return (beside, numbers) if flat else (numbers, numbers)
-    return (beside, *numbers) if flat else tuple(numbers) * (2 // len(numbers))
+def _pair(sizes: Any, size_of_row: int, *, flat: bool) -> tuple[int, int]:
+    if isinstance(sizes, int):
+        return (size_of_row, sizes) if flat else (sizes, sizes)
+    return (size_of_row, *sizes) if flat else tuple(sizes) * (2 // len(sizes))
 
 
 def _images(layer: nn.Module, x: Tensor) -> Tensor | None:

@@ -89,7 +89,7 @@ def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling
     for name in skip:
         check_name("layer", name, modules)
     plain_pooling(net)
-    left: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, module in modules.items():
         if not is_pooling(module):
             continue
@@ -97,8 +97,8 @@ def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling
         if reason is None:
             module.forward = PoolForward(module)
         else:
-            left[name] = reason
-    return SpikePooling(net, left)
+            reasons[name] = reason
+    return SpikePooling(net, reasons)
 
 
 def plain_pooling(net: nn.Module) -> None:

@@ -102,9 +102,11 @@ class NetworkReport:
         for layer in self.layers:
             if layer.reason:
                 reasons.setdefault(f"{layer.backend}: {layer.reason}", []).append(layer)
-        why = [f"{', '.join(layer.name for layer in found)}: {words}" for words, found in reasons.items()]
+        lines_of_reasons = [
+            f"{', '.join(layer.name for layer in layers)}: {reason}" for reason, layers in reasons.items()
+        ]
         kernels = [f"{layer.name} launches {', '.join(layer.kernels)}" for layer in self.layers if layer.kernels]
-        return "\n".join([self.verdict, *table(header, rows), *why, *kernels])
+        return "\n".join([self.verdict, *table(header, rows), *lines_of_reasons, *kernels])
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ class _Account:
         device: device of the network.
         names: stack of the layers that are running. The innermost layer is the last item.
         bytes_kept: bytes that autograd has saved, by layer.
-        seen: saved tensors by the address of their memory.
+        saved: saved tensors by the address of their memory.
         moments: layers, each with the moment at which its time begins.
         order: names of the layers, in the order of their calls.
         choices: backends of neurons, by layer.
@@ -124,7 +126,7 @@ class _Account:
     device: torch.device
     names: list[str] = field(default_factory=lambda: [REST])
     bytes_kept: dict[str, int] = field(default_factory=dict)
-    seen: dict[int, Tensor] = field(default_factory=dict)
+    saved: dict[int, Tensor] = field(default_factory=dict)
     moments: list[tuple[str, Any]] = field(default_factory=list)
     order: dict[str, None] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -157,19 +159,19 @@ class _Account:
         if tensor.layout is torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
-            if address and address not in self.seen and address not in parameters:
-                self.seen[address] = tensor
+            if address and address not in self.saved and address not in parameters:
+                self.saved[address] = tensor
                 name = self.names[-1]
                 self.bytes_kept[name] = self.bytes_kept.get(name, 0) + storage.nbytes()
         return tensor
 
     def seconds(self) -> dict[str, float]:
         """Sums the time of each layer, from each mark to the next."""
-        found: dict[str, float] = {}
+        seconds_by_layer: dict[str, float] = {}
         for (name, begun), (_, ended) in zip(self.moments, self.moments[1:], strict=False):
-            took = begun.elapsed_time(ended) / 1e3 if self.device.type == "cuda" else ended - begun
-            found[name] = found.get(name, 0.0) + took
-        return found
+            duration = begun.elapsed_time(ended) / 1e3 if self.device.type == "cuda" else ended - begun
+            seconds_by_layer[name] = seconds_by_layer.get(name, 0.0) + duration
+        return seconds_by_layer
 
 
 def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Tensor] | None) -> NetworkReport:
@@ -188,14 +190,14 @@ def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Ten
             _run(net, layers, inputs, loss, _Account(device))
         counted = _Account(device)
         _run(net, layers, inputs, loss, counted, count=True)
-        timed = [_Account(device) for _ in range(3)]
-        for account in timed:
+        accounts = [_Account(device) for _ in range(3)]
+        for account in accounts:
             _run(net, layers, inputs, loss, account)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    times = [account.seconds() for account in timed]
+    times = [account.seconds() for account in accounts]
     names = [*counted.order, REST]
-    seconds = {name: median(one.get(name, 0.0) for one in times) for name in names}
+    seconds = {name: median(seconds_by_layer.get(name, 0.0) for seconds_by_layer in times) for name in names}
     total = sum(seconds.values())
     rows = []
     for name in names:
@@ -232,8 +234,8 @@ def _run(
     parameters = {tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())}
     with ExitStack() as stack:
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(_beginning(account, name)).remove)
-            stack.callback(layer.register_forward_hook(_ending(account, name)).remove)
+            stack.callback(layer.register_forward_pre_hook(_make_begin_hook(account, name)).remove)
+            stack.callback(layer.register_forward_hook(_make_end_hook(account, name)).remove)
         if count:
             saving = torch.autograd.graph.saved_tensors_hooks(
                 lambda tensor: account.keep(tensor, parameters), lambda tensor: tensor
@@ -253,11 +255,11 @@ def _run(
     forget(net)
 
 
-def _beginning(account: _Account, name: str) -> Any:
+def _make_begin_hook(account: _Account, name: str) -> Any:
     return lambda layer, inputs: account.begin(name)
 
 
-def _ending(account: _Account, name: str) -> Any:
+def _make_end_hook(account: _Account, name: str) -> Any:
     def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
         account.end()
         result = first_tensor(output)

@@ -21,25 +21,25 @@ def layers_of(net: nn.Module) -> dict[str, nn.Module]:
     An `OverTime` whose norm is computed by the next neuron is one layer, because hooks on the norm would prevent the
     fusion.
     """
-    found: dict[str, nn.Module] = {}
+    layers: dict[str, nn.Module] = {}
     inside: list[str] = []
     for name, module in net.named_modules():
         if any(name.startswith(prefix) for prefix in inside):
             continue
-        fused = isinstance(module, OverTime) and module._handover is not None
-        whole = isinstance(module, FlexSN | Stateful) or fused
-        if whole or not any(True for _ in module.children()):
-            found[name or type(module).__name__] = module
+        is_fused = isinstance(module, OverTime) and module._handover is not None
+        is_one_layer = isinstance(module, FlexSN | Stateful) or is_fused
+        if is_one_layer or not any(True for _ in module.children()):
+            layers[name or type(module).__name__] = module
             inside += [f"{name}."] if name else [""]
             if not name:
                 break
-    return found
+    return layers
 
 
 @contextmanager
 def unchanged(net: nn.Module) -> Iterator[None]:
     """Restores states, buffers, gradients and random generators at the end of the block."""
-    left = LeftTensors(net)
+    results = LeftTensors(net)
     buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in net.parameters()]
     devices = {tensor.device.index for tensor in (*net.parameters(), *net.buffers()) if tensor.is_cuda}
@@ -47,7 +47,7 @@ def unchanged(net: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices=[index for index in devices if index is not None]):
             yield
     finally:
-        left.put()
+        results.put()
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)

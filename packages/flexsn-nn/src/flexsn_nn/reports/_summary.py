@@ -88,7 +88,7 @@ def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
     shapes: dict[str, tuple[int, ...]] = {}
 
     def remember(name: str) -> Any:
-        def hook(layer: nn.Module, given: Any, output: Any) -> None:
+        def hook(layer: nn.Module, inputs_of_layer: Any, output: Any) -> None:
             result = first_tensor(output)
             if result is not None:
                 shapes[name] = tuple(result.shape)
@@ -102,26 +102,26 @@ def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
         rates = _monitor(stack, RateMonitor, net)
         synapses = _monitor(stack, SynapseMonitor, net)
         net(*inputs)
-        found = {} if rates is None else rates.rates()
+        rate_by_layer = {} if rates is None else rates.rates()
         operations: dict[str, SynapticOperations] = {} if synapses is None else synapses.operations()
     counted: set[nn.Parameter] = set()
     rows = []
     for name, layer in layers.items():
-        own = [parameter for parameter in layer.parameters() if parameter not in counted]
-        counted.update(own)
-        neuron = isinstance(layer, FlexSN)
-        spikes = isinstance(layer, FlexSN) and layer.spike_range is not None
+        new_parameters = [parameter for parameter in layer.parameters() if parameter not in counted]
+        counted.update(new_parameters)
+        is_neuron = isinstance(layer, FlexSN)
+        has_spikes = isinstance(layer, FlexSN) and layer.spike_range is not None
         shape = shapes.get(name)
-        own_operations = operations.get(name, operations.get(f"{name}.recurrent"))
+        layer_operations = operations.get(name, operations.get(f"{name}.recurrent"))
         rows.append(
             LayerSummary(
                 name,
                 type(layer).__name__,
-                sum(parameter.numel() for parameter in own),
+                sum(parameter.numel() for parameter in new_parameters),
                 shape,
-                _neurons(layer, shape) if neuron and shape is not None else 0,
-                found.get(name) if spikes else None,
-                own_operations,
+                _neurons(layer, shape) if is_neuron and shape is not None else 0,
+                rate_by_layer.get(name) if has_spikes else None,
+                layer_operations,
             )
         )
     fired = [(row.rate, row.neurons) for row in rows if row.rate is not None]
