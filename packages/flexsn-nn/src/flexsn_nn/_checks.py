@@ -40,7 +40,7 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
     """
     if isinstance(value, Tensor):
         if not value.is_floating_point():
-            raise ParameterError(f"{name} is a tensor of {value.dtype}; give a floating-point one.")
+            raise ParameterError(f"{name} is a tensor of {value.dtype}; give a floating-point tensor.")
         if value.is_meta or value.numel() == 0:
             return
         low, high = (float(bound) for bound in torch.aminmax(value.detach()))
@@ -80,7 +80,7 @@ def check_module(name: str, module: object) -> None:
         return
     if isinstance(module, type):
         raise TypeError(f"{name} is the class {module.__name__}; give an instance: {module.__name__}(...).")
-    remedy = ": nn.ModuleList(...) makes one of several" if isinstance(module, list | tuple) else ""
+    remedy = ": nn.ModuleList(...) combines several modules" if isinstance(module, list | tuple) else ""
     raise TypeError(f"{name} is a {type(module).__name__}; give an nn.Module{remedy}.")
 
 
@@ -96,7 +96,7 @@ def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
         InputShapeError: `value` has fewer than `dims` dimensions.
     """
     if not isinstance(value, Tensor):
-        remedy = ": torch.stack(...) makes one of several" if isinstance(value, list | tuple) else ""
+        remedy = ": torch.stack(...) combines several tensors" if isinstance(value, list | tuple) else ""
         raise TypeError(f"{name} is a {type(value).__name__}; give a tensor{remedy}.")
     if value.dim() < dims:
         raise InputShapeError(f"{name} has shape {list(value.shape)}; it needs at least {dims} dimension(s).")

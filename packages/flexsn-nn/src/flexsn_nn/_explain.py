@@ -43,7 +43,7 @@ def _count_names(names: Sequence[str]) -> list[str]:
 def launchers(program: ScanProgram) -> list[str]:
     """Describes the launcher of repeated training steps, with a line for each device."""
     devices = {step.device: None for step in program.specializations if isinstance(step, Specialization)}
-    return [f"steps of training that repeat are launched by: {launcher_in_words(device)}" for device in devices]
+    return [f"repeated training steps are launched by: {launcher_in_words(device)}" for device in devices]
 
 
 def segments(programs: Sequence[ScanProgram]) -> list[str]:
@@ -72,11 +72,11 @@ def products(program: ScanProgram) -> list[str]:
             count = sum(stage.phase is Phase.LOOP for stage in staged.stages)
             kinds = {product.kind for product in staged.products}
             operations = " and ".join(several for kind, several in _PLURALS.items() if kind in kinds)
-            before = "" if "reduction of rows" in kinds else " before"
+            before = "" if "reduction of rows" in kinds else "previous "
             lines.append(
-                f"{operations} in steps of {', '.join(map(str, step.trace.inputs))}: no loop in Python's operations, "
-                f"but one launch for all steps, or launches step by step ({count} of kernels, and a library's "
-                f"{operations}), because one element needs others of the step{before}"
+                f"{operations} in steps of {', '.join(map(str, step.trace.inputs))}: one launch for all steps, or "
+                f"launches step by step ({count} of kernels, and a library's {operations}), because an element depends "
+                f"on other elements of the {before}step"
             )
             lines += [f"  the last {direction}: {loop}" for direction, loop in sorted(step.loops.told.items())]
             for product in staged.products:
@@ -140,7 +140,7 @@ def traffic(
             if piece.count > 1
         ]
         rest = traffic(step.program, *parts, keep=keep)
-        return [f"small dimensions are written out: {', '.join(described) or 'of values inside of the step'}", *rest]
+        return [f"small dimensions are written out: {', '.join(described) or 'only inside of the step'}", *rest]
     assert isinstance(step, Specialization)
     trace, num_steps = step.trace, inputs[0].shape[0]
     size = math.prod(trace.step_shape)

@@ -85,8 +85,8 @@ class Firing:
         behaviour = "never fires" if is_silent else "fires always"
         warn(
             f"a layer {behaviour} in training: {type(neuron).__name__}, whose output of shape {list(shape)} was "
-            f"{'all 0' if is_silent else 'all 1'} in the {_LOOKS[neuron.step_mode]} calls checked, one of "
-            f"{EVERY[neuron.step_mode]}. {_remedy(neuron, is_silent)} See {_PAGE}. This warning comes once; "
+            f"{'all 0' if is_silent else 'all 1'} in the last {_LOOKS[neuron.step_mode]} checks. "
+            f"{_remedy(neuron, is_silent)} See {_PAGE}. This warning is given once; "
             "watch_firing=False, or FLEXSN_WATCH_FIRING=0 in the environment, turns it off.",
             FiringWarning,
         )
@@ -94,11 +94,14 @@ class Firing:
 
 def _remedy(neuron: FlexSN, silent: bool) -> str:
     if not silent:
-        return "Make its input or its weights smaller, or its threshold higher."
+        return "Make its input or the weights in front of it smaller, or its threshold higher."
     inner = getattr(neuron, "neuron", neuron)  # the neuron inside of a Recurrent
     if getattr(inner, "decay_input", False) is True:
         return (
-            "It divides its input by tau: pass decay_input=False, make the input or the weights in front larger, or "
-            "initialize them with init.fluctuation_driven_."
+            "It divides its input by tau: pass decay_input=False, make the input or the weights in front of it larger, "
+            "or initialize the weights with init.fluctuation_driven_."
         )
-    return "Make its input or its weights larger, initialize them by init.fluctuation_driven_, or lower its threshold."
+    return (
+        "Make its input or the weights in front of it larger, initialize the weights with init.fluctuation_driven_, or "
+        "lower its threshold."
+    )

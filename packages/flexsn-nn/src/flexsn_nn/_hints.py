@@ -46,7 +46,7 @@ _ATTRIBUTES = {
     "neuronal_charge": "the step is `neuron.dynamics`; see docs/writing-a-neuron.md",
     "neuronal_fire": "the step is `neuron.dynamics`; see docs/writing-a-neuron.md",
     "neuronal_reset": "the step is `neuron.dynamics`; see docs/writing-a-neuron.md",
-    "kernel": "kernels are made at the first call; `FlexSNKernel` is one as a function",
+    "kernel": "kernels are built in the first call; `FlexSNKernel` is a kernel as a function",
 }
 
 

@@ -38,7 +38,7 @@ def refuse_proxies(name: str) -> ExportError:
     return ExportError(
         f"torch.fx records the operations inside of {name}, which has a state and a loop over time. In a network, "
         "symbolic_trace records a call neuron(x) as one call_module node. To trace only a neuron, put it into "
-        "nn.Sequential(neuron). Put a call of neuron.step(...) into the forward of your own module. To keep such "
-        "modules whole, give a Tracer def is_leaf_module(self, m, name): return isinstance(m, (FlexSN, ...)) or "
-        "super().is_leaf_module(m, name)."
+        "nn.Sequential(neuron). Put a call of neuron.step(...) into the forward of your own module. To record such a "
+        "module as one node, define in your own Tracer: def is_leaf_module(self, m, name): return isinstance(m, "
+        "(FlexSN, ...)) or super().is_leaf_module(m, name)."
     )

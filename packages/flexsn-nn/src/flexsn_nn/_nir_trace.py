@@ -101,7 +101,7 @@ def _check_places(root: nn.Module, graph: fx.Graph) -> None:
         if node.op == "call_module":
             for name, layer, _ in flat(root.get_submodule(str(node.target)), str(node.target)):
                 if layer in stateful:
-                    raise NirError(f"{name} is called twice: two places would share its state.")
+                    raise NirError(f"{name} is called twice: both calls would share its state.")
                 if isinstance(layer, FlexSN | Stateful):
                     stateful.add(layer)
 
@@ -145,7 +145,7 @@ class _Reader:
         for node in graph.nodes:
             if node.op == "placeholder":
                 if self._values:
-                    raise NirError(f"the network takes several inputs; {node.name} is the second: NIR chains have one.")
+                    raise NirError(f"{node.name} is a second input of the network; this export supports one input.")
                 self._values[node.name] = (INPUT,)
             elif node.op == "call_module":
                 self._values[node.name] = self._read_module(node)
@@ -153,7 +153,7 @@ class _Reader:
                 self._values[node.name] = self._read_operation(node)
             elif node.op == "output":
                 if not isinstance(node.args[0], fx.Node):
-                    raise NirError("the network returns several values; NIR graphs of this export have one output.")
+                    raise NirError("the network returns several values; this export supports one output.")
                 return self._calls, self._find_sources(node.args[0], node)
         raise AssertionError("a graph ends with an output")
 
@@ -195,7 +195,7 @@ class _Reader:
             dims: dict[str, Any] = dict(zip(("start_dim", "end_dim"), args[1:], strict=False)) | dict(node.kwargs)
             layer = nn.Flatten(dims.get("start_dim", 0), dims.get("end_dim", -1))
             return self._add_operation(node, layer, self._find_sources(first, node), first)
-        raise _make_error(node, "is another operation")
+        raise _make_error(node, "is not supported")
 
     def _add_operation(self, node: fx.Node, layer: nn.Module, sources: tuple[str, ...], value: Any) -> tuple[str, ...]:
         return self._add(node.name, layer, sources, self._runner.values[value.name][2:], folded=False)

@@ -12,8 +12,8 @@ from flexsn_nn._checks import Range, check_number
 from flexsn_nn.errors import ParameterError, RangeWarning
 from flexsn_runtime import transform_at_work
 
-_LED_BACK = "Its gradient is that of this number, and leads it back when the loss falls in that direction."
-_POLE = "Below, its gradient is 0: set it back, and take a smaller learning rate, or learn its logarithm."
+_LED_BACK = "It gets the gradient of this number, and returns to its range when the loss falls in that direction."
+_POLE = "Below the range, its gradient is 0: set it back, and use a smaller learning rate, or learn its logarithm."
 # On a GPU, checking a parameter takes a few launches, so a check follows only one out of `_CHANGES` changes.
 _CHANGES = 16
 

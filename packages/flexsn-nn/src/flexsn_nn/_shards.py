@@ -63,7 +63,7 @@ class StepShards:
             )
         first = tensors[0]
         if any(x.device_mesh != first.device_mesh for x in tensors):
-            raise PlacementError("the inputs are DTensors on different meshes: redistribute them to one.")
+            raise PlacementError("the inputs are DTensors on different meshes: redistribute them to one mesh.")
         shape = tuple(torch.broadcast_shapes(*(x.shape[lead:] for x in tensors)))
         dims_by_input = [[_step_dim(i, p, x, len(shape), lead) for p in x.placements] for i, x in enumerate(tensors)]
         dims: list[int | None] = []
@@ -193,11 +193,11 @@ def check_parts(
     try:
         step, _ = program.specialize(sequences, states)
     except (TraceError, UnsupportedCoreError) as error:
-        raise PlacementError(f"a step runs on parts of it only if it works element by element: {error}") from error
+        raise PlacementError(f"a step can be divided only if it works element by element: {error}") from error
     if isinstance(step, RecurrentSpecialization | CutSpecialization):
         raise PlacementError(
-            "a step runs on parts of it only if it works element by element, and this one multiplies its values by "
-            "a matrix, or combines them. Gather the inputs first."
+            "a step can be divided only if it works element by element, and this step multiplies its values by a "
+            "matrix, or combines its elements. Gather the inputs first."
         )
     local_ids = {id(tensor) for tensor in local}
     foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in local_ids]

@@ -44,7 +44,7 @@ def warn_of_sharing(module: nn.Module) -> None:
     module.__dict__["_warned_of_sharing"] = True
     warn(
         f"one {type(module).__name__} is in two places of a network, and the second place continues with the state "
-        "of the first: give each place its own instance, or reset it between them.",
+        "of the first: give each place its own instance, or reset the instance between the two calls.",
         SharedStateWarning,
     )
 

@@ -117,7 +117,7 @@ def run(
     inputs, packed = unpack(inputs)
     if packed is not None:
         if lengths is not None or resets is not None:
-            raise ParameterError("the input is jagged, and has its own lengths: leave out lengths and resets.")
+            raise ParameterError("the input is jagged, and therefore has its own lengths: omit lengths and resets.")
         lengths = packed.lengths
     changes: tuple[Transform, ...] = tuple(transforms)
     if resets is not None:
@@ -130,8 +130,8 @@ def run(
             if not getattr(type(module), "steps_apart", True):
                 raise StepModeError(
                     f"layer {name or type(module).__name__} ({type(module).__name__}) reads several steps, and "
-                    "takes no lengths and no resets: it would mix padding, or the run before, into its output. Run "
-                    "sequences of one length, or leave the layer out."
+                    "supports neither lengths nor resets: its output would depend on padding, or on the steps before a "
+                    "reset. Run sequences of equal length, or remove the layer."
                 )
     earlier = [neuron._shared_transforms for neuron in all_neurons]
     try:
@@ -241,7 +241,7 @@ def set_backend(
     """
     for kind in instance if isinstance(instance, tuple) else (instance,):
         if not isinstance(kind, type):
-            raise TypeError(f"instance is {kind!r}; give a class of neurons, as LIF, or a tuple of classes.")
+            raise TypeError(f"instance is {kind!r}; give a class of neurons, such as LIF, or a tuple of classes.")
     selected = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
     for neuron in selected:
         check_backend(backend, neuron.step_mode)

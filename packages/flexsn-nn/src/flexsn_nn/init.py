@@ -48,7 +48,7 @@ def spectral_radius(weight: Tensor) -> float:
     """
     check_tensor("weight", weight)
     if weight.dim() not in (1, 2) or weight.shape[0] != weight.shape[-1]:
-        raise ParameterError(f"weight has shape {list(weight.shape)}; a spectral radius is of a square matrix [N, N].")
+        raise ParameterError(f"weight has shape {list(weight.shape)}; only a square matrix has a spectral radius.")
     values = weight.detach().double().cpu()
     if not bool(values.isfinite().all()):
         raise ParameterError("weight has values that are not finite.")
@@ -85,7 +85,7 @@ def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
     radius = spectral_radius(weight)
     # The eigenvalues of a nilpotent matrix are 0 up to rounding.
     if radius <= torch.finfo(torch.float64).eps * float(weight.detach().double().abs().sum()):
-        raise ParameterError("the spectral radius of weight is 0: no factor gives it another one.")
+        raise ParameterError("the spectral radius of weight is 0, and no factor can change it.")
     with torch.no_grad():
         return weight.mul_(rho / radius)
 
@@ -155,7 +155,7 @@ def fluctuation_driven_(
     variance = share * ((threshold - mean) / xi) ** 2 / (inputs * rate * second) - center**2
     if variance <= 0:
         raise ParameterError(
-            f"no weights of {inputs} inputs give a membrane of mean {mean:g}: take a smaller mean or xi."
+            f"no weights of {inputs} inputs produce a membrane with the mean {mean:g}: use a smaller mean or xi."
         )
     with torch.no_grad():
         return weight.normal_(center, variance**0.5, generator=generator)

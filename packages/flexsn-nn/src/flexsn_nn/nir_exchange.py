@@ -266,7 +266,7 @@ def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], opti
     if isinstance(layer, Delay):
         return nir.Delay(delay=_expand_values(layer.in_evaluation(), shape, name) * options.dt)
     raise NirError(
-        f"{name} is a {type(layer).__name__}, which NIR, or this export, does not have. Known: nn.Linear, "
+        f"{name} is a {type(layer).__name__}, which NIR or this export does not support. Supported: nn.Linear, "
         "nn.Conv1d, nn.Conv2d, nn.AvgPool2d, batch norms, nn.Flatten, Scale, Delay, IF, LIF, PLIF, CUBALIF, LI, Leaky, "
         "Synaptic, Recurrent, RLIF, RLeaky, RSynaptic."
     )
@@ -275,7 +275,7 @@ def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], opti
 def _linear_to_node(nir: Any, name: str, layer: nn.Linear, shape: tuple[int, ...]) -> Any:
     if len(shape) != 1:
         raise NirError(
-            f"{name} is a nn.Linear on {list(shape)}; NIR's linear layer takes vectors: apply nn.Flatten(2) first."
+            f"{name} is an nn.Linear on {list(shape)}; NIR's linear layer takes vectors: apply nn.Flatten(2) first."
         )
     if layer.bias is None:
         return nir.Linear(weight=_to_array(layer.weight))
@@ -297,7 +297,7 @@ def _recurrent_to_node(nir: Any, name: str, layer: Feedback, shape: tuple[int, .
     else:
         raise NirError(
             f"{name} feeds its spikes back through a {type(layer.recurrent).__name__} on {list(shape)}; NIR and this "
-            "export support only matrices on vectors for this."
+            "export only support a matrix that multiplies vectors."
         )
     nodes = {
         "input": nir.Input({"input": list(shape)}),
@@ -393,7 +393,7 @@ def _neuron_to_node(nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...],
             "with v_reset=None, or leave soft_reset=True out."
             if options.soft_reset
             else f"{name} resets softly, by subtraction; NIR's neurons are set to v_reset. Train with v_reset=0.0, or, "
-            "for a simulator that resets by subtraction, give soft_reset=True."
+            "for a simulator that resets by subtraction, pass soft_reset=True."
         )
     _check_strict(name, neuron.surrogate_function, ignore_equality)
     v_reset = 0.0 if neuron.v_reset is None else neuron.v_reset
@@ -612,7 +612,7 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
     if kind in ("IF", "LIF", "CubaLIF"):
         return _spiking_from_node(name, node, dt, backend)
     raise NirError(
-        f"{name} is a {kind}, which cannot be read. Known: Linear, Affine, Conv1d, Conv2d, AvgPool2d, "
+        f"{name} is a {kind}, which cannot be read. Supported: Linear, Affine, Conv1d, Conv2d, AvgPool2d, "
         "SumPool2d, Flatten, Scale, Delay, IF, LIF, CubaLIF, LI, and graphs of these."
     )
 
@@ -657,7 +657,7 @@ def _spiking_from_node(name: str, node: Any, dt: float, backend: str) -> nn.Modu
             return LIF(tau, decay_input=False, **common)
         return _scale_input(gain, LIF(tau, **common))
     _check_value(name, "v_leak", node.v_leak, 0.0, "CUBALIF leaks to 0.")
-    _check_value(name, "v_reset", node.v_reset, 0.0, "CUBALIF would start there.")
+    _check_value(name, "v_reset", node.v_reset, 0.0, "CUBALIF would start at v_reset.")
     synapse = _convert_to_steps(name, "tau_syn", node.tau_syn, dt)
     membrane = _convert_to_steps(name, "tau_mem", node.tau_mem, dt)
     gain = _compact((_to_double(node.w_in) / synapse * _to_double(node.r) / membrane).float())

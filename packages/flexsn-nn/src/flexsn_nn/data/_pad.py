@@ -37,7 +37,7 @@ def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = 
         ([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]], [3, 1], [5, 7])
     """
     if not batch:
-        raise ParameterError("got no samples to make a batch of.")
+        raise ParameterError("got no samples; a batch needs at least one.")
     sequences = [torch.as_tensor(sequence) for sequence, _ in batch]
     for number, sequence in enumerate(sequences):
         if sequence.dim() == 0 or len(sequence) == 0:

@@ -35,7 +35,9 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
     """
     count = dist.get_world_size(group)
     if sequence.shape[0] < count:
-        raise StateError(f"{sequence.shape[0]} time steps cannot be shared by {count} processes: use fewer.")
+        raise StateError(
+            f"{sequence.shape[0]} time steps cannot be divided between {count} processes: use fewer processes."
+        )
     return sequence.tensor_split(count)[dist.get_rank(group)]
 
 
@@ -111,8 +113,8 @@ class _Chain:
         assert isinstance(layer, FlexSN | Stateful)
         if name in self._received:
             raise StateError(
-                f"the layer {name} ({type(layer).__name__}) is called twice in one call: its state would go through "
-                "the sequence twice. Give each place in the network its own layer."
+                f"the layer {name} ({type(layer).__name__}) is called twice in one call of the network, and the "
+                "second call would continue from the state of the first. Give each place in the network its own layer."
             )
         self._received[name] = []
         if self._previous is None:

@@ -117,7 +117,8 @@ def _create_neurons(neuron: Callable[[], nn.Module], count: int) -> list[nn.Modu
     if isinstance(neuron, nn.Module) or not callable(neuron):
         description = f"an instance of {type(neuron).__name__}" if isinstance(neuron, nn.Module) else repr(neuron)
         raise ParameterError(
-            f"neuron is {description}; the block needs several neurons: give a function, LIF or lambda: LIF(tau=2.0)."
+            f"neuron is {description}; the block needs several neurons: give a function, such as LIF or "
+            "lambda: LIF(tau=2.0)."
         )
     neurons = [neuron() for _ in range(count)]
     for module in neurons:
@@ -125,8 +126,8 @@ def _create_neurons(neuron: Callable[[], nn.Module], count: int) -> list[nn.Modu
             raise ParameterError(f"neuron() returned {module!r}, a {type(module).__name__}; it must return a module.")
     if len(set(map(id, neurons))) < count:
         raise ParameterError(
-            "neuron() returned one instance twice, whose state two places would share: make a new one in each call, "
-            "lambda: LIF()."
+            "neuron() returned the same instance twice, so that two layers would share one state: return a new "
+            "instance in each call, lambda: LIF()."
         )
     return neurons
 

@@ -95,7 +95,7 @@ class PackedSpikes:
         if not self._neurons:
             raise ParameterError(
                 f"no neuron of {type(net).__name__} is known to return whole numbers: set neuron.spike_range = (0, 1) "
-                "on neurons that do."
+                "on neurons that return spikes."
             )
         self._hooks: list[Any] = []
         self._saving: Any = None
@@ -133,7 +133,7 @@ class PackedSpikes:
 
     def __str__(self) -> str:
         lines = [
-            f"spikes of {self.bytes_whole} bytes are kept in {self.bytes_packed}, of which kernels wrote "
+            f"spikes of {self.bytes_whole} bytes are stored in {self.bytes_packed} bytes, of which kernels wrote "
             f"{self.bytes_by_kernels}"
         ]
         if self.kept_whole:
@@ -263,8 +263,8 @@ def _unpack(saved: _Whole | _Packed) -> Tensor:
         if saved.version is not None and saved.tensor._version != saved.version:
             raise RuntimeError(
                 f"a tensor of shape {list(saved.tensor.shape)} that the backward needs was changed in place since the "
-                f"forward (version {saved.tensor._version} instead of {saved.version}), as by an optimizer's step. "
-                "Call backward() before that, or change a copy."
+                f"forward (version {saved.tensor._version} instead of {saved.version}), for example by an optimizer's "
+                "step. Call backward() before this change, or change a copy."
             )
         return saved.tensor
     return saved.bits.numbers(saved.dtype).as_strided(saved.shape, saved.strides)

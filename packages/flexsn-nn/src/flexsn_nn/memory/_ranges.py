@@ -272,7 +272,7 @@ def _find_range(node: Any, output: int, version: int | None, budget: list[int]) 
     if unknown is not None or not inputs:
         has_range = any(isinstance(bounds, WholeRange) for bounds in inputs)
         reason = unknown.reason if unknown is not None else ""
-        return Unknown(reason or (f"{kind} with something else" if has_range else ""))
+        return Unknown(reason or (f"{kind} with values of unknown range" if has_range else ""))
     result = _combine(kind, node, [bounds for bounds in inputs if isinstance(bounds, WholeRange)])
     if kind in _SEVERAL:
         metadata[_RANGE_KEY] = result

@@ -89,8 +89,8 @@ def _find_rule(x: fx.Node, word: fx.Node) -> ShapeRule:
     rule = find_shape_rule(shape, step)
     if rule is None:
         raise DrawError(
-            f"a random number is drawn for each element of the step, {step}, or for branches in one dimension more or "
-            f"less, or for fewer neurons, and a tensor of shape {shape} was given: expand it to the step's shape."
+            f"random numbers are drawn for tensors of the step's shape, {step}, or with one dimension more or less, or "
+            f"with fewer neurons, but not for a tensor of shape {shape}: expand it to the step's shape."
         )
     return rule
 

@@ -59,8 +59,8 @@ def _get_step(name: str) -> Step:
     step = current.step
     if step is None:
         raise DrawError(
-            f"{name} is called outside of a step: it draws only inside of a core that "
-            "flexsn_nn.FlexSN runs. Elsewhere, use torch.randn_like, torch.rand_like or torch.bernoulli."
+            f"{name} is called outside of a step: it draws numbers only inside of a core that flexsn_nn.FlexSN runs. "
+            "Elsewhere, use torch.randn_like, torch.rand_like or torch.bernoulli."
         )
     return step
 
@@ -86,9 +86,8 @@ def _draw(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **opt
     if rule is None or (rule.function is not None and x.size(0) != word.size(0)):
         of_step = ["rows", *map(str, sizes)] if word.dim() else []
         raise DrawError(
-            f"{name} draws a number for each element of the step, [{', '.join(of_step)}], or for branches in one "
-            f"dimension more or less, or for fewer neurons, but got a tensor of shape {list(x.shape)}: expand it to "
-            "the step's shape."
+            f"{name} draws numbers for tensors of the step's shape, [{', '.join(of_step)}], or with one dimension more "
+            f"or less, or with fewer neurons, but got a tensor of shape {list(x.shape)}: expand it to the step's shape."
         )
     draws = [number(*places, stream=step.draws + i, **options) for i in range(rule.num_draws)]
     step.draws += rule.num_draws

@@ -177,11 +177,11 @@ class _Account:
 def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Tensor] | None) -> NetworkReport:
     """Runs a few training steps, without an optimizer, and restores the network."""
     if not inputs:
-        raise ParameterError("there is no input: functional.explain(net, x) takes the inputs of net(x).")
+        raise ParameterError("no input was passed: functional.explain(net, x) takes the inputs of net(x).")
     layers = layers_of(net)
     device = next((tensor.device for tensor in (*net.parameters(), *inputs) if isinstance(tensor, Tensor)), None)
     if device is None:
-        raise ParameterError("there is neither a parameter nor a tensor among the inputs: give the network's inputs.")
+        raise ParameterError("the network has no parameter, and no input is a tensor: pass the network's inputs.")
     for module in net.modules():
         if isinstance(module, FlexSN):
             module._forget_repeats()  # so that the next call chooses its backend, and records this choice

@@ -115,6 +115,6 @@ def _refuse_tensor(name: str, value: object) -> None:
     if isinstance(value, Tensor):
         raise ParameterError(
             f"{name} of a surrogate is a tensor of shape {list(value.shape)}, which would get no gradient: give a "
-            f"number, as float({name}). To learn it, write the spikes as hard.detach() + (soft - soft.detach()): see "
-            '"A parameter that is learned" in docs/surrogates.md.'
+            f"number, such as float({name}). To learn it, write the spikes as hard.detach() + (soft - soft.detach()): "
+            'see "A parameter that is learned" in docs/surrogates.md.'
         )
