@@ -191,7 +191,7 @@ def positive(text: str) -> int:
 def options(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(prog="digits", description="Trains a spiking network on handwritten digits.")
     backends = ["auto", "triton", "inductor", "cpp", "hop", "torch"]
-    parser.add_argument("--backend", choices=backends, default="auto", help="how neurons run")
+    parser.add_argument("--backend", choices=backends, default="auto", help="backend of the neurons")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--steps", type=positive, default=8, help="time steps per image")
     parser.add_argument("--epochs", type=positive, default=25)

@@ -135,7 +135,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--updates", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
-    print("spikes, of a neuron of period … (row) to pulses of period … (column)")
+    print("number of spikes of a neuron with period … (row) for pulses with period … (column)")
     print("     " + "".join(f"{period:6.0f}" for period in PERIODS))
     for period, row in zip(PERIODS, selectivity(chosen.steps, chosen.device, chosen.backend).tolist(), strict=True):
         print(f"{period:5.0f}" + "".join(f"{count:6.0f}" for count in row))

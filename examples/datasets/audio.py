@@ -147,13 +147,13 @@ def main(arguments: list[str]) -> int:
     options.add_argument("--set", choices=["shd", "ssc"], default="shd", help="the data set in DIR")
     chosen = options.parse_args(arguments)
     if chosen.data is None and chosen.set == "ssc":
-        options.error("--set ssc needs --data DIR: only files like the digits' are made here")
+        options.error("--set ssc needs --data DIR: synthetic words only exist in the format of the digits")
     torch.manual_seed(chosen.seed)
     with tempfile.TemporaryDirectory() as folder:
         if chosen.data is None:
             torch.set_num_threads(1)  # the layers are small, so threads would wait for each other
             write_words(Path(folder), chosen.seed)
-            print("no --data: synthetic words in the Spiking Heidelberg Digits' files, not speech")
+            print("no --data: synthetic words in the format of the Spiking Heidelberg Digits, not speech")
         root = str(chosen.data or folder)
         # The spikes are read and counted once, and the counts stay in memory.
         training, held_out = (

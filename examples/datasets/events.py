@@ -171,7 +171,7 @@ def main(arguments: list[str]) -> int:
         if chosen.data is None:
             torch.set_num_threads(1)  # the frames are small, so threads would wait for each other
             write_recordings(Path(folder), chosen.seed)
-            print("no --data: synthetic recordings in the gesture data set's files, not gestures")
+            print("no --data: synthetic recordings in the format of the gesture data set, not gestures")
         root = str(chosen.data or folder)
         # The events are read and converted to frames once, and the frames stay in memory.
         made_frames = frames_of_paper() if chosen.paper else frames()

@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
         if chosen.data is None:
             torch.set_num_threads(1)  # the images are small, so threads would wait for each other
             write_digits(Path(folder), chosen.seed)
-            print("no --data: scikit-learn's digits in MNIST's files, not MNIST")
+            print("no --data: scikit-learn's digits in the format of MNIST, not MNIST")
         root = chosen.data or Path(folder)
         training, held_out = (
             MNIST(root, train=train, download=chosen.data is not None, transform=transforms.ToTensor())
