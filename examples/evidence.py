@@ -39,7 +39,7 @@ class Integrator(nn.Module):
 
 
 class Network(nn.Module):
-    """Maps clicks `[T, B, 2]` to the evidence `[B, 2]` after the last step."""
+    """A network from clicks `[T, B, 2]` to the evidence `[B, 2]` after the last step."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()

@@ -74,7 +74,7 @@ def pixels(samples: int, seed: int) -> Data:
 
 
 class Network(nn.Module):
-    """Maps `[B, T]` to `[B, classes]`.
+    """A network from sequences `[B, T]` to scores `[B, classes]`.
 
     Args:
         neuron: neuron that maps `[T, B, HIDDEN]` to spikes; `None` for a neuron of flexsn_nn.

@@ -49,7 +49,7 @@ class Result(NamedTuple):
 
 
 class Network(nn.Module):
-    """Maps spikes `[T, B, 4]` to scores `[B, 4]` after the last step."""
+    """A network from spikes `[T, B, 4]` to scores `[B, 4]` after the last step."""
 
     def __init__(self, recurrent: bool, backend: str) -> None:
         super().__init__()

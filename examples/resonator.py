@@ -58,7 +58,7 @@ class Resonator(Neuron):
 
 
 class Network(nn.Module):
-    """Maps rhythms `[T, B, 1]` to one score per period, `[B, 4]`."""
+    """A network from rhythms `[T, B, 1]` to one score per period, `[B, 4]`."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ def layers(backend: str) -> dict[str, Neuron]:
 
 
 class Network(nn.Module):
-    """Maps pulses `[T, B, LINES]` to two scores `[B, 2]`."""
+    """A network from pulses `[T, B, LINES]` to two scores `[B, 2]`."""
 
     def __init__(self, layer: Neuron) -> None:
         super().__init__()

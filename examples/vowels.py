@@ -68,7 +68,7 @@ class Result(NamedTuple):
 
 
 class Network(nn.Module):
-    """Maps `[T, B, channels]` to `[T, B, classes]`."""
+    """A network from recordings `[T, B, channels]` to scores `[T, B, classes]`."""
 
     def __init__(self, channels: int, classes: int, backend: str) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ COMMANDS = 35  # words of the Spiking Speech Commands
 
 
 class Network(nn.Module):
-    """Classifies spike counts `[T, B, 1, 140]` with their lengths `[B]`. Returns scores `[B, 20]`."""
+    """A network from spike counts `[T, B, 1, 140]` and their lengths `[B]` to scores `[B, 20]`."""
 
     def __init__(self, backend: str, recurrent: bool = False) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Network(nn.Module):
 
 
 class PaperNetwork(nn.Module):
-    """Two adaptive recurrent layers with norms and dropout, from `[T, B, 1, 140]` to `[B, classes]`."""
+    """Two adaptive recurrent layers with norms and dropout, from `[T, B, 1, 140]` to scores `[B, classes]`."""
 
     def __init__(self, backend: str, classes: int, width: int = 1024) -> None:
         super().__init__()

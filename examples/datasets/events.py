@@ -40,7 +40,7 @@ CLASSES = len(DVSGesture.classes)
 
 
 class Network(nn.Module):
-    """Classifies frames `[T, B, 2, 32, 32]` with their lengths `[B]`. Returns scores `[B, 11]`."""
+    """A network from frames `[T, B, 2, 32, 32]` and their lengths `[B]` to scores `[B, 11]`."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Network(nn.Module):
 
 
 class PaperNetwork(nn.Module):
-    """Classifies frames `[20, B, 2, 128, 128]` with five convolutions, two linear layers, and ten votes per class."""
+    """A network from frames `[20, B, 2, 128, 128]` to scores `[B, 11]`, the means of ten votes per class."""
 
     def __init__(self, backend: str, width: int = 128) -> None:
         super().__init__()

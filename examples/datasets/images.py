@@ -32,7 +32,7 @@ STEPS = 6
 
 
 class Network(nn.Module):
-    """Maps pixels `[B, 1, 28, 28]` to scores `[B, 10]`. The image is a constant current over all steps."""
+    """A network from pixels `[B, 1, 28, 28]` to scores `[B, 10]`. The image is a constant current over all steps."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()

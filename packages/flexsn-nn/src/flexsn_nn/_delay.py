@@ -51,7 +51,8 @@ class Delay(Stateful):
             deviation of the Gaussian. The width is stored as a buffer.
 
     Raises:
-        ParameterError: a delay is below 0 or above `max_delay`; the width is 0 or less, or given for `"linear"`.
+        ParameterError: a delay is below 0 or above `max_delay`; the width is not above 0; or a width is passed with
+            `"linear"`.
         UnknownNameError: the interpolation is unknown.
 
     Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable

@@ -30,7 +30,7 @@ def kernels(program: ScanProgram) -> list[str]:
 
 
 def without_hash(name: str) -> str:
-    """Removes the hash of the source from a kernel's name, as profilers show it."""
+    """Returns the name of a kernel, which profilers show, without the hash of the kernel's source."""
     return re.sub(r"_[0-9a-f]{12}$", "", name)
 
 

@@ -113,7 +113,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Runner(fx.Interpreter):
-    """Runs a graph, and records the shapes of all values and of the layers' inputs."""
+    """Interpreter that runs a graph, and records the shapes of all values and of the layers' inputs."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -132,7 +132,7 @@ class _Runner(fx.Interpreter):
 
 
 class _Reader:
-    """Converts a graph of torch.fx to calls."""
+    """Converter from a graph of torch.fx to calls."""
 
     def __init__(self, root: nn.Module, runner: _Runner) -> None:
         self._root = root

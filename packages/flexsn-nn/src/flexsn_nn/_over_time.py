@@ -17,9 +17,10 @@ from flexsn_nn.errors import InputShapeError, StepModeError
 
 
 class OverTime(nn.Sequential):
-    """Runs layers without state on `[T, B, ...]` as on one batch `[T B, ...]`, for example convolutions and pooling.
+    """A container that runs layers on `[T, B, ...]` as on one batch `[T B, ...]`.
 
-    `nn.Linear` and other layers that accept any number of leading dimensions do not need `OverTime`.
+    The layers have no state. Examples are convolutions and pooling. `nn.Linear` and other layers that accept any number
+    of leading dimensions do not need `OverTime`.
 
     Args:
         layers: same as for `nn.Sequential`.

@@ -19,12 +19,12 @@ class Changes(NamedTuple):
     """Arguments that a call adds for the transforms of its program.
 
     Attributes:
-        instead: tensors of the call, by the id of the stand-in that each of them replaces; `None` if the transforms
-            capture no tensors.
+        replacements: tensors of the call, by the id of the stand-in that each of them replaces; `None` if the
+            transforms capture no tensors.
         completion: formula that completes the gradient of the first input; `None` if the gradient is complete.
     """
 
-    instead: dict[int, Tensor] | None = None
+    replacements: dict[int, Tensor] | None = None
     completion: Completion | None = None
 
 

@@ -20,10 +20,10 @@ def run_kernels(
         changes: arguments for the program's transforms.
     """
     inputs, states = tensors[: program.num_inputs], tensors[program.num_inputs :]
-    instead, completion = changes
-    if instead is None or completion is None:
-        return run_program(program, inputs, states, instead, state_seqs=state_seqs)
-    return tuple(completed_scan(program, inputs, states, instead, completion, state_seqs=state_seqs))
+    replacements, completion = changes
+    if replacements is None or completion is None:
+        return run_program(program, inputs, states, replacements, state_seqs=state_seqs)
+    return tuple(completed_scan(program, inputs, states, replacements, completion, state_seqs=state_seqs))
 
 
 BETWEEN = "compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"

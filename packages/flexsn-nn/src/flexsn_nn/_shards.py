@@ -17,7 +17,7 @@ from flexsn_runtime import CutSpecialization, RecurrentSpecialization, ScanProgr
 
 
 class _Waited(torch.autograd.Function):
-    """Converts the result of a collective operation, which may still run, to a plain tensor, which kernels can read."""
+    """Function that waits for the result of a collective operation, and returns a plain tensor for kernels."""
 
     @staticmethod
     def forward(ctx: Any, part: Any) -> Tensor:

@@ -52,8 +52,8 @@ def warn_of_sharing(module: nn.Module) -> None:
 def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
     """Warns of modules of these kinds that run more than once in one call of an `nn.Sequential`.
 
-    `nn.Sequential` is the only container that is checked: another module may have two names for a child, and call it
-    only by one of them.
+    Only `nn.Sequential` is checked, because another module may have two names for a child, and use only one of these
+    names to call the child.
     """
     for part in net.modules():
         if type(part) is nn.Sequential:

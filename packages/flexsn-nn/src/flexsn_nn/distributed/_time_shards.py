@@ -162,7 +162,7 @@ class _Chain:
 
 
 class _Receive(torch.autograd.Function):
-    """Receives states from the previous process. The backward sends the states' gradients to that process."""
+    """Function that receives states from the previous process. The backward sends their gradients to that process."""
 
     @staticmethod
     def forward(
@@ -180,12 +180,12 @@ class _Receive(torch.autograd.Function):
 
 
 class _HandOver(torch.autograd.Function):
-    """Returns outputs unchanged, and sends states to the next process. The backward receives the states' gradients.
+    """Function that returns outputs unchanged, and sends states to the next process.
 
-    One process sends gradients, and another process waits for them. Therefore, both processes must run their backward,
-    even if no loss depends on the states. The backward of this function always runs, because the anchor requires grad.
-    The backward of `_Receive` always follows, because the received states are arguments of this function, even though
-    this function passes no gradient to them.
+    The backward receives the states' gradients. One process sends gradients, and another process waits for them.
+    Therefore, both processes must run their backward, even if no loss depends on the states. The backward of this
+    function always runs, because the anchor requires grad. The backward of `_Receive` always follows, because the
+    received states are arguments of this function, even though this function passes no gradient to them.
     """
 
     @staticmethod

@@ -43,7 +43,7 @@ class Chooses(KeepsStates):
 
     _output_specs: list[Spec] | None
     _ready_made: bool | None
-    _undelayed: Callable[..., Any] | None = None  # core with kernels that do not load earlier steps
+    _undelayed: Callable[..., Any] | None = None  # core whose kernels cannot load earlier steps
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Checks the inputs of a call, and returns the inputs of the core."""

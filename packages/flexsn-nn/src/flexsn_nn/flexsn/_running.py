@@ -422,15 +422,15 @@ class Runs(Chooses):
                 states = (*(states or self._initial(inputs)), *more_states)
         if single and program.stand_ins is not None:
             return none
-        instead, completion = (None, None) if changes is None else changes
+        replacements, completion = (None, None) if changes is None else changes
         formula, keep = completion and completion.formula, repeats.description[1]
-        match = find_call(program.scan, tensors, states, instead, formula, single=single, state_seqs=keep)
+        match = find_call(program.scan, tensors, states, replacements, formula, single=single, state_seqs=keep)
         results = None if match is None else match[0].run(match[1])
         if match is None or results is None or (keep and not len(inputs[0])):
             return none
         attributes["_again"] = None
         if not keep and getattr(match[0].run, "is_native", False):
-            self._note_again(program, *match, transforms, instead)
+            self._note_again(program, *match, transforms, replacements)
         if program.scan.bits:
             results = self._without_bits(program, results)
         end, end_of_program, count = attributes["num_outputs"], program.scan.num_outputs, attributes["num_states"]
@@ -486,14 +486,14 @@ class Runs(Chooses):
         call: RepeatedCall,
         tensors: tuple[Tensor | None, ...],
         transforms: tuple[Transform, ...],
-        instead: Mapping[int, Tensor] | None,
+        replacements: Mapping[int, Tensor] | None,
     ) -> None:
         """Stores a call for `_run_again`, if the compiled launcher can run such calls.
 
         Args:
             tensors: tensors with which `call.run` was called.
             transforms: transforms of the call, before their method `before` is called.
-            instead: tensors of the transforms, by the ids of their stand-ins.
+            replacements: tensors of the transforms, by the ids of their stand-ins.
         """
         attributes, scan = self.__dict__, program.scan
         others = [transform for transform in transforms if not isinstance(transform, SpikesAsBits)]
@@ -504,11 +504,11 @@ class Runs(Chooses):
         compute = None
         if others:
             parts = parts_of(others[0].producer) if len(others) == 1 and type(others[0]) is Absorb else None
-            positions = None if parts is None or instead is None else call.places(instead)
+            positions = None if parts is None or replacements is None else call.places(replacements)
             if parts is None or positions is None:
                 return
             first, end = len(tensors) - len(positions), len(tensors)
-            unchanged = [a is b for a, b in zip(parts.tensors, (instead or {}).values(), strict=True)]
+            unchanged = [a is b for a, b in zip(parts.tensors, (replacements or {}).values(), strict=True)]
             front, places = parts.key, tuple([positions.index(i) for i in range(first, end)])
             tensors = (*tensors[:first], *[parts.tensors[i] for i in places], *parts.more)
             if parts.compute is not None:

@@ -74,7 +74,7 @@ class KeepsStates(Settings):
             self.states, self.state_seqs, self.spike_counts = [], [], None
             if is_exporting():
                 self._end_export()
-        else:  # same as in forward
+        else:  # without `__setattr__`, as in `forward`
             self._forget(recomputation())
 
     def _forget(self, inside: tuple[int, int] | None) -> None:
@@ -204,7 +204,7 @@ class KeepsStates(Settings):
         return self._shapes_for[1]
 
     def _fitting(self, states: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """Returns the states. Raises an error if they do not match these inputs."""
+        """Prepares states for a call with these inputs. Raises an error if the states do not match the inputs."""
         if len(states) != self.num_states:
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
         if not torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Stores spikes for the backward as bits."""
+"""`PackedSpikes`: a context that stores spikes for the backward as bits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from flexsn_runtime import native_unpacking, saving_hooks
 
 # Minimum size of a tensor in bytes for which packing pays off.
 _FEWEST_BYTES = 256
-# When there are this many entries, entries of freed memory are removed. They are removed again each time the number of
-# remaining entries has doubled.
+# Number of entries at which entries of freed memory are first removed. After that, they are removed each time the
+# number of remaining entries has doubled.
 _FIRST_MAX_ENTRIES = 64
 
 
