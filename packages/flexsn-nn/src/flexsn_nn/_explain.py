@@ -78,7 +78,7 @@ def products(program: ScanProgram) -> list[str]:
                 f"launches step by step ({count} of kernels, and a library's {operations}), because an element depends "
                 f"on other elements of the {before}step"
             )
-            lines += [f"  the last {direction}: {loop}" for direction, loop in sorted(step.loops.told.items())]
+            lines += [f"  the last {direction}: {loop}" for direction, loop in sorted(step.loops.descriptions.items())]
             for product in staged.products:
                 where = "" if product.location is None else f", {product.location}"
                 sizes = " x ".join(str(list(shape)) for shape in product.factor_shapes)
