@@ -91,7 +91,7 @@ class NativeProgram:
             entry.threads,
             entry.shared,
             entry.together,
-            entry.kept,
+            entry.owner,
         )
 
     def _call(self, line: Called) -> None:
