@@ -50,7 +50,7 @@ class Numbers(NamedTuple):
     call: Tensor
 
     def at(self, call: int) -> Numbers:
-        """The numbers of call `call`, an integer from 0 to 2^31 - 1."""
+        """The argument `Numbers` for another call. `call` is an integer from 0 to 2^31 - 1."""
         if not 0 <= call < _LIMIT:
             raise ArgumentError(f"call is {call}; it must be from 0 to 2**31 - 1.")
         return self._replace(call=torch.full_like(self.call, call))

@@ -217,7 +217,8 @@ def _sum_to(gradient: Tensor, like: Tensor) -> Tensor:
 def _list_requested(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
     """True for each tensor with respect to which the call is differentiated.
 
-    In forward mode, these are all floating-point tensors, because torch does not report which ones are needed.
+    In forward mode, these are all floating-point tensors, because torch does not report which tensors are
+    needed.
     """
     if is_forward_mode() or not any(needed):
         return [is_needed or t.is_floating_point() for t, is_needed in zip(tensors, needed, strict=True)]

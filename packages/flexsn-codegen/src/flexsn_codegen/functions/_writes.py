@@ -86,7 +86,7 @@ def _share_memory(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
 
 
 def _are_interleaved(a: Tensor, b: Tensor) -> bool:
-    """True if two tensors with equal layouts are interleaved: the elements of each tensor lie in gaps of the other."""
+    """True if two tensors with equal layouts are interleaved, so that each fills gaps of the other tensor."""
     distance = abs(int(a.storage_offset()) - int(b.storage_offset()))
     inner = 1
     steps = sorted(_list_steps(a))

@@ -211,7 +211,8 @@ def _linker_options() -> tuple[str, ...]:
     """Linker options for OpenMP.
 
     Empty if the process has loaded torch's OpenMP library, so that kernels run in the threads of torch. Code
-    from Clang and code from GCC call different OpenMP libraries, and torch may not have loaded the one that is called.
+    from Clang and code from GCC call different OpenMP libraries, and torch may not have loaded the library that the
+    kernels call.
     """
     if sys.platform == "darwin":
         return ("-undefined", "dynamic_lookup")
@@ -228,7 +229,7 @@ def _include_options(source: str) -> list[str]:
 
 
 def _environment() -> str:
-    """All that compiled code depends on except its source: the compiler, the machine's instructions, our headers."""
+    """Everything that determines compiled code except its source: compiler, options, machine instructions, headers."""
     return _environment_of(tuple(compiler()))
 
 

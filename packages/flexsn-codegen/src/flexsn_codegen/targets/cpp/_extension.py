@@ -35,7 +35,7 @@ class Extension:
         self._name, self._source = name, source
 
     def kept(self) -> Path | None:
-        """The module's file in the cache folder, for this Python, torch and system. `None` if there is none.
+        """The module's file in the cache folder, for this Python, torch and system. `None` if the file does not exist.
 
         Raises:
             CacheFolderError: see `flexsn_codegen.cache_folder`.

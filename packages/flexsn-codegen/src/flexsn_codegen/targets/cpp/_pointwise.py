@@ -64,7 +64,7 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
 
 
 def _find_turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
-    """The first dimension in which an operand's elements are adjacent while those of its rows are far apart."""
+    """The first dimension along which an operand's elements are adjacent, if the elements of its rows are far apart."""
     for d, size in enumerate(sizes[:-1]):
         if type(size) is not int or type(sizes[-1]) is not int or min(size, sizes[-1]) < _LEAST_TILE:
             continue
@@ -216,7 +216,7 @@ def _remove_rounding(source: str) -> str:
     match = _RESULTS.search(source)
     assert match is not None
     for name in set(match[1].split(", ")):
-        if len(re.findall(rf"\b{name}\b", _remove_comments(source))) == 2:  # in its definition and in the results
+        if len(re.findall(rf"\b{name}\b", _remove_comments(source))) == 2:  # only in its definition and in the results
             source = re.sub(rf"(const auto {name} = )dev::round_b?float16\((\w+)\);", r"\1\2;", source)
     return source
 

@@ -75,7 +75,7 @@ class CppWriter(KernelWriter):
         self._body: list[str | _Lanes] = []
         self._lanes: _Lanes | None = None
         self._offsets: dict[Port, str] = {}  # the text of the offset of a lane within a step
-        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # as in `KernelWriter._declare`
+        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # see `KernelWriter._declare`
         self._times: dict[Port, str] = {}
         self._written: set[Port] = set()
         self._first_texts: dict[str, str] = {}  # the first text of each value, which determines its type
@@ -328,8 +328,8 @@ class CppWriter(KernelWriter):
             lines.append(f"int64_t {port.name}_offset_of[BLOCK] = {{}};")
             for inner, size, stride in terms:
                 lines.append(f"dev::add_offsets({port.name}_offset_of, begin, lanes, {inner}, {size}, {stride});")
-        # Arrays are in the order in which values are first computed, because the type of a value may depend on an
-        # earlier one.
+        # Arrays are in the order in which values are first computed, because the type of a value may depend on the
+        # type of an earlier value.
         arrays = [name for name in self._first_texts if name in stored]
         lines += [f"decltype(dev::value({self._type_expression(name)})) {_array_name(name)}[BLOCK];" for name in arrays]
         lines += [f"bool {name} = false;" for name in self._flags]

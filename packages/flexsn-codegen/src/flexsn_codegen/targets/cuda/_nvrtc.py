@@ -13,7 +13,7 @@ from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.source._cache import keep, kept
 
 _HEADERS = Path(__file__).parent
-# The headers of kernels. Kernels in C++ use the last one, too.
+# The headers of kernels. Kernels in C++ use the last header, too.
 _HEADER_PATHS = (_HEADERS / "device.cuh", _HEADERS / "cluster.cuh", _HEADERS.parent / "cpp" / "device" / "numbers.h")
 _NAMES = tuple(place.name for place in _HEADER_PATHS)
 _MOST_OF_A_LOG = 4000
@@ -21,7 +21,7 @@ _MOST_OF_A_LOG = 4000
 
 @functools.cache
 def _load_library() -> ctypes.CDLL | None:
-    """The compiler's library, from the CUDA wheels that PyTorch requires or from the system. `None` if none exists."""
+    """The compiler's library, from the CUDA wheels that PyTorch requires or from the system, or `None`."""
     for name in (*map(str, _find_in_wheels()), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
         try:
             return ctypes.CDLL(name)

@@ -30,8 +30,8 @@ _BLOCK, _SUMMING_BLOCK, _TILE = 1024, 2048, 2048
 # Number of columns of a program that sums over rows, and of a tile.
 _SUMMED_COLUMNS, _TILE_COLUMNS = 512, 64
 # Number of programs that sum over rows, and of programs that also reduce rows. There are enough programs for all
-# multiprocessors, but few enough to write few sums. While rows are reduced, warps wait for each other, which more
-# programs hide.
+# multiprocessors, but few enough to write few sums. While rows are reduced, warps wait for each other. With
+# more programs, other warps compute in this time.
 _SUMMING_PROGRAMS, _REDUCING_PROGRAMS = 512, 1024
 
 # With more operands than this number, a program that sums over rows has `_BLOCK` instead of `_SUMMING_BLOCK` elements.
@@ -40,10 +40,10 @@ _MOST_OPERANDS = 7
 Direction = int | Like
 Layout = tuple[Direction, Direction, Summed, int | None]
 """Layout of an operand: the terms of the offsets of its rows, the terms of the offsets of its columns, the dimension
-over which it is summed, and the index of the operand with which it is interleaved, whose elements are just before its
-own. Terms are `RUN` for a single stride, `PAIRS` for every second element, `Like` for the terms of an earlier operand,
-and otherwise the number of terms. A list of layouts begins with `(columns of a program, True if these are all
-columns)`."""
+over which it is summed, and the index of the operand with which it is interleaved. In memory, each element of that
+operand is just before the corresponding element of this operand. Terms are `RUN` for a single stride, `PAIRS` for every
+second element, `Like` for the terms of an earlier operand, and otherwise the number of terms. A list of layouts begins
+with `(columns of a program, True if these are all columns)`."""
 RUN, PAIRS = -1, -2
 
 
@@ -189,7 +189,7 @@ def _address_operands(
     layout_of: dict[Port, Layout],
     sizes: list[str],
 ) -> tuple[dict[Port, tuple[str, str]], list[str], list[str]]:
-    """The address and mask of each operand, the lines that compute row offsets, and those for column offsets.
+    """The address and mask of each operand, the lines that compute row offsets, and those that compute column offsets.
 
     Results are stored from all rows of a program, so the addresses of results have all rows, even if no offset depends
     on the row.
