@@ -244,7 +244,7 @@ class _OnElements(_StepPass):
         super().__init__(module, refined, blamed, gradients=any(place is not None for place in gradient_of))
         self._shape = tuple(step_shape)
         self._lifted, self._gradient_of = lifted, gradient_of
-        # The step's own axes have the smallest keys, so each own axis is the root of all axes with which it is united.
+        # The step's axes have the smallest keys, so each of them is the root of all axes with which it is united.
         self._step_axes = [OpenAxis((axis - len(self._shape),), size) for axis, size in enumerate(self._shape)]
 
     def _add_placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:

@@ -319,7 +319,7 @@ class _Staging:
         if not self._places.is_product(root) or root in self._direct_views:
             return False
         if views and port.role is not self._role:
-            return False  # the layout of such a result is given, so a product cannot be written through views
+            return False  # the layout of such a result is fixed, so a product cannot be written through views
         for link in (root, *views):
             users = [u for u in link.users if u.op != "output" and u in self._order.level]
             returned = sum(entry is link for entry in self._entries)
@@ -347,7 +347,7 @@ class _Staging:
         if target in REDUCTIONS:
             factors: list[Any] = [node.args[0]]
             dims: Any = node.args[1]
-            last = [d - factors[0].meta["val"].dim() for d in dims]  # from the end: sequences have more dims
+            last = [d - factors[0].meta["val"].dim() for d in dims]  # negative, as sequences have more dims
             args = (self._build_argument(node.args[0]), last, *node.args[2:])
         else:
             factors = [node.args[i] for i in PRODUCTS[target].factors]

@@ -391,7 +391,7 @@ class CoreCalls(TorchFunctionMode):
         if self._is_complete or known is None or not known.replaced or not self._is_same(known):
             return tensor
         standing = self._create_variable(known.number, tensor)
-        self._mode.freeze(standing)  # because a write would not change the views
+        self._mode.freeze(standing)  # a write to the variable would not change the views of the value
         return standing
 
     def _get_leaf(self, number: int, requires_grad: bool) -> Tensor:

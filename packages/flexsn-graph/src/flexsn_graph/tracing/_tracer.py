@@ -177,7 +177,7 @@ class Tracer:
         """Records `[*primals] -> [*results]` as ATen ops."""
 
         def forward(*arguments: Tensor) -> list[Tensor]:
-            # Gradients are enabled so that the lifted values are the same as in the VJP. None is computed here.
+            # Gradients are enabled so that the lifted values are the same as in the VJP. No gradient is computed here.
             with torch.enable_grad():
                 results, _ = self._run(self._make_leaves(arguments[: len(self.examples)]))
             return [self.captures.stand_in(t).detach() for t in results]
