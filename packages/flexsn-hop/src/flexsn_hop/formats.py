@@ -145,14 +145,14 @@ def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Se
 
 
 def broadcast_sequences(whole: Sequence[Any], sequences: Sequence[Operand]) -> list[Operand]:
-    """Extends the sequences to all dimensions of ``whole``. Omits those that do not broadcast to it after T."""
+    """Extends the sequences to all dimensions of ``whole``. Omits sequences whose steps do not broadcast."""
     steps = [(sizes[1:], strides[1:]) for sizes, strides in sequences]
     pairs = zip(sequences, (_align(whole[1:], *step) for step in steps), strict=True)
     return [((sizes[0], *step[0]), (strides[0], *step[1])) for (sizes, strides), step in pairs if step is not None]
 
 
 def broadcast_states(whole: Sequence[Any], states: Sequence[Operand]) -> list[Operand]:
-    """Extends the states to all dimensions of ``whole``. Omits those that do not broadcast to its steps."""
+    """Extends the states to all dimensions of ``whole``. Omits states that do not broadcast to its steps."""
     return [((1, *sizes), (0, *strides)) for sizes, strides in _align_all(whole[1:], states)]
 
 

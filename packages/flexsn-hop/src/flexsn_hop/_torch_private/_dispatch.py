@@ -104,10 +104,10 @@ def implement(
 
 
 def _isolate_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns ``function``, with tokens of its own for operators with effects, such as the check in ``linalg.solve``.
+    """Returns ``function``, with separate tokens for operators with effects, such as the check in ``linalg.solve``.
 
     A functional graph orders operators with effects by tokens. The graph of ``function`` cannot use the tokens of the
-    outer graph, because they are not values of this graph.
+    outer graph, because these tokens are not values of the graph of ``function``.
     """
     mode: Any = getattr(ctx, "mode", None)
     if not hasattr(mode, "_tokens"):

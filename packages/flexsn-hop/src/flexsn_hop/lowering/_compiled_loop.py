@@ -230,7 +230,7 @@ class _StateMemory:
         else:
             afters = [self._scratch[step % 2] for step in range(first, last)]
             if last == self._steps:
-                afters[-1] = torch.empty_like(self._scratch[0])  # the result, in memory of its own
+                afters[-1] = torch.empty_like(self._scratch[0])  # the result has separate memory
             checkpoint_indices = self._find_checkpoints(first, last)
             for index, checkpoint in zip(checkpoint_indices, RowsOf(self.checkpoints, checkpoint_indices), strict=True):
                 afters[self._checkpoint_steps[index] - first] = checkpoint

@@ -56,7 +56,7 @@ class _Program:
                     return self._compiled(args)
             except StepCodeError as error:
                 self._refuse(str(error))
-                self._compiled = None  # otherwise, each call would try again
+                self._compiled = None  # otherwise, each call would try to compile
         if isinstance(self.layout, BackwardLayout):
             return backward_loop(self.graphs[0], self.graphs[1], self.layout, args)
         return forward_loop(self.graphs[0], self.layout, args)
