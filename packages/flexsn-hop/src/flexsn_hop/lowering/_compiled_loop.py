@@ -354,7 +354,7 @@ class _BackwardRun:
             self._carried.append(_Carried(current, memory))
 
     def results(self) -> Tensors:
-        for first, last, befores in self._segments():
+        for first, last, befores in self._iterate_segments():
             while last > first:
                 last = self._run_block(first, last, befores)
         states = _select(self._states, self._layout.active_states)
@@ -416,7 +416,7 @@ class _BackwardRun:
             step.step.module(0, *sequences, *(rows[0] for rows in columns))
         return begin
 
-    def _segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
+    def _iterate_segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
         """Iterates over the segments, from the last segment to the first.
 
         Yields the first step of a segment, the step after the segment, and the states before its steps. The memory of

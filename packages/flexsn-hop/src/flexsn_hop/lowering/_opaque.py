@@ -111,7 +111,7 @@ def _run(
     return list(_decode(program).run(merged(tensors, sizes, size_positions)))
 
 
-def _shapes(
+def _find_shapes(
     program: str,
     tensors: Sequence[torch.Tensor],
     sizes: Sequence[int] | None,
@@ -125,6 +125,6 @@ def _shapes(
 # The loop accepts any strides, so compilers need not copy inputs to a certain layout.
 torch.library.define("flexsn_hop::run_scan", _SCHEMA, tags=(torch.Tag.flexible_layout,))
 torch.library.impl("flexsn_hop::run_scan", "CompositeExplicitAutograd", _run)
-torch.library.register_fake("flexsn_hop::run_scan", _shapes)
+torch.library.register_fake("flexsn_hop::run_scan", _find_shapes)
 
 run_scan = torch.ops.flexsn_hop.run_scan.default

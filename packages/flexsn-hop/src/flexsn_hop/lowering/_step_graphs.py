@@ -140,9 +140,9 @@ def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> 
     sequences = builder.arguments("sequence", layout.num_inputs)
     constants = builder.arguments("value", len(core.graph.find_nodes(op="placeholder")) - layout.num_inputs)
     (output,) = core.graph.find_nodes(op="output")
-    into = builder.arguments("into", len(output.args[0][skipped:]))
+    destinations = builder.arguments("into", len(output.args[0][skipped:]))
     results = builder.inline([*map(builder.row, sequences), *constants])
-    for memory, result in zip(into, results[skipped:], strict=True):
+    for memory, result in zip(destinations, results[skipped:], strict=True):
         builder.write(memory, result)
     return builder.close()
 
