@@ -329,12 +329,12 @@ def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Disables the gradient hooks of the tensors. The hooks run later, on the real gradient."""
     hooks = [(t._backward_hooks, dict(t._backward_hooks)) for t in tensors if t._backward_hooks]
     try:
-        for live, _ in hooks:
-            live.clear()
+        for registry, _ in hooks:
+            registry.clear()
         yield
     finally:
-        for live, saved in hooks:
-            live.update(saved)
+        for registry, saved in hooks:
+            registry.update(saved)
 
 
 def custom_op_body(op: OpOverload) -> Callable[..., Any] | None:

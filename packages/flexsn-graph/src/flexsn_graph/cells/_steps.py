@@ -250,7 +250,7 @@ class _OnElements(_StepPass):
     def _add_placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:
         value, cell_dims = super()._add_placeholder(node)
         if self._lifted[len(self._inputs)] is None:
-            cut_nodes = [by for key, by in self._blamed.items() if key[0] in self._axes_of_inputs[-1]]
+            cut_nodes = [cut_node for key, cut_node in self._blamed.items() if key[0] in self._axes_of_inputs[-1]]
             self._unite_with_step(cut_nodes[-1] if cut_nodes else node, value)
         return value, cell_dims
 

@@ -257,11 +257,11 @@ class CoreTrace:
         """
         return self._prologue(captured)
 
-    def _check_masks(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> None:
+    def _check_masks(self, cotangents: Sequence[bool], requested: Sequence[bool]) -> None:
         expected = (len(self.differentiable), len(self._primals))
-        if (len(cotangents), len(wanted)) != expected:
+        if (len(cotangents), len(requested)) != expected:
             raise RequiresGradError(
-                f"got masks for {len(cotangents)} results and {len(wanted)} arguments; the step has "
+                f"got masks for {len(cotangents)} results and {len(requested)} arguments; the step has "
                 f"{expected[0]} results and {expected[1]} arguments (inputs, states, lifted)."
             )
 
@@ -318,9 +318,9 @@ class StepTrace(CoreTrace):
         self.lifted_values = tuple(values)
         self.leads_to = tuple(
             frozenset(
-                to
+                new_position
                 for position in positions
-                for to in ([position] if position < first else positions_by_lifted[position - first])
+                for new_position in ([position] if position < first else positions_by_lifted[position - first])
             )
             for positions in self.leads_to
         )
