@@ -87,16 +87,16 @@ def uniform(numbers: Numbers, *, draw: int = 0) -> Tensor:
         numbers: seed and positions of the elements.
         draw: index of the draw. Different draws are independent of each other.
     """
-    result: Tensor = UNIFORM_NUMBER(*_element_words(numbers), numbers.call, stream=draw, bits=24)
+    result: Tensor = UNIFORM_NUMBER(*_compute_element_words(numbers), numbers.call, stream=draw, bits=24)
     return result
 
 
 def normal(numbers: Numbers, *, draw: int = 0) -> Tensor:
     """Normally distributed numbers of mean 0 and variance 1, float32, between -6.6 and 6.6. See `uniform`."""
-    result: Tensor = NORMAL_NUMBER(*_element_words(numbers), numbers.call, stream=draw)
+    result: Tensor = NORMAL_NUMBER(*_compute_element_words(numbers), numbers.call, stream=draw)
     return result
 
 
-def _element_words(numbers: Numbers) -> list[Tensor]:
+def _compute_element_words(numbers: Numbers) -> list[Tensor]:
     low, high, row, column, _ = numbers
     return [ELEMENT_WORD(low, high, row, column, index=index) for index in range(3)]

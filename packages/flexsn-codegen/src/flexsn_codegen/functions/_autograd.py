@@ -133,9 +133,9 @@ class Repeated(torch.autograd.Function):
         def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
             if not is_plain_call:
                 return call(kernel, tensors, ctx.numbers, scalars, summed=True)
-            ran, trace = kernel.run(tensors, ctx.numbers, [False] * len(tensors), (), scalars, summed=True)
+            results, trace = kernel.run(tensors, ctx.numbers, [False] * len(tensors), (), scalars, summed=True)
             trained.backwards[key] = trace, kernel.plan(trace, tensors)
-            return ran
+            return results
 
         return None, None, *gradients(ctx, tensors, cotangents, requested, apply)
 

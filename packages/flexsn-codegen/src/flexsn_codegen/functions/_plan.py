@@ -592,19 +592,19 @@ class _StepWalk:
         result = _make_dense(tuple(1 if d in removed else n for d, n in enumerate(self._shape)), dtype)
         return result, tuple(0 if d in removed else stride for d, stride in enumerate(result.strides))
 
-    def total(self, i: int, whole: Total) -> Total:
+    def total(self, i: int, full_total: Total) -> Total:
         """The sum that remains to be computed after the kernel. `whole` is the sum if the kernel computes no sums."""
         kind = self._get_sum(i)
         if kind is Summed.OVER_COLUMNS:
             columns = self._list_columns()
-            return replace(whole, axes=tuple(d for d in whole.axes if d not in columns))
+            return replace(full_total, axes=tuple(d for d in full_total.axes if d not in columns))
         if kind is Summed.OVER_ROWS:
             columns = self._list_columns()
             order = tuple(sorted(range(len(columns)), key=columns.__getitem__))
             is_in_order = order == tuple(range(len(columns)))
             turned = None if is_in_order else (tuple(self._shape[d] for d in columns), order)
-            return replace(whole, axes=(0,), turned=turned)
-        return whole
+            return replace(full_total, axes=(0,), turned=turned)
+        return full_total
 
     def _list_columns(self) -> list[int]:
         assert self._division is not None

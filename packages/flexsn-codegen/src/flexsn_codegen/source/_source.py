@@ -128,7 +128,7 @@ class RowStage:
         whole: True if the results have an element for each element of a row, False if they have one for each row.
         dtypes: dtype of each entry of `written`.
         again: indices of results that are written twice. Their second copies are the last entries of `written`.
-        kept: the last results of `core`, which later stages read at each element of the row, and their dtypes.
+        kept_results: the last results of `core`, which later stages read at each element of the row, and their dtypes.
     """
 
     core: CoreSource
@@ -137,7 +137,7 @@ class RowStage:
     whole: bool = True
     dtypes: tuple[torch.dtype, ...] = ()
     again: tuple[int, ...] = ()
-    kept: tuple[tuple[Port, torch.dtype], ...] = ()
+    kept_results: tuple[tuple[Port, torch.dtype], ...] = ()
 
     @property
     def values(self) -> tuple[int, ...]:

@@ -286,10 +286,10 @@ def _write_tiles(core: CoreSource, inputs: Sequence[_Operand], results: Sequence
         if o.layout == "turned":
             start = f"{o.name}_tile + row * {_TILE}"
         lines.append(f"    const auto {o.name}_at = {start};")
-    alike = [
+    groups = [
         [replace(o, layout="following") if o.layout == "turned" else o for o in group] for group in (inputs, results)
     ]
-    lines += ["    " + line for line in _write_lanes(core, *alike)]
+    lines += ["    " + line for line in _write_lanes(core, *groups)]
     lines.append("}")
     for o in results:
         if o.layout == "turned":

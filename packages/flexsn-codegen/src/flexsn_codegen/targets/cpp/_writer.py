@@ -114,7 +114,7 @@ class CppWriter(KernelWriter):
         """
         flags = {**dict.fromkeys(self._flags), **self._current_lanes().flags}
         values = {name: value if value in _CONSTANTS else form.format(value or name) for name, value in flags.items()}
-        return _NAME.sub(lambda found: values.get(found[0], found[0]), text)
+        return _NAME.sub(lambda match: values.get(match[0], match[0]), text)
 
     def _assign_flag(self, name: str, text: str) -> None:
         lanes, count = self._current_lanes(), self._flags.get(name, 0)
@@ -198,16 +198,16 @@ class CppWriter(KernelWriter):
             self._summed.append(total)
             self._first_texts[total] = f"dev::load({port.name}_ptr[0])"
             self._lane(total, value)
-            when = f"if ({_to_cpp(exists)}) " if exists else ""
-            store = f"{when}dev::store(({pointer})[program], dev::sum({_array_name(total)}, lanes));"
+            condition = f"if ({_to_cpp(exists)}) " if exists else ""
+            store = f"{condition}dev::store(({pointer})[program], dev::sum({_array_name(total)}, lanes));"
             self._current_lanes().after.append(store)
         elif exists is None:
             self._lane(None, f"dev::store(({pointer})[{self._offsets.get(port, 'lane')}], {value})")
         elif self._is_dense(port):
-            to = f"{port.name}_to_{len(self._stored)}"
+            destination = f"{port.name}_to_{len(self._stored)}"
             self._stored.append(port)
-            declaration = f"const auto {to} = {_to_cpp(exists)} ? {pointer} : {port.name}_beyond;"
-            self._lane(None, f"dev::store({to}[lane], {value})", declaration)
+            declaration = f"const auto {destination} = {_to_cpp(exists)} ? {pointer} : {port.name}_beyond;"
+            self._lane(None, f"dev::store({destination}[lane], {value})", declaration)
         else:
             place = f"({pointer})[{self._offsets[port]}]"
             self._lane(None, f"if ({_to_cpp(exists)}) dev::store({place}, {value})")
@@ -218,8 +218,8 @@ class CppWriter(KernelWriter):
         self._block_values.append(flags)
         self._first_texts[flags] = "uint8_t(0)"
         self._lane(flags, f"uint8_t({value} != 0)")
-        when = f"if ({_to_cpp(exists)}) " if exists else ""
-        self._current_lanes().after.append(f"{when}dev::store_bits({place}, {_array_name(flags)}, lanes);")
+        condition = f"if ({_to_cpp(exists)}) " if exists else ""
+        self._current_lanes().after.append(f"{condition}dev::store_bits({place}, {_array_name(flags)}, lanes);")
 
     # -- values --------------------------------------------------------------------------------------------
 

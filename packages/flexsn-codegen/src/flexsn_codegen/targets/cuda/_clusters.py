@@ -117,19 +117,19 @@ class ClusterNeeds:
     Attributes:
         matrices: number of registers of a thread that the matrices occupy.
         others: estimated number of all other registers of a thread.
-        of_a_term: number of registers that a thread needs for one more tile of 16 terms.
+        registers_of_tile: number of registers that a thread needs for one more tile of 16 terms.
         terms: for the longest product, the number of tiles of 16 terms in one warp.
         shared: bytes of shared memory.
-        shared_of_a_term: bytes of shared memory for one more tile of 16 terms.
+        shared_of_tile: bytes of shared memory for one more tile of 16 terms.
         away: bytes of matrices that the block reads from global memory in every step.
     """
 
     matrices: int
     others: int
-    of_a_term: int
+    registers_of_tile: int
     terms: int
     shared: int
-    shared_of_a_term: int
+    shared_of_tile: int
     away: int
 
 
@@ -303,23 +303,23 @@ class _ClusterWriter:
         loads, _ = memory_of(loop)
         early = sum(len(p.writes) for p in self._parts if isinstance(p, StageCall) and p.early is not None)
         values = sum(load.view.source not in loop.shifted for load in loads) + len(loop.carried) + early + _RESULTS
-        sums = matrices = of_a_term = longest = shared_of_a_term = away = under_way = 0
+        sums = matrices = registers_of_tile = longest = shared_of_tile = away = under_way = 0
         for _, part in self._list_products():
             chains = self._count_large_chains(part) + self._count_small_chains(part)
             sums = max(sums, 4 * cluster.row_tiles * len(part.pieces) * chains)
             parts = self._count_matrix_parts(self._sent[part.operand.port])
             terms, each = self._count_tiles(part), 4 * len(part.pieces) * parts
             matrices += cluster.held_of(terms) * each
-            of_a_term += each
+            registers_of_tile += each
             fragments = len(part.pieces) * self._count_words(self._sent[part.operand.port])
             of_one = cluster.threads(self._width) * fragments * _FRAGMENT_BYTES
-            shared_of_a_term += of_one
+            shared_of_tile += of_one
             away += (terms - cluster.held_of(terms) - cluster.stored_of(terms)) * of_one
             if cluster.stored is not None:
                 under_way = max(under_way, 4 * fragments * self._count_tiles_ahead(part))
             longest = max(longest, terms)
         others = _USUAL_REGISTERS + 4 * own_tiles * values + sums + under_way
-        return ClusterNeeds(matrices, others, of_a_term, longest, self._shared_bytes(), shared_of_a_term, away)
+        return ClusterNeeds(matrices, others, registers_of_tile, longest, self._shared_bytes(), shared_of_tile, away)
 
     # -- the kernel --------------------------------------------------------------------------------------------------
 

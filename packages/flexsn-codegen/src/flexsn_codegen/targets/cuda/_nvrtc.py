@@ -62,8 +62,8 @@ def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) 
         "-default-device",
         f"--fmad={'true' if fast_math else 'false'}",
     )
-    headers = _headers()
-    digest = hashlib.sha256("\n".join([source, *headers, *options, _version(library)]).encode()).hexdigest()[:32]
+    headers = _read_headers()
+    digest = hashlib.sha256("\n".join([source, *headers, *options, _read_version(library)]).encode()).hexdigest()[:32]
     name = f"{digest}.cubin"
     path = kept(name)
     if path is not None:
@@ -74,11 +74,11 @@ def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) 
 
 
 @functools.cache
-def _headers() -> tuple[str, ...]:
+def _read_headers() -> tuple[str, ...]:
     return tuple(path.read_text(encoding="utf-8") for path in _HEADER_PATHS)
 
 
-def _version(library: ctypes.CDLL) -> str:
+def _read_version(library: ctypes.CDLL) -> str:
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return f"{major.value}.{minor.value}"

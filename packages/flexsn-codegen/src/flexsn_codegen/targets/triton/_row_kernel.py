@@ -132,7 +132,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         lines.append(f"program = {program} // beside")
         lines.append(f"column = (tl.program_id(0) % beside) * {columns} + tl.arange(0, {columns})[None, :]")
     lines += ["inside = column < width", *of_columns]
-    if PAIRS in {of[1] for of in layout_of.values()}:
+    if PAIRS in {layout[1] for layout in layout_of.values()}:
         begin = "" if all_columns else f"(tl.program_id(0) % beside) * {2 * columns} + "
         lines.append(f"pair = {begin}tl.arange(0, {2 * columns})[None, :]")
         lines.append("pair_inside = pair < width * 2")
@@ -146,7 +146,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         "mask = exists & inside",
         *offsets,
     ]
-    firsts = {port: ports[of[3]] for port, of in layout_of.items() if of[3] is not None}
+    firsts = {port: ports[layout[3]] for port, layout in layout_of.items() if layout[3] is not None}
     seconds = {first: port for port, first in firsts.items()}
     for port in core.arguments:
         address, mask = addresses[port]
@@ -160,7 +160,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     body += _write_stages(core, addresses, layout_of, firsts, columns)
     if summed:
         for port in summed:
-            kind = tl_name(register_dtype(_result_dtype(core, port)))
+            kind = tl_name(register_dtype(_get_result_dtype(core, port)))
             lines.append(f"{port.name}_sum = tl.zeros([ROWS, {columns}], {kind})")
         lines += ["for step in range(0, STEPS):", *(f"    {line}" for line in body)]
         for port in summed:
@@ -239,7 +239,7 @@ def _write_stages(
     columns: int,
 ) -> list[str]:
     lines = []
-    waiting: dict[Port, str] = {}
+    text_by_first: dict[Port, str] = {}
     reduced = 0
     for number_of_stage, stage in enumerate(core.stages):
         arguments = [port.name for port in stage.core.arguments] + [number.name for number in stage.core.numbers]
@@ -260,17 +260,17 @@ def _write_stages(
             if summed is Summed.OVER_COLUMNS:
                 broadcast = f"dev.row_sum({broadcast}, inside)"
             if port in firsts.values():
-                waiting[port] = broadcast
+                text_by_first[port] = broadcast
                 continue
             if port in firsts:
                 address, mask = addresses[firsts[port]]
-                lines.append(f"dev.store_pair({address}, {waiting.pop(firsts[port])}, {broadcast}, {mask})")
+                lines.append(f"dev.store_pair({address}, {text_by_first.pop(firsts[port])}, {broadcast}, {mask})")
                 continue
             lines.append(f"dev.store({address}, {broadcast}, {mask})")
     return lines
 
 
-def _result_dtype(core: CoreSource, port: Port) -> Any:
+def _get_result_dtype(core: CoreSource, port: Port) -> Any:
     """Dtype of a result."""
     dtypes = [stage.dtypes[stage.written.index(port)] for stage in core.stages if port in stage.written]
     return dtypes[0]
