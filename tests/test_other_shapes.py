@@ -200,7 +200,7 @@ class Network(nn.Module):
         return *(outputs if isinstance(outputs, list) else [outputs]), *states
 
 
-@pytest.mark.long(all_but=["Apart", "Populations"])
+@pytest.mark.long(all_but=["Apart"])
 @cores
 def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCaptureFixture) -> None:
     """Checks that a compiled graph launches kernels. If it ran a loop, this would be logged."""
@@ -213,7 +213,7 @@ def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCapt
     assert "runs as a loop" not in caplog.text
 
 
-@pytest.mark.long(all_but=["Apart", "Populations"])
+@pytest.mark.long(all_but=["Populations"])
 @cores
 def test_exported_programs(make: type[Core]) -> None:
     core = made(make)

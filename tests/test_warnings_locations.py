@@ -71,6 +71,7 @@ def as_it_is(call: Callable[[], object]) -> Callable[[], object]:
     return call
 
 
+@pytest.mark.long(all_but=["too_many_numbers-in_a_thread", "unregistered-*"])
 @pytest.mark.parametrize("around", [as_it_is, in_a_module, in_a_thread])
 @pytest.mark.parametrize("source", [too_many_numbers, unregistered])
 def test_warning_names_the_users_file(source: Callable[[], Any], around: Callable[[Any], Callable[[], object]]) -> None:

@@ -129,6 +129,7 @@ def quietly(layer: nn.Module, x: Tensor) -> Any:
         return layer(x.clone())
 
 
+@pytest.mark.long(all_but=["shifts", "Recurrent"])
 @refused
 def test_the_warning_is_given_once_at_the_first_call(core: Callable[..., Any], words: str) -> None:
     layer = made(core)
@@ -143,6 +144,7 @@ def test_the_warning_is_given_once_at_the_first_call(core: Callable[..., Any], w
     assert f"on a GPU, compiled kernels refuse the core: {words.split(':')[0]}" in layer.explain()
 
 
+@pytest.mark.long(all_but=["shifts", "sorts", "has_no_rule"])
 @refused
 def test_the_reaction_error_raises_in_every_call(core: Callable[..., Any], words: str) -> None:
     set_portability("error")
