@@ -293,17 +293,18 @@ class NoisySoma(InTheMiddle):
         return super().forward(x, branches, soma + normal_like(soma))
 
 
-def test_random_numbers_of_a_soma_and_in_compiled_graphs() -> None:
-    for make in (NoisySoma, Noisy):
-        core = made(make, torch.float32)
-        x = torch.zeros(T, B, *core.shapes()[0])
-        results = []
-        for network in (Network(Layer(core)), Network(Layer(core, "auto"))):
-            configure(network, seed=3)
-            call = network if network.layer.backend == "torch" else torch.compile(network, fullgraph=True)
-            results.append(list(call(x)))
-        close(results[1], results[0], 1e-5)
-        assert results[0][-1].std() > 0.1
+@pytest.mark.long(all_but=["NoisySoma"])
+@pytest.mark.parametrize("make", [NoisySoma, Noisy], ids=lambda make: make.__name__)
+def test_random_numbers_of_a_soma_and_in_compiled_graphs(make: type[Core]) -> None:
+    core = made(make, torch.float32)
+    x = torch.zeros(T, B, *core.shapes()[0])
+    results = []
+    for network in (Network(Layer(core)), Network(Layer(core, "auto"))):
+        configure(network, seed=3)
+        call = network if network.layer.backend == "torch" else torch.compile(network, fullgraph=True)
+        results.append(list(call(x)))
+    close(results[1], results[0], 1e-5)
+    assert results[0][-1].std() > 0.1
 
 
 def test_assigned_parameters_are_read() -> None:
