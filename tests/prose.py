@@ -1,11 +1,11 @@
-"""Counts phrases in docstrings and comments that the style rules forbid.
+"""Counts phrases in docstrings and comments, and names of values, that the style rules forbid.
 
     python tests/prose.py            prints each occurrence
     python tests/prose.py --write    stores the counts, which may only decrease
 
 A docstring begins with a noun or a verb. Objects are not people: verbs of speech and desire, and pronouns for people,
-do not describe them. The counts cover packages, tests, benchmarks and examples. `tests/prose_counts.json` stores the
-number of remaining occurrences of each kind.
+do not describe them. The name of a variable or parameter is a noun for its value. The counts cover packages, tests,
+benchmarks and examples. `tests/prose_counts.json` stores the number of remaining occurrences of each kind.
 """
 
 from __future__ import annotations
@@ -42,6 +42,13 @@ WORDS = {
     "anew": re.compile(r"\banew\b"),
     "in the place of": re.compile(r"\bin the place of\b"),
 }
+# Names of variables and parameters that are no nouns.
+NO_NOUNS = {
+    *("asked", "came", "found", "given", "gone", "had", "instead", "kept", "known", "made", "seen", "there", "told"),
+    *("want", "wanted", "what"),
+}
+NAME_RULE = "values without a noun"
+RULES = (*BEGINNINGS, *WORDS, NAME_RULE)
 Place = tuple[str, int, str]  # rule, line, text
 
 
@@ -59,9 +66,19 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def values(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields the line and the name of each variable that is assigned, and of each parameter."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+
+
 def places(source: str) -> Iterator[Place]:
-    """Yields every occurrence of a forbidden phrase in a source."""
-    texts = list(docstrings(ast.parse(source)))
+    """Yields every occurrence of a forbidden phrase or name in a source."""
+    tree = ast.parse(source)
+    texts = list(docstrings(tree))
     for line, text in texts:
         for rule, pattern in BEGINNINGS.items():
             if pattern.match(text):
@@ -70,6 +87,9 @@ def places(source: str) -> Iterator[Place]:
         for rule, pattern in WORDS.items():
             for match in pattern.finditer(text):
                 yield rule, line, text[max(match.start() - 30, 0) : match.end() + 30].replace("\n", " ")
+    for line, name in values(tree):
+        if name.strip("_") in NO_NOUNS:
+            yield NAME_RULE, line, name
 
 
 def sources() -> Iterator[tuple[str, Path]]:
@@ -88,7 +108,7 @@ def counts() -> dict[str, dict[str, int]]:
     counters: dict[str, Counter[str]] = {}
     for name, path in sources():
         counters.setdefault(name, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))
-    return {name: {rule: every[rule] for rule in (*BEGINNINGS, *WORDS)} for name, every in counters.items()}
+    return {name: {rule: every[rule] for rule in RULES} for name, every in counters.items()}
 
 
 def main() -> None:
