@@ -156,7 +156,7 @@ def run(layer: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("backend", ["cpp", "torch"])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.long(all_but=["True-cpp"])
+@pytest.mark.long(all_but=["False-cpp"])
 def test_a_recurrent_layer_has_the_loops_spikes(backend: str, bias: bool, compiler: None) -> None:
     torch.manual_seed(1)
     x = torch.randn(9, 16, 96) + 0.5
