@@ -114,12 +114,12 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
     torch.manual_seed(0)
     x = torch.randn(steps, batch, hidden, device=DEVICE).to(dtype)
     layer = OURS[name](hidden).to(DEVICE, dtype)
-    usual: tuple[Any, Any] = (_one_launch._in_clusters, _staged_autograd._compiles)
-    _one_launch._in_clusters, _staged_autograd._compiles = stop, lambda step: False
+    usual: tuple[Any, Any] = (_one_launch._prepare_in_clusters, _staged_autograd._needs_compilation)
+    _one_launch._prepare_in_clusters, _staged_autograd._needs_compilation = stop, lambda step: False
     try:
         training(layer, x, torch.randn_like(x))()
     finally:
-        _one_launch._in_clusters, _staged_autograd._compiles = usual
+        _one_launch._prepare_in_clusters, _staged_autograd._needs_compilation = usual
     torch.cuda.synchronize()
     for one in found.values():
         one.expected = [value.clone() for value in one.stored()]

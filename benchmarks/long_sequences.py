@@ -209,7 +209,7 @@ class Work:
             return f"{affine[-1]}, affine", ""
         speculations = [s for step in program.specializations for s in step.speculations.values()]  # type: ignore[attr-defined]
         for speculation in speculations:
-            if not speculation.meets:
+            if not speculation.converges:
                 return "serial, since trajectories do not converge", ""
             if speculation.last is not None:
                 last = speculation.last

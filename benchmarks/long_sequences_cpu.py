@@ -88,7 +88,7 @@ def told(neuron: FlexSN) -> str:
     for step in program.specializations:
         for speculation in step.speculations.values():  # type: ignore[attr-defined]
             last = speculation.last
-            if not speculation.meets:
+            if not speculation.converges:
                 return "serial, since trajectories do not converge"
             return f"{last.segments}, {last.warm_up}"
     return "serial"

@@ -34,4 +34,4 @@ def differences(launches: int) -> tuple[str, int]:
         for _ in range(launches):
             for a, b in zip(scan(step, arguments, state_seqs=True), expected, strict=True):
                 differing += (a != b).sum()
-    return step.loops.told["forward"], int(differing)
+    return step.loops.descriptions["forward"], int(differing)

@@ -96,7 +96,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             if cluster.stored is not None and len(loop.exchanges) == 1:
                 cluster = dataclasses.replace(cluster, slots=1)
             try:
-                written = cluster_source("loop", _one_launch._spec(over, loop, memory, cores), cluster)
+                written = cluster_source("loop", _one_launch._make_spec(over, loop, memory, cores), cluster)
             except NotOneLaunchError as error:
                 directions.append(str(error))
                 continue
@@ -317,10 +317,10 @@ def test_clusters_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
     assert isinstance(step, RecurrentSpecialization)
     scan(step, arguments, state_seqs=False)
-    assert "clusters" in step.loops.told["forward"]
+    assert "clusters" in step.loops.descriptions["forward"]
     monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
     assert _clusters.why_no_clusters(torch.device("cuda")) == "FLEXSN_CLUSTERS is 0"
     other, arguments = prepare(ScanProgram(made(RLIF, 256, Powers()), 1, 2, 1), tensors)
     assert isinstance(other, RecurrentSpecialization)
     scan(other, arguments, state_seqs=False)
-    assert "clusters" not in other.loops.told["forward"]
+    assert "clusters" not in other.loops.descriptions["forward"]

@@ -126,7 +126,7 @@ def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> lis
         actual.append([*results, *torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), leaves)])
     for result, expected in zip(*actual, strict=True):
         torch.testing.assert_close(result, expected, rtol=bound, atol=bound)
-    return [step.loops.told[direction] for direction in ("forward", "backward")]
+    return [step.loops.descriptions[direction] for direction in ("forward", "backward")]
 
 
 @pytest.mark.long(all_but=["Winner"])

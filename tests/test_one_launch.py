@@ -223,7 +223,7 @@ def test_explain_describes_programs_with_all_columns(exchanged: Choose) -> None:
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
     assert isinstance(step, RecurrentSpecialization)
     scan(step, arguments, state_seqs=False)
-    assert step.loops.told["forward"] == (
+    assert step.loops.descriptions["forward"] == (
         "one launch for all steps, of 3 programs of 8 rows x 32 columns, which keep the whole matrices and exchange "
         "nothing"
     )
@@ -376,11 +376,11 @@ def test_explain_names_the_obstacle_to_one_launch(monkeypatch: pytest.MonkeyPatc
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
     assert isinstance(step, RecurrentSpecialization)
     first = scan(step, arguments, state_seqs=False)
-    assert step.loops.told["forward"].startswith("one launch")
+    assert step.loops.descriptions["forward"].startswith("one launch")
     monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
     for a, b in zip(scan(step, arguments, state_seqs=False), first, strict=True):
         assert torch.equal(a, b)
-    assert step.loops.told["forward"] == "launches step by step, because FLEXSN_ONE_LAUNCH is 0"
+    assert step.loops.descriptions["forward"] == "launches step by step, because FLEXSN_ONE_LAUNCH is 0"
 
 
 # -- on a GPU: many programs that wait for each other ------------------------------------------------------------

@@ -60,7 +60,7 @@ def compiled() -> Iterator[Compiled]:
         called(self, tensors)
 
     with (
-        mock.patch.object(_staged_autograd, "_compiles", return_value=True),
+        mock.patch.object(_staged_autograd, "_needs_compilation", return_value=True),
         mock.patch.object(CooperativeKernel, "_room", room),
         mock.patch.object(Launch, "compile", compile),
         mock.patch.object(Launch, "__call__", launch),

@@ -24,7 +24,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
         return original(left, right, exact)
 
     monkeypatch.setattr(_staged, "summed_product", record)
-    monkeypatch.setattr(_weights, "_pays", lambda value, *sizes: value.dtype == torch.float32)
+    monkeypatch.setattr(_weights, "_pays_off", lambda value, *sizes: value.dtype == torch.float32)
     return factors
 
 
@@ -57,20 +57,20 @@ def test_real_numbers_use_ordinary_products(cell: type[Cell], exact: Exact) -> N
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="for a device without tensor cores")
 def test_ordinary_products_are_used_if_faster() -> None:
-    assert not _weights._pays(torch.zeros(3), 1 << 20, 1 << 10, 1 << 10)
+    assert not _weights._pays_off(torch.zeros(3), 1 << 20, 1 << 10, 1 << 10)
 
 
 @pytest.mark.gpu
 def test_products_in_parts_are_used_if_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.zeros(3, device="cuda")
-    assert _weights._pays(value, 1 << 20, 256, 256)
-    assert not _weights._pays(value, 1 << 20, 64, 64)
-    assert not _weights._pays(value, 1 << 4, 256, 256)
-    assert not _weights._pays(value.double(), 1 << 20, 256, 256)
+    assert _weights._pays_off(value, 1 << 20, 256, 256)
+    assert not _weights._pays_off(value, 1 << 20, 64, 64)
+    assert not _weights._pays_off(value, 1 << 4, 256, 256)
+    assert not _weights._pays_off(value.double(), 1 << 20, 256, 256)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        assert not _weights._pays(value, 1 << 20, 256, 256)
+        assert not _weights._pays_off(value, 1 << 20, 256, 256)
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -83,7 +83,7 @@ def test_the_size_of_the_matrix_decides_and_not_that_of_the_batch(batch: int, mo
         sizes.append(numbers)
         return False
 
-    monkeypatch.setattr(_weights, "_pays", pays)
+    monkeypatch.setattr(_weights, "_pays_off", pays)
     left, right = torch.empty(7, 40, batch, device="meta"), torch.empty(7, batch, 24, device="meta")
     assert _weights.compilations_of_sum(left, right, (False, True)) == []
     assert sizes == [(7 * batch, 40, 24)]

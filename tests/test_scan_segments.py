@@ -166,7 +166,7 @@ def test_repairs_adapt_the_warm_up(core: Callable[..., Any], language: TargetNam
             step, arguments = prepare(program, (x, v))
             assert same_bits(scan(step, arguments, state_seqs=False), expected)
             (speculation,) = step.speculations.values()
-            reports.append((speculation.last, speculation.meets))
+            reports.append((speculation.last, speculation.converges))
     first = reports[0][0]
     assert first.elements == (first.segments - 1) * 600  # every segment of both blocks was repaired
     if core is forgetting:
@@ -216,7 +216,7 @@ def test_few_repairs_stay_in_each_call(language: TargetName) -> None:
             assert same_bits(scan(step, arguments, state_seqs=False), expected)
     assert isinstance(step, Specialization)
     (speculation,) = step.speculations.values()
-    assert speculation.meets
+    assert speculation.converges
     assert (speculation.last.segments, speculation.last.warm_up) == (8, 12)
     assert 0 < speculation.last.elements <= 600
 

@@ -437,5 +437,5 @@ def test_exchanged_tensors_on_a_gpu_equal_converted_ones(monkeypatch: pytest.Mon
     assert_near(first, want)
     for _ in range(4):
         last = step(net, x)
-    assert all(net[i].forward._products._known for i in (0, 2, 4))  # run by the compiled launcher
+    assert all(net[i].forward._products._calls for i in (0, 2, 4))  # run by the compiled launcher
     assert all(torch.equal(one, other) for one, other in zip(first, last, strict=True))

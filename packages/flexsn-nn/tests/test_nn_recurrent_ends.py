@@ -60,21 +60,21 @@ def check(name: str, device: str, shape: tuple[int, int, int], keep: bool, monke
         layer.backend, layer.store_state_seqs = "triton", keep
     found: list[object] = []
     steps: list[Any] = []
-    counts = _one_launch._counts
+    counts = _one_launch._find_counts
 
     def noted(step: Any, over: Any) -> Any:
         found.append(counts(step, over))
         steps.append(step)
         return found[-1]
 
-    monkeypatch.setattr(_one_launch, "_counts", noted)
+    monkeypatch.setattr(_one_launch, "_find_counts", noted)
     ends = ran(layers[0], x, lengths)
     assert found
     assert None not in found
-    told = steps[0].loops.told
+    told = steps[0].loops.descriptions
     if not keep:  # gradients of state sequences are added step by step
         assert [line[:10] for line in told.values()] == ["one launch"] * 2, told
-    monkeypatch.setattr(_one_launch, "_counts", lambda step, over: None)
+    monkeypatch.setattr(_one_launch, "_find_counts", lambda step, over: None)
     runs_on = ran(layers[1], x, lengths)
     for ours, theirs in zip(ends, runs_on, strict=True):
         assert torch.equal(ours, theirs)

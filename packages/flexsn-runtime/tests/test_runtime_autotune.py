@@ -96,7 +96,7 @@ def test_results_and_pending_backwards_do_not_depend_on_the_plan(best: int) -> N
 
 def test_a_plan_with_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = pytest.importorskip("triton.runtime.errors")
-    real = autotune_module._launch
+    real = autotune_module._prepare_launch
     usual = plan_of(PointwiseProgram(soft_lif, 1, 1, 1))
 
     def launch(step: object, arguments: object, plan: LaunchPlan, name: str) -> Callable[[], object]:
@@ -108,7 +108,7 @@ def test_a_plan_with_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.Mo
             return fail
         return real(step, arguments, plan, name)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(autotune_module, "_launch", launch)
+    monkeypatch.setattr(autotune_module, "_prepare_launch", launch)
     assert tune(PointwiseProgram(soft_lif, 1, 1, 1), (X, V), timer=Timer(best=100)) == usual
 
 

@@ -151,7 +151,7 @@ def test_in_compiled_graphs() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_programs_share_large_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_launch, "_multiprocessors", lambda device: 3)
+    monkeypatch.setattr(_launch, "_count_multiprocessors", lambda device: 3)
     for form in ("contiguous", "channels-last"):
         x = FORMATS[form](data("far", (7, 2, 31, 17)))
         check(x)

@@ -213,7 +213,7 @@ def test_layers_are_freed() -> None:
     products, of = RepeatedProducts(), leaves()
     for _ in range(3):
         assert_as_wanted(call(products, of, links=True), of)
-    (known,) = products._known
+    (known,) = products._calls
     seen = weakref.ref(known.native)
     del products, known
     gc.collect()

@@ -78,7 +78,7 @@ def products(program: ScanProgram) -> list[str]:
                 f"but one launch for all steps, or launches step by step ({count} of kernels, and a library's "
                 f"{what}), because one element needs others of the step{before}"
             )
-            lines += [f"  the last {direction}: {what}" for direction, what in sorted(step.loops.told.items())]
+            lines += [f"  the last {direction}: {what}" for direction, what in sorted(step.loops.descriptions.items())]
             for product in staged.products:
                 where = "" if product.location is None else f", {product.location}"
                 sizes = " x ".join(str(list(shape)) for shape in product.factor_shapes)

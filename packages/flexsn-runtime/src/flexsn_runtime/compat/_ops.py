@@ -185,8 +185,8 @@ def _(
     _, flat, _ = _split_backward(handle, flat_args, len(wanted))
     return [
         t.new_empty_strided(t.shape, strides_like(t, guarded=True))
-        for t, want in zip(flat, wanted, strict=True)
-        if want
+        for t, is_needed in zip(flat, wanted, strict=True)
+        if is_needed
     ]
 
 
@@ -216,12 +216,12 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
     ctx.step = step = _specialize(kernel, sequences, states)
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
-    wanted = [t.requires_grad for t in flat_args]  # without the mask: autograd counts all tensors
+    needs_grad = [t.requires_grad for t in flat_args]  # without the mask: autograd counts all tensors
     num_steps = sequences[0].shape[0]
     fixed = not_differentiable(
         step,
         output[:num_results],
-        wanted,
+        needs_grad,
         num_steps if isinstance(num_steps, int) else None,
         state_seqs=state_seqs,
     )
@@ -234,14 +234,16 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
 
 def _backward(ctx: Any, grads: Sequence[Tensor | None], *, state_seqs: bool) -> tuple[None, list[Any]]:
     ctx.step.check_unchanged()
-    wanted = [want and may for want, may in zip(ctx.needs_input_grad[1], ctx.allowed, strict=True)]
+    needs_grad = [
+        is_needed and is_allowed for is_needed, is_allowed in zip(ctx.needs_input_grad[1], ctx.allowed, strict=True)
+    ]
     tensors = [*grads[: ctx.num_results], *saved_of(ctx)]
     with torch.no_grad():
-        gradients = flexsn_inductor_backward(ctx.handle, tensors, wanted, state_seqs)
+        gradients = flexsn_inductor_backward(ctx.handle, tensors, needs_grad, state_seqs)
     if torch.is_grad_enabled():  # `create_graph`
         gradients = refuse_double_backward(gradients, tensors)
     found = iter(gradients)
-    return None, [next(found) if want else None for want in wanted]
+    return None, [next(found) if is_needed else None for is_needed in needs_grad]
 
 
 def _backward_state_seqs(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[None, list[Any]]:

@@ -110,7 +110,7 @@ def flexsn_backward(
         Arguments(arguments.inputs, arguments.states, captured),
         checkpoints,
         split_cotangents(grads, program.num_outputs, state_seqs=True),
-        _wanted(program, arguments.inputs, arguments.states, captured),
+        _find_needed_gradients(program, arguments.inputs, arguments.states, captured),
     )
     return tuple(gradients)
 
@@ -120,7 +120,7 @@ def _split_last(tensors: Sequence[Tensor], count: int) -> tuple[tuple[Tensor, ..
     return tuple(tensors[:first]), tuple(tensors[first:])
 
 
-def _wanted(
+def _find_needed_gradients(
     program: PointwiseProgram,
     inputs: Sequence[Tensor],
     states: Sequence[Tensor | None],
@@ -151,9 +151,10 @@ def _without_saved(
     inputs = _templates("input", input_templates, program.num_inputs, empty)
     states = _templates("state", state_templates, program.num_states, None if state is None else _one_step(state))
     lifted = program.lifted()
-    wanted = _wanted(program, inputs, states, lifted)
+    needs_grad = _find_needed_gradients(program, inputs, states, lifted)
     return tuple(
-        t.new_zeros(t.shape) if want else None for t, want in zip((*inputs, *states, *lifted), wanted, strict=True)
+        t.new_zeros(t.shape) if is_needed else None
+        for t, is_needed in zip((*inputs, *states, *lifted), needs_grad, strict=True)
     )
 
 

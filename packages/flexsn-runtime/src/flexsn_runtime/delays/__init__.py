@@ -1,4 +1,4 @@
-"""Delays of sequences in two or three passes over memory, for any number of delays."""
+"""Delays of sequences. Their kernels pass over memory two or three times, for any number of different delays."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ Taps = Callable[[Tensor], Tensor]
 
 
 def why_no_delay_kernel(x: Tensor) -> str | None:
-    """The reason why no kernel can delay the sequence `x`, `[T, *step]`; `None` if a kernel can."""
+    """Returns the reason why no kernel can delay the sequence `x`, `[T, *step]`; `None` if a kernel can."""
     if type(x) not in (Tensor, torch.nn.Parameter):
         return f"it is a {type(x).__name__}"
     if torch.compiler.is_compiling() or transform_at_work() is not None:
-        return "a compiler or a transform sees its operations"
+        return "a compiler or a transform traces its operations"
     if x.dtype not in _DTYPES:
         return f"it is {x.dtype}"
     if x.numel() == 0:
@@ -82,18 +82,18 @@ class _Between(SingleLevelFunction):
         if grad is None:
             return (None,) * 6
         x, past, whole, fraction = ctx.saved_tensors
-        if _is_seen(grad):
+        if _is_traced(grad):
 
-            def again(x: Tensor, past: Tensor | None, fraction: Tensor | None) -> Tensor:
-                return _between_again(x, past, whole, fraction, ctx.inner, ctx.most)
+            def compute(x: Tensor, past: Tensor | None, fraction: Tensor | None) -> Tensor:
+                return _compute_between(x, past, whole, fraction, ctx.inner, ctx.most)
 
             needs = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
-            of_x, of_past, of_fraction = _gradients(again, [x, past, fraction], needs, grad)
+            of_x, of_past, of_fraction = _differentiate(compute, [x, past, fraction], needs, grad)
             return of_x, of_past, None, of_fraction, None, None
         of_x, of_past, total = _launch.between_gradient(
             grad.contiguous(), x, past, whole, fraction, ctx.inner, ctx.most
         )
-        of_fraction = None if total is None else _summed(total, whole.numel(), ctx.inner).to(fraction.dtype)
+        of_fraction = None if total is None else _sum_by_delay(total, whole.numel(), ctx.inner).to(fraction.dtype)
         return of_x, of_past, None, of_fraction, None, None
 
 
@@ -116,18 +116,18 @@ class _Filtered(SingleLevelFunction):
         if grad is None:
             return (None,) * 6
         x, past, delay, taps, slopes = ctx.saved_tensors
-        if _is_seen(grad):
+        if _is_traced(grad):
 
-            def again(x: Tensor, past: Tensor | None, delay: Tensor) -> Tensor:
-                return _filtered_again(x, past, ctx.taps_of(delay), ctx.inner)
+            def compute(x: Tensor, past: Tensor | None, delay: Tensor) -> Tensor:
+                return _compute_filtered(x, past, ctx.taps_of(delay), ctx.inner)
 
-            return *_gradients(again, [x, past, delay], ctx.needs_input_grad[:3], grad), None, None, None
+            return *_differentiate(compute, [x, past, delay], ctx.needs_input_grad[:3], grad), None, None, None
         of_x, of_past, total = _launch.filter_gradient(grad.contiguous(), x, past, taps, slopes, ctx.inner)
-        of_delay = None if total is None else _summed(total, delay.numel(), ctx.inner).to(delay.dtype)
+        of_delay = None if total is None else _sum_by_delay(total, delay.numel(), ctx.inner).to(delay.dtype)
         return of_x, of_past, of_delay, None, None, None
 
 
-def _summed(total: Tensor, size: int, inner: int) -> Tensor:
+def _sum_by_delay(total: Tensor, size: int, inner: int) -> Tensor:
     """Returns, for each delay, the sum over the elements that have this delay, in a fixed order."""
     return total.reshape(-1, size, inner).sum((0, 2))
 
@@ -135,53 +135,53 @@ def _summed(total: Tensor, size: int, inner: int) -> Tensor:
 # -- PyTorch's operations, for second gradients and batched gradients ------------------------------------------
 
 
-def _is_seen(grad: Tensor) -> bool:
-    """True if a mode or a transform sees the operations of a backward."""
+def _is_traced(grad: Tensor) -> bool:
+    """True if a backward must run as PyTorch's operations, because a mode or a transform processes them."""
     return torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad)
 
 
-def _gradients(
+def _differentiate(
     function: Callable[..., Tensor], tensors: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients with respect to these tensors; `None` for each gradient that is not needed."""
-    again = torch.is_grad_enabled()
+    """Returns the gradients with respect to these tensors; `None` for each gradient that is not needed."""
+    create_graph = torch.is_grad_enabled()
     first, *others = tensors
     if first is None:  # no other gradient depends on its value, since the function is linear in it
         first = torch.zeros_like(grad).requires_grad_()
-    given = [first, *others]
+    arguments = [first, *others]
     with torch.enable_grad():
-        y = function(*given)
-    wanted = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
-    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
-    return [next(found) if need else None for need in needs]
+        y = function(*arguments)
+    differentiated = [t for t, is_needed in zip(arguments, needs, strict=True) if is_needed and t is not None]
+    gradients = iter(torch.autograd.grad(y, differentiated, grad, create_graph=create_graph))
+    return [next(gradients) if is_needed else None for is_needed in needs]
 
 
-def _each(delays: Tensor, step: Sequence[int], inner: int) -> Tensor:
-    """For each element of a step, the value of its delay: `[..., size] -> [..., *step]`."""
+def _expand_delays(delays: Tensor, step: Sequence[int], inner: int) -> Tensor:
+    """Returns, for each element of a step, the value of its delay: `[..., size] -> [..., *step]`."""
     wide = delays.repeat_interleave(inner, -1)
     copies = math.prod(step) // wide.shape[-1]
     return wide.repeat(*[1] * (wide.dim() - 1), copies).view(*wide.shape[:-1], *step)
 
 
-def _seen_values(x: Tensor, past: Tensor | None, most: int) -> Tensor:
+def _prepend_past(x: Tensor, past: Tensor | None, most: int) -> Tensor:
     return torch.cat([x.new_zeros((most, *x.shape[1:])) if past is None else past, x])
 
 
-def _between_again(
+def _compute_between(
     x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int
 ) -> Tensor:
-    seen, step = _seen_values(x, past, most), x.shape[1:]
+    values, step = _prepend_past(x, past, most), x.shape[1:]
     index = most + torch.arange(len(x), device=x.device).view(-1, *[1] * len(step))
-    place = index - _each(whole.long(), step, inner)
-    late = seen.gather(0, place)
+    place = index - _expand_delays(whole.long(), step, inner)
+    late = values.gather(0, place)
     if fraction is None:
         return late
-    later = seen.gather(0, place - 1)
-    return late + _each(fraction, step, inner) * (later - late)
+    later = values.gather(0, place - 1)
+    return late + _expand_delays(fraction, step, inner) * (later - late)
 
 
-def _filtered_again(x: Tensor, past: Tensor | None, taps: Tensor, inner: int) -> Tensor:
+def _compute_filtered(x: Tensor, past: Tensor | None, taps: Tensor, inner: int) -> Tensor:
     most = len(taps) - 1
-    seen, weights = _seen_values(x, past, most), _each(taps, x.shape[1:], inner)
-    terms = [weights[n] * seen[most - n : most - n + len(x)] for n in range(most + 1)]
+    values, weights = _prepend_past(x, past, most), _expand_delays(taps, x.shape[1:], inner)
+    terms = [weights[n] * values[most - n : most - n + len(x)] for n in range(most + 1)]
     return torch.stack(terms).sum(0).to(x.dtype)

@@ -30,16 +30,16 @@ def between(x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | No
         most: the largest number of whole steps in a delay.
     """
     y = torch.empty_like(x)
-    block, grid = _grid(x)
-    given = (x, x if past is None else past, whole, x if fraction is None else fraction, y)
+    block, grid = _choose_grid(x)
+    tensors = (x, x if past is None else past, whole, x if fraction is None else fraction, y)
     constants = (most, past is not None, fraction is not None, _HALF.get(x.dtype, 0), _STEPS, block)
     run_kernel(
-        _kernels().between_kernel,
+        _import_kernels().between_kernel,
         (grid, -(-len(x) // _STEPS)),
-        given,
-        _numbers(x, inner, whole),
+        tensors,
+        _list_sizes(x, inner, whole),
         constants,
-        _warps(),
+        _choose_warps(),
         fused=False,
     )
     return y
@@ -63,12 +63,19 @@ def between_gradient(
     """
     grad_x = torch.empty_like(grad)
     grad_past = None if past is None else torch.empty_like(past)
-    total = None if x is None else _of_step(grad)
-    block, grid = _grid(grad)
-    given = (grad, x, past, whole, fraction, grad_x, grad_past, total)
+    total = None if x is None else _allocate_step(grad)
+    block, grid = _choose_grid(grad)
+    tensors = (grad, x, past, whole, fraction, grad_x, grad_past, total)
     constants = (most, past is not None, fraction is not None, x is not None, _STEPS, block)
-    numbers = _numbers(grad, inner, whole)
-    run_kernel(_kernels().between_gradient_kernel, (grid,), _all(given, grad), numbers, constants, _warps())
+    numbers = _list_sizes(grad, inner, whole)
+    run_kernel(
+        _import_kernels().between_gradient_kernel,
+        (grid,),
+        _replace_none(tensors, grad),
+        numbers,
+        constants,
+        _choose_warps(),
+    )
     return grad_x, grad_past, total
 
 
@@ -80,11 +87,13 @@ def filtered(x: Tensor, past: Tensor | None, taps: Tensor, inner: int) -> Tensor
         taps: `[most + 1, size]`.
     """
     y = torch.empty_like(x)
-    block, grid = _grid(x)
-    given = (x, x if past is None else past, taps, y)
+    block, grid = _choose_grid(x)
+    tensors = (x, x if past is None else past, taps, y)
     constants = (len(taps) - 1, past is not None, block)
     size = (grid, -(-len(x) // _OF_FILTER))
-    run_kernel(_kernels().filter_kernel, size, given, _numbers(x, inner, taps[0]), constants, _warps())
+    run_kernel(
+        _import_kernels().filter_kernel, size, tensors, _list_sizes(x, inner, taps[0]), constants, _choose_warps()
+    )
     return y
 
 
@@ -99,40 +108,47 @@ def filter_gradient(
     """
     grad_x = torch.empty_like(grad)
     grad_past = None if past is None else torch.empty_like(past)
-    total = None if x is None else _of_step(grad)
-    block, grid = _grid(grad)
-    given = (grad, x, past, taps, slopes, grad_x, grad_past, total)
+    total = None if x is None else _allocate_step(grad)
+    block, grid = _choose_grid(grad)
+    tensors = (grad, x, past, taps, slopes, grad_x, grad_past, total)
     constants = (len(taps) - 1, past is not None, x is not None, block)
-    numbers = _numbers(grad, inner, taps[0])
-    run_kernel(_kernels().filter_gradient_kernel, (grid,), _all(given, grad), numbers, constants, _warps())
+    numbers = _list_sizes(grad, inner, taps[0])
+    run_kernel(
+        _import_kernels().filter_gradient_kernel,
+        (grid,),
+        _replace_none(tensors, grad),
+        numbers,
+        constants,
+        _choose_warps(),
+    )
     return grad_x, grad_past, total
 
 
-def _of_step(grad: Tensor) -> Tensor:
+def _allocate_step(grad: Tensor) -> Tensor:
     return torch.empty(grad.shape[1:], dtype=torch.promote_types(grad.dtype, torch.float32), device=grad.device)
 
 
-def _all(given: tuple[Tensor | None, ...], other: Tensor) -> tuple[Tensor, ...]:
-    """Returns the tensors, with `other` in place of each `None`. Kernels do not read these replacements."""
-    return tuple([other if tensor is None else tensor for tensor in given])
+def _replace_none(tensors: tuple[Tensor | None, ...], replacement: Tensor) -> tuple[Tensor, ...]:
+    """Returns the tensors, with `replacement` in place of each `None`. Kernels do not read these replacements."""
+    return tuple([replacement if tensor is None else tensor for tensor in tensors])
 
 
-def _numbers(x: Tensor, inner: int, delays: Tensor) -> tuple[int, ...]:
+def _list_sizes(x: Tensor, inner: int, delays: Tensor) -> tuple[int, ...]:
     return len(x), x[0].numel(), inner, delays.numel()
 
 
-def _grid(x: Tensor) -> tuple[int, int]:
+def _choose_grid(x: Tensor) -> tuple[int, int]:
     block = _INTERPRETED_BLOCK if triton_interpreted() else _BLOCK
     return block, -(-x[0].numel() // block)
 
 
-def _warps() -> int:
+def _choose_warps() -> int:
     return 4
 
 
 @functools.cache
-def _kernels() -> Any:
-    """The module of kernels. Importing it imports Triton."""
+def _import_kernels() -> Any:
+    """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _delays
 
     return _delays

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def differentiable(
-    core: Callable[..., Any], vjp: Callable[..., Any], cotangents: Sequence[bool], wanted: Sequence[bool]
+    core: Callable[..., Any], vjp: Callable[..., Any], cotangents: Sequence[bool], needs_grad: Sequence[bool]
 ) -> Callable[..., Any]:
     """The step's core as a function whose gradient is `vjp`.
 
@@ -20,7 +20,7 @@ def differentiable(
         core: `[*arguments] -> [*results]`.
         vjp: `[*arguments, *gradients] -> [*gradients]`.
         cotangents: for each result, True if `vjp` takes its gradient.
-        wanted: for each argument, True if `vjp` returns its gradient.
+        needs_grad: for each argument, True if `vjp` returns its gradient.
     """
 
     class DifferentiableStep(torch.autograd.Function):
@@ -36,7 +36,7 @@ def differentiable(
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             came = [gradient for gradient, flow in zip(gradients, cotangents, strict=True) if flow]
             found = iter(vjp(*ctx.values, *came))
-            return tuple(next(found) if want else None for want in wanted)
+            return tuple(next(found) if is_needed else None for is_needed in needs_grad)
 
     apply: Callable[..., Any] = DifferentiableStep.apply
     return apply

@@ -85,7 +85,7 @@ class GraphPieces:
         vjp = None
         if whole.vjp is not None:
             given = _chosen(self._results, whole.cotangents)
-            vjp = _OnPieces(whole.vjp, (*self.arguments, *given), _chosen(self.arguments, whole.wanted))
+            vjp = _OnPieces(whole.vjp, (*self.arguments, *given), _chosen(self.arguments, whole.needs_grad))
         return GraphStep(
             core,
             _number(self.arguments[: self.num_inputs]),
@@ -94,7 +94,7 @@ class GraphPieces:
             arguments,
             vjp,
             _for_each(self._results, whole.cotangents) if whole.cotangents else (),
-            _for_each(self.arguments, whole.wanted) if whole.wanted else (),
+            _for_each(self.arguments, whole.needs_grad) if whole.needs_grad else (),
             on_pieces=True,
         )
 

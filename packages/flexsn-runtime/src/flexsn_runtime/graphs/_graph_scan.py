@@ -93,11 +93,11 @@ def scan_backward(
     came = [next(given) if present else None for present in (*layout.output_grads, *layout.state_grads)]
     cotangents = split_cotangents(came, scan.num_outputs, state_seqs=not scan.final_state)
     positions = (*range(scan.num_inputs + scan.num_states), *step.lifted)
-    wanted = [layout.needs[position] for position in positions]
+    needs_grad = [layout.needs[position] for position in positions]
     if step.is_recorded:
-        found = BackwardScan(step, arguments, saved, cotangents, wanted)(arguments, saved, cotangents)
+        found = BackwardScan(step, arguments, saved, cotangents, needs_grad)(arguments, saved, cotangents)
     else:
-        found = run_backward(step, arguments, saved, cotangents, wanted)
+        found = run_backward(step, arguments, saved, cotangents, needs_grad)
     results = []
     for position, need in enumerate(layout.needs):
         if need:

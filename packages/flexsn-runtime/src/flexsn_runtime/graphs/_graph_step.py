@@ -53,7 +53,7 @@ class GraphStep:
         arguments: descriptions of one step's arguments, which are tensors. Lifted arguments may also be sizes.
         vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None` if no gradient will be needed.
         cotangents: for each of `[*outputs, *new_states]`, True if `vjp` takes its gradient.
-        wanted: for each argument, True if `vjp` returns its gradient.
+        needs_grad: for each argument, True if `vjp` returns its gradient.
         on_pieces: same as for `trace_step`.
     """
 
@@ -64,7 +64,7 @@ class GraphStep:
     arguments: Sequence[StepValue | Size]
     vjp: StepFunction | None = None
     cotangents: tuple[bool, ...] = ()
-    wanted: tuple[bool, ...] = ()
+    needs_grad: tuple[bool, ...] = ()
     on_pieces: bool = False
 
     @property
@@ -94,7 +94,7 @@ class GraphStep:
             return None
         codes = tuple(graph.code for graph in graphs)
         counts = (self.num_inputs, self.num_states, self.num_outputs)
-        return codes, counts, tuple(self.arguments), self.cotangents, self.wanted, self.on_pieces
+        return codes, counts, tuple(self.arguments), self.cotangents, self.needs_grad, self.on_pieces
 
 
 class GraphSpecialization(Specialization):
@@ -174,9 +174,9 @@ class GraphSpecialization(Specialization):
         # remaining steps.
         return not self.is_recorded or not isinstance(num_steps, int) or num_steps % chunk > 0
 
-    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
+    def _trace_vjp(self, cotangents: tuple[bool, ...], needs_grad: tuple[bool, ...]) -> StepGraph:
         with untraced():
-            vjps = [trace.vjp(cotangents, wanted) for trace in self._traces]
+            vjps = [trace.vjp(cotangents, needs_grad) for trace in self._traces]
             _check_same(self._emit_vjp, vjps)
         return replace(vjps[0], layouts=self._layouts(vjps))
 
@@ -224,7 +224,7 @@ def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple
     lifted = [stand_in(value) for value in step.arguments[step.num_primals :]]
     run: Any = step.core
     if step.vjp is not None:
-        run = differentiable(run, step.vjp, step.cotangents, step.wanted)
+        run = differentiable(run, step.vjp, step.cotangents, step.needs_grad)
 
     def core(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(run(*values, *lifted))

@@ -211,8 +211,8 @@ def _elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Te
     if isinstance(layout, BackwardLayout):
         behind = count + layout.scan.num_states
         gradients = scan_backward(step, layout, args[:count], args[count:behind], args[behind:])
-        needed = [value for value, need in zip(args, layout.needs, strict=False) if need]
-        return [_like_argument(gradient, value) for gradient, value in zip(gradients, needed, strict=True)]
+        differentiated = [value for value, need in zip(args, layout.needs, strict=False) if need]
+        return [_like_argument(gradient, value) for gradient, value in zip(gradients, differentiated, strict=True)]
     results = scan_forward(step, layout, args)
     first = layout.num_outputs + layout.num_states
     arguments = arguments_of(step, layout, args)
@@ -264,10 +264,10 @@ def _backward(graph: ScanGraph, layout: BackwardLayout, made: _Specialized, args
     came = iter(args[len(needs) :])
     present = (*layout.output_grads, *layout.state_grads)
     gradients = [next(came) if comes else None for comes in present]
-    needed = (*needs[: graph.num_primals], *(tensor.requires_grad for tensor in computed))
-    kept = frozenset(step.kept(step.carrying(needed)))
-    _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept=kept, needed=needed)
-    found = backward_staged(step, arguments, memory, kept, gradients, needed, state_seqs=state_seqs)
+    needs_grad = (*needs[: graph.num_primals], *(tensor.requires_grad for tensor in computed))
+    kept = frozenset(step.kept(step.carrying(needs_grad)))
+    _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept=kept, needs_grad=needs_grad)
+    found = backward_staged(step, arguments, memory, kept, gradients, needs_grad, state_seqs=state_seqs)
     by_position: dict[int, Tensor | None] = dict(enumerate(found[: graph.num_primals]))
     pairs = [(t, g) for t, g in zip(computed, found[graph.num_primals :], strict=True) if g is not None]
     trained = [leaf for leaf in leaves if leaf.requires_grad]

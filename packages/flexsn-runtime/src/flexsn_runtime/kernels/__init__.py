@@ -1,3 +1,3 @@
-"""The forward and the backward kernel of a pointwise scan: their choice, memory, launches and autograd function."""
+"""The forward and the backward of a pointwise scan, with one kernel each: plans, launches and autograd function."""
 
 from __future__ import annotations

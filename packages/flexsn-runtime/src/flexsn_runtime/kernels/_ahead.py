@@ -24,18 +24,18 @@ def compiling_backward(
     scan: ForwardScan,
     step: Specialization,
     arguments: Arguments,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
     *,
     state_seqs: bool,
     residuals: Residuals | None,
 ) -> AbstractContextManager[None]:
-    """Context that compiles the step's first backward while `scan` is compiled and runs.
+    """Returns a context in which the step's first backward is compiled while `scan` is compiled and runs.
 
-    Most calls need this backward: only the outputs have gradients, and the gradients have the format of the outputs.
-    Any other backward is compiled when it runs.
+    This is the backward that most calls need. In this backward, only the outputs have gradients, and the gradients have
+    the format of the outputs. Any other backward is compiled when it first runs.
 
     Args:
-        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         state_seqs, residuals: same as for `scan`.
     """
     if scan.plan.is_compiled or step.has_backward:
@@ -43,14 +43,14 @@ def compiling_backward(
 
     def prepare() -> list[Callable[[], object]]:
         trace = step.trace
-        like = arguments.inputs[0]
+        example = arguments.inputs[0]
         results = scan.results()
-        outputs, kept = results[: trace.num_outputs], results[scan.first_kept :]
+        outputs, saved = results[: trace.num_outputs], results[scan.first_kept :]
         cotangents = Cotangents(tuple(outputs), (None,) * trace.num_states, state_seqs)
-        # Compilation depends only on dtypes and alignments, so tensors without elements can stand for later tensors.
-        to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
+        # Compilation depends only on dtypes and alignments, so tensors without elements can represent later tensors.
+        later_tensors = [example.new_empty(0, dtype=t.dtype) for t in (*saved, *outputs)]
         segments = choose_segments(step, arguments)
-        backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments)
-        return backward.plan.compilations((*arguments.all, *to_come, *cotangents.states))
+        backward = BackwardScan(step, arguments, saved, cotangents, needs_grad, residuals=residuals, segments=segments)
+        return backward.plan.compilations((*arguments.all, *later_tensors, *cotangents.states))
 
     return compiling(prepare)

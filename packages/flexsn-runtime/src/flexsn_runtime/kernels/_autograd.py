@@ -1,4 +1,4 @@
-"""A scan with gradients as one `autograd.Function` with little overhead, over the two kernels.
+"""Runs a scan with gradients as one `autograd.Function`, which adds little overhead to the two kernels.
 
 The custom ops in `compat/_ops.py` do the same for compilers, but their dispatch takes several times as long.
 """
@@ -28,9 +28,9 @@ def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bo
     """
     tensors = arguments.all
     if torch.is_grad_enabled():
-        wanted = tuple([t is not None and t.requires_grad for t in tensors])
-        if True in wanted:
-            return run_trained(trained_scan(step, arguments, wanted, state_seqs=state_seqs), tensors)
+        needs_grad = tuple([t is not None and t.requires_grad for t in tensors])
+        if True in needs_grad:
+            return run_trained(trained_scan(step, arguments, needs_grad, state_seqs=state_seqs), tensors)
     return tuple(forward_scan(step, arguments, state_seqs=state_seqs, training=False).run(tensors))
 
 
@@ -44,7 +44,7 @@ class TrainedRun:
     """Runs calls of a prepared scan, like `run_trained`.
 
     Attributes:
-        is_native: True if the compiled launcher has made a call.
+        is_native: True if the compiled launcher has executed a call.
     """
 
     scan: Trained
@@ -59,7 +59,7 @@ class TrainedRun:
         return results
 
     def watched(self) -> bool:
-        """True if a hook watches launches that the compiled launcher would bypass. Requires `is_native`."""
+        """True if a launch hook is set, which the compiled launcher would not call. Requires `is_native`."""
         native = self.scan.native
         return native is None or native.watched()
 

@@ -54,31 +54,30 @@ def split_cotangents(grads: Sequence[Tensor | None], num_outputs: int, *, state_
 class BackwardScan:
     """A backward scan, prepared for arguments and cotangents of one layout.
 
-    Each gradient has the format of its argument.
+    Each gradient has the memory format of its argument.
 
     Args:
-        arguments: same as in the forward.
-        kept: checkpoints or residuals, as the forward returned them, or copies in another format.
-        wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        arguments: the arguments of the forward.
+        saved: checkpoints or residuals, as the forward returned them, or copies in another format.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         residuals: the residuals that the forward saved; `None` for checkpoints.
         plan: same as for `ForwardScan`.
-        segments: segments to compute in parallel, if the step's gradient allows it; `None` to compute all steps in
-            order.
+        segments: segments to compute in parallel, if the VJP allows this; `None` to compute all steps in order.
 
     Attributes:
         plan: allocations, steps and results of a call. It takes `[*inputs, *states, *lifted, *checkpoints or
             *residuals, *grad_outputs, *grad_states]`, and returns a gradient for each tensor of the forward that needs
             a gradient, in the tensor's shape. The gradient is zeros if no gradient flows to the tensor.
-        flowing: like `plan`, but it returns `None` for tensors to which no gradient flows, as the loop does.
+        flowing: the same plan, except that it returns `None` for tensors to which no gradient flows, as in the loop.
     """
 
     def __init__(
         self,
         step: Specialization,
         arguments: Arguments,
-        kept: Sequence[Tensor],
+        saved: Sequence[Tensor],
         cotangents: Cotangents,
-        wanted: Sequence[bool],
+        needs_grad: Sequence[bool],
         *,
         residuals: Residuals | None = None,
         plan: LaunchPlan | None = None,
@@ -86,18 +85,18 @@ class BackwardScan:
     ) -> None:
         trace = step.trace
         self._device = arguments.device
-        self._wanted = tuple(wanted)
+        self._needs_grad = tuple(needs_grad)
         num_inputs, num_states = trace.num_inputs, trace.num_states
         self._first_state, self._first_lifted = num_inputs, num_inputs + num_states
         self._state_seqs = cotangents.state_seqs
-        wanted_inputs = self._wanted[:num_inputs]
-        wanted_states = self._wanted[num_inputs : num_inputs + num_states]
-        wanted_lifted = self._wanted[num_inputs + num_states :]
+        grad_inputs = self._needs_grad[:num_inputs]
+        grad_states = self._needs_grad[num_inputs : num_inputs + num_states]
+        grad_lifted = self._needs_grad[num_inputs + num_states :]
         differentiable_outputs = trace.differentiable[: trace.num_outputs]
         differentiable_states = trace.differentiable[trace.num_outputs :]
         present = tuple(g is not None and d for g, d in zip(cotangents.outputs, differentiable_outputs, strict=True))
         if residuals is None:
-            vjp, source = step.vjp((*present, *differentiable_states), step.carrying(self._wanted))
+            vjp, source = step.vjp((*present, *differentiable_states), step.carrying(self._needs_grad))
         else:
             vjp, source = step.vjp_of(residuals, present)
         self._empty = arguments.num_steps == 0 or 0 in trace.step_shape
@@ -105,16 +104,16 @@ class BackwardScan:
         self._presence = Presence(vjp, num_inputs, num_states, states_present, every_step=self._state_seqs)
         self._num_steps, self._states_present = arguments.num_steps, states_present
         if source is None or self._empty:
-            nothing = [None] * len(self._wanted)
-            self.plan = Plan.of(self._device, nothing, [self._zero_gradients], allocator)
+            no_allocations = [None] * len(self._needs_grad)
+            self.plan = Plan.of(self._device, no_allocations, [self._zero_gradients], allocator)
             return
         if segments is not None and not (
             composes(vjp, num_inputs, num_states, segments) and all(flag.always for flag in self._presence.flags)
         ):
             segments = None
         if self._presence.flags:
-            vjp, source = step.flagged(self._presence, (residuals, present, self._wanted))
-            assert source is not None, "it has as many gradients as without flags"
+            vjp, source = step.flagged(self._presence, (residuals, present, self._needs_grad))
+            assert source is not None, "flags do not change the number of gradients"
 
         # The kernel computes the states again, so it reads the values that the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
@@ -126,7 +125,7 @@ class BackwardScan:
         if segments is not None and arguments.num_steps < 2 * config.chunk:
             segments = None
         # If an argument is one number for the whole step, the kernel sums its gradient within each program. An input
-        # that is a view of one number does not count, because its gradient is as large as the view.
+        # that is one number expanded to the size of a step is excluded, because its gradient is as large as the step.
         summed_inputs = tuple(
             layout.step == 0 and all(size == 1 for size in x.shape[1:])
             for layout, x in zip(operands.inputs, arguments.inputs, strict=True)
@@ -137,18 +136,18 @@ class BackwardScan:
         counted = form.order.shape(trace.step_shape)
         read_by = {i: form.order.layout(layout) for i, layout in layouts.items()}
         cut = None
-        by_element = any(want and not summed for want, summed in zip(wanted_lifted, summed_lifted, strict=True))
-        by_step = any(want and summed for want, summed in zip(wanted_inputs, summed_inputs, strict=True))
+        by_element = any(is_needed and not summed for is_needed, summed in zip(grad_lifted, summed_lifted, strict=True))
+        by_step = any(is_needed and summed for is_needed, summed in zip(grad_inputs, summed_inputs, strict=True))
         if segments is None and source.target.rows and by_element and not by_step:
             narrow = replace(config, block=fewer_elements(config.block, config.num_warps, ncl))
             cut = rows(counted, list(read_by.values()), narrow.block)
             config = config if cut is None else narrow
         programs = -(-(ncl if cut is None else math.prod(cut.shape)) // config.block)
-        # The gradient of each of `[*inputs, *states, *lifted]`, as the kernel writes it.
+        # The memory for the gradient of each of `[*inputs, *states, *lifted]`, in the shape that the kernel writes.
         sums = (arguments.num_steps, programs)
-        described = [
+        allocations = [
             *(
-                Allocation(sums, contiguous_strides(sums), _sum_dtype(x.dtype))
+                Allocation(sums, contiguous_strides(sums), _choose_sum_dtype(x.dtype))
                 if summed
                 else Allocation(full, strides_like(x) if x.shape == full else (ncl, *form.step), x.dtype)
                 for x, summed in zip(arguments.inputs, summed_inputs, strict=True)
@@ -158,30 +157,36 @@ class BackwardScan:
                 for v, value in zip(arguments.states, trace.states, strict=True)
             ),
             *(
-                Allocation(shape, contiguous_strides(shape), _sum_dtype(value.dtype))
+                Allocation(shape, contiguous_strides(shape), _choose_sum_dtype(value.dtype))
                 for value, summed in zip(trace.lifted_values, summed_lifted, strict=True)
                 for shape in ((programs,) if summed else counted if cut is None else cut.shape,)
             ),
         ]
-        written = [one if want else None for one, want in zip(described, self._wanted, strict=True)]
-        kept_params = [param for param, _ in step.kept(residuals)]
+        written = [
+            allocation if is_needed else None
+            for allocation, is_needed in zip(allocations, self._needs_grad, strict=True)
+        ]
+        saved_params = [param for param, _ in step.kept(residuals)]
         state_role = Role.GRAD_STATE_SEQ if cotangents.state_seqs else Role.GRAD_FINAL_STATE
-        cotangent_params = [*_params(Role.GRAD_OUTPUT, cotangents.outputs), *_params(state_role, cotangents.states)]
-        came = zip([*kept_params, *cotangent_params], [*kept, *cotangents.all], strict=True)
-        gradient_params = [*_params(Role.GRAD_INPUT, wanted_inputs), *_params(Role.GRAD_STATE, wanted_states)]
+        cotangent_params = [
+            *_list_ports(Role.GRAD_OUTPUT, cotangents.outputs),
+            *_list_ports(state_role, cotangents.states),
+        ]
+        incoming = zip([*saved_params, *cotangent_params], [*saved, *cotangents.all], strict=True)
+        gradient_params = [*_list_ports(Role.GRAD_INPUT, grad_inputs), *_list_ports(Role.GRAD_STATE, grad_states)]
         # Some incoming gradients are copied first. The copy has the format of the tensor to which the gradient belongs.
         dense = {len(full): form.sequence, len(trace.step_shape): form.step}
         strided = operands.strided(
             [
                 *(
                     (param, t.shape, dense[t.dim()] if _is_copied(t) and param in cotangent_params else t.stride())
-                    for param, t in came
+                    for param, t in incoming
                     if t is not None
                 ),
                 *(
-                    (param, one.shape, one.strides)
-                    for param, one, summed in zip(gradient_params, written, by_program, strict=False)
-                    if one is not None and not summed
+                    (param, allocation.shape, allocation.strides)
+                    for param, allocation, summed in zip(gradient_params, written, by_program, strict=False)
+                    if allocation is not None and not summed
                 ),
             ]
         )
@@ -198,9 +203,9 @@ class BackwardScan:
             grad_state_seqs=states_present if cotangents.state_seqs else absent,
             grad_final_states=absent if cotangents.state_seqs else states_present,
             gradients=vjp.gradients,
-            grad_inputs=wanted_inputs,
-            grad_states=wanted_states,
-            grad_lifted=wanted_lifted,
+            grad_inputs=grad_inputs,
+            grad_states=grad_states,
+            grad_lifted=grad_lifted,
             lifted_dtypes=step.lifted_dtypes,
             summed_inputs=summed_inputs,
             summed_lifted=summed_lifted,
@@ -223,21 +228,21 @@ class BackwardScan:
             launched = SegmentedBackward(scan, source, step.columns(residuals, present), number)
         places = [
             *operands.params,
-            *kept_params,
+            *saved_params,
             *cotangent_params,
             *gradient_params,
-            *_params(Role.GRAD_LIFTED, wanted_lifted),
+            *_list_ports(Role.GRAD_LIFTED, grad_lifted),
         ]
-        first_grad = len(arguments.all) + len(kept_params)
+        first_grad = len(arguments.all) + len(saved_params)
         copies = [
             Copied(i, tuple(g.shape), dense[g.dim()], g.dtype)
             for i, g in enumerate(cotangents.all, first_grad)
             if g is not None and _is_copied(g)
         ]
-        taken = [places.index(param) for param in kernel.params]
-        steps = launching(operands, launched, taken, len(places), copies)
+        kernel_places = [places.index(param) for param in kernel.params]
+        steps = launching(operands, launched, kernel_places, len(places), copies)
         first = first_grad + len(cotangent_params)
-        # Gradients that the kernel writes in a shape other than the shape of their tensors.
+        # Sums the gradients that the kernel writes in shapes other than the shapes of their tensors.
         steps += (
             Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
             for i, x in enumerate(arguments.inputs)
@@ -247,13 +252,13 @@ class BackwardScan:
             read_by = {i: cut.layout(layout) for i, layout in read_by.items()}
         summed: list[tuple[Allocation, Summed]] = []
         for i, tensor in enumerate(arguments.lifted, self._first_lifted):
-            if (one := written[i]) is not None:
-                sums_up = LiftedGradient(
-                    one.shape, tensor, read_by.get(i - self._first_lifted), by_program=by_program[i]
+            if (allocation := written[i]) is not None:
+                sum_elements = LiftedGradient(
+                    allocation.shape, tensor, read_by.get(i - self._first_lifted), by_program=by_program[i]
                 )
-                summed.append((one, Summed(first + i, i, sums_up, sums_up.plain(tensor))))
-        apart = step.is_recorded or segments is not None
-        steps += [one_sum for _, one_sum in summed] if apart else summed_together(first, summed)
+                summed.append((allocation, Summed(first + i, i, sum_elements, sum_elements.plain(tensor))))
+        is_separate = step.is_recorded or segments is not None
+        steps += [sum_step for _, sum_step in summed] if is_separate else summed_together(first, summed)
         self.plan = Plan.of(self._device, written, steps, launched.allocator)
 
     def __call__(
@@ -266,33 +271,41 @@ class BackwardScan:
         """
         return self.run((*arguments.all, *checkpoints, *cotangents.all))
 
-    def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Runs the plan."""
-        return self.plan.run(given)
+        return self.plan.run(tensors)
 
     @cached_property
     def flowing(self) -> Plan:
-        gone = {i for i, (flows, want) in enumerate(zip(self._flows, self._wanted, strict=True)) if want and not flows}
-        return self.plan.without(frozenset(gone)) if gone else self.plan
+        without_flow = {
+            i
+            for i, (flows, is_needed) in enumerate(zip(self._flows, self._needs_grad, strict=True))
+            if is_needed and not flows
+        }
+        return self.plan.without(frozenset(without_flow)) if without_flow else self.plan
 
     @cached_property
     def _flows(self) -> tuple[bool, ...]:
-        """For each of `[*inputs, *states, *lifted]`, True if any gradient flows to it.
+        """For each of `[*inputs, *states, *lifted]`, True if any gradient flows to this tensor.
 
-        If no gradient flows, operations before the scan must not receive zeros: their derivatives may be infinite.
+        If no gradient flows to a tensor, the operations before the scan must not receive zeros for it, because their
+        derivatives may be infinite.
         """
         if self._num_steps == 0:
-            states = (there and not self._state_seqs for there in self._states_present)
-            behind = len(self._wanted) - self._first_lifted
-            return (*(False,) * self._first_state, *states, *(False,) * behind)
+            states = (is_present and not self._state_seqs for is_present in self._states_present)
+            num_lifted = len(self._needs_grad) - self._first_lifted
+            return (*(False,) * self._first_state, *states, *(False,) * num_lifted)
         return self._presence.flows(self._num_steps)
 
     def _zero_gradients(self, memory: Memory) -> None:
-        """Computes gradients if T is 0. The initial states are then the final states, and have the same gradients."""
-        first = len(memory) - len(self._wanted)
-        for i, want in enumerate(self._wanted):
+        """Computes gradients without a kernel: zeros, except for initial states.
+
+        If T is 0, the initial states are the final states, and have the same gradients.
+        """
+        first = len(memory) - len(self._needs_grad)
+        for i, is_needed in enumerate(self._needs_grad):
             primal = memory[i]
-            memory[first + i] = _zeros_like(primal) if want and primal is not None else None
+            memory[first + i] = _zeros_like(primal) if is_needed and primal is not None else None
         if self._empty and not self._state_seqs:
             for i in range(self._first_state, self._first_lifted):
                 final = memory[first + i - self._first_lifted]  # the gradients of states are the last arguments
@@ -310,16 +323,16 @@ def _is_copied(gradient: Tensor) -> bool:
     if gradient.is_neg() or gradient._is_zerotensor():
         return True
     strides = zip(gradient.shape, gradient.stride(), strict=True)
-    return any(type(stride) is int and stride == 0 and size != 1 for size, stride in strides)  # a symbol is not 0
+    return any(type(stride) is int and stride == 0 and size != 1 for size, stride in strides)  # a symbol is never 0
 
 
 def _zeros_like(tensor: Tensor) -> Tensor:
     return tensor.new_zeros(tensor.shape).as_strided(tensor.shape, strides_like(tensor))
 
 
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+def _choose_sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def _params(role: Role, entries: Sequence[object]) -> list[Port]:
+def _list_ports(role: Role, entries: Sequence[object]) -> list[Port]:
     return [Port(role, i) for i in range(len(entries))]

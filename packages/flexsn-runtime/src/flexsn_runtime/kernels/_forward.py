@@ -33,7 +33,7 @@ class ForwardResult(NamedTuple):
 
     @property
     def returned(self) -> tuple[Tensor, ...]:
-        """Returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`."""
+        """Tuple `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`."""
         return (*self.outputs, *self.state_seqs, *self.final_states)
 
 
@@ -81,11 +81,13 @@ class ForwardScan:
         self._device = arguments.device
         plan = step.plan(math.prod(shape)) if plan is None else plan
         form = step.format(arguments.inputs, arguments.states)
-        sequence = kept_shape = (num_steps, *shape)
+        sequence = saved_shape = (num_steps, *shape)
         self._written = [
-            *_described(_values(Role.OUTPUT, trace.outputs), sequence, form.sequence),
-            *_described(_values(Role.STATE_SEQ, trace.states if state_seqs else ()), sequence, form.sequence),
-            *_described(_values(Role.FINAL_STATE, () if state_seqs else trace.states), shape, form.step),
+            *_describe_results(_list_values(Role.OUTPUT, trace.outputs), sequence, form.sequence),
+            *_describe_results(
+                _list_values(Role.STATE_SEQ, trace.states if state_seqs else ()), sequence, form.sequence
+            ),
+            *_describe_results(_list_values(Role.FINAL_STATE, () if state_seqs else trace.states), shape, form.step),
         ]
         checkpoints = training and residuals is None
         segment = 0
@@ -94,25 +96,25 @@ class ForwardScan:
             segment = plan.backward.chunk if padding is not None else step.segment(plan, num_steps)
         ncl = math.prod(shape)
         row = -(-ncl // WORD) * (WORD // 8)
-        bits = step.bits if _same_memory(sequence, form.sequence, (ncl, *form.step)) else ()
-        written_bits = [(Port(Role.BITS, i), torch.uint8) for i, there in enumerate(step.bits) if there]
-        self._written += _described(written_bits, (num_steps if bits else 0, row), (row, 1))
-        kept_strides = (ncl, *form.step)
+        bits = step.bits if _have_same_addresses(sequence, form.sequence, (ncl, *form.step)) else ()
+        written_bits = [(Port(Role.BITS, i), torch.uint8) for i, is_written in enumerate(step.bits) if is_written]
+        self._written += _describe_results(written_bits, (num_steps if bits else 0, row), (row, 1))
+        saved_strides = (ncl, *form.step)
         if checkpoints:
             rows = checkpoint_rows(num_steps, segment) + spare_rows
             rows += sum(-(-delays.most // segment) for delays in step.late.values())  # plus rows before the first step
-            kept_shape = (rows, *shape)
+            saved_shape = (rows, *shape)
             if padding is not None:
-                kept_shape, kept_strides = (rows * ncl + padding,), (1,)
+                saved_shape, saved_strides = (rows * ncl + padding,), (1,)
         if training:
-            self._written += _described(step.kept(residuals), kept_shape, kept_strides)
+            self._written += _describe_results(step.kept(residuals), saved_shape, saved_strides)
         counts = [len(trace.outputs), *((len(trace.states), 0) if state_seqs else (0, len(trace.states)))]
         counts.append(len(written_bits))
         self._ends = [sum(counts[: i + 1]) for i in range(4)]
         self.first_bits, self.first_kept = self._ends[2:]
         if num_steps == 0 or 0 in shape:
             finals = range(self._ends[1], self._ends[2])
-            self._make((_Initial(trace.num_inputs, len(arguments.all), tuple(finals)),), allocator)
+            self._make_plans((_Initial(trace.num_inputs, len(arguments.all), tuple(finals)),), allocator)
             return
         config = plan.forward if training else plan.inference
         config, rest, single = step.chunks(config, num_steps, step.cost.num_ops)
@@ -149,10 +151,10 @@ class ForwardScan:
             worth = segments.rule.launched if isinstance(segments, Choice) else 1
             scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device, worth)
             launched = in_segments(scan, step.core(residuals), segments)
-        taken = [places.index(param) for param in kernel.params]
-        self._make(launching(operands, launched, taken, len(places)), launched.allocator)
+        kernel_places = [places.index(param) for param in kernel.params]
+        self._make_plans(launching(operands, launched, kernel_places, len(places)), launched.allocator)
 
-    def _make(self, steps: Sequence[PlanStep], allocator: Callable[..., Callable[[], Tensor]]) -> None:
+    def _make_plans(self, steps: Sequence[PlanStep], allocator: Callable[..., Callable[[], Tensor]]) -> None:
         allocations = [Allocation(shape, strides, dtype) for _, shape, strides, dtype in self._written]
         self.plan = Plan.of(self._device, allocations, steps, allocator)
         outputs = [Allocation(shape[1:], strides[1:], dtype) for shape, strides, dtype in allocations[: self._ends[0]]]
@@ -165,7 +167,7 @@ class ForwardScan:
 
     def results(self) -> list[Tensor]:
         """Returns tensors like the plan's results, but without memory."""
-        return [one.like() for one in self.plan.allocations if one is not None]
+        return [allocation.like() for allocation in self.plan.allocations if allocation is not None]
 
     def __call__(self, arguments: Arguments) -> ForwardResult:
         """Runs the scan on arguments of this layout."""
@@ -188,40 +190,40 @@ class ForwardScan:
 
 
 class _Initial(NamedTuple):
-    """A scan of zero steps: the final states are the initial ones.
+    """The operation of a scan of zero steps. It copies the initial states to the final states.
 
     Attributes:
         states: position of the first initial state.
-        given: number of tensors that a call takes.
+        num_arguments: number of tensors that a call takes.
         finals: positions of the final states among the results.
     """
 
     states: int
-    given: int
+    num_arguments: int
     finals: tuple[int, ...]
 
     def __call__(self, memory: Memory) -> None:
         for i, place in enumerate(self.finals):
-            final, initial = memory[self.given + place], memory[self.states + i]
+            final, initial = memory[self.num_arguments + place], memory[self.states + i]
             assert final is not None
             final.zero_() if initial is None else final.copy_(initial)
 
 
 def checkpoint_rows(num_steps: int, segment: int) -> int:
-    """Number of stored states. One state is stored before each segment except the first."""
+    """Returns the number of rows of checkpoints. There is a row before each segment except the first."""
     return (num_steps - 1) // segment if num_steps > 0 else 0
 
 
-def _same_memory(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
+def _have_same_addresses(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
     """True if both sets of strides give each element the same address."""
     return all(size == 1 or a == b for size, a, b in zip(shape, strides, others, strict=True))
 
 
-def _values(role: Role, values: Sequence[StepValue]) -> list[tuple[Port, torch.dtype]]:
+def _list_values(role: Role, values: Sequence[StepValue]) -> list[tuple[Port, torch.dtype]]:
     return [(Port(role, i), value.dtype) for i, value in enumerate(values)]
 
 
-def _described(
+def _describe_results(
     values: Sequence[tuple[Port, torch.dtype]], shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> list[tuple[Port, tuple[int, ...], tuple[int, ...], torch.dtype]]:
     return [(param, shape, strides, dtype) for param, dtype in values]

@@ -1,6 +1,6 @@
 """Division of a step into rows that a program processes one after the other, for gradients of captured tensors.
 
-Each element of the step contributes to such a gradient. Elements at equal positions in different rows read equal
+Each element of the step contributes to such a gradient. Elements at equal positions in different rows read the same
 elements of all captured tensors. A program therefore adds up their contributions in its registers, and writes only a
 fraction of the bytes. The sum over all programs then reads fewer bytes, too.
 """
@@ -14,17 +14,17 @@ from typing import NamedTuple
 from flexsn_graph import LiftedLayout
 from flexsn_runtime._availability import triton_interpreted
 
-# Maximum number of rows. More rows would save few additional bytes. They would also leave too few programs to fill a
-# GPU like the H200, which costs more time than the saved bytes.
+# Maximum number of rows. More rows would save few additional bytes, but leave too few programs to fill a GPU like the
+# H200.
 _MOST = 16
 _FEWEST_PROGRAMS = 1024
 
 # Rows begin at multiples of this number of elements; otherwise each element would be loaded separately.
 _ALIGNED = 16
 
-# Maximum number of elements per thread. A thread keeps the sums of its elements in registers, with all other values.
-# For small steps, a smaller maximum is faster: on an H100, with two elements, the backward of a norm and a LIF takes 7
-# % less time for 3 million bfloat16 elements, and 4 % more for 26 million.
+# Maximum number of elements per thread. A thread keeps the sums of its elements in registers, together with all other
+# values. For small steps, a smaller maximum is faster: on an H100, with two elements, the backward of a norm and a LIF
+# takes 7 % less time for 3 million bfloat16 elements, and 4 % more for 26 million.
 _ELEMENTS = 4
 _SMALL, _ELEMENTS_OF_SMALL = 2**23, 2
 
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     outer: int
 
     def layout(self, step: LiftedLayout) -> LiftedLayout:
-        """The layout in which a row reads a tensor, derived from the layout in which the step reads it."""
+        """Returns the layout in which a row reads a tensor, from the layout `step` in which the step reads it."""
         return LiftedLayout((0, *step.strides[self.outer :]), step.offset)
 
     @property
@@ -53,14 +53,14 @@ class Rows(NamedTuple):
 
 
 def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> Rows | None:
-    """The rows of a step for programs of `block` elements; `None` if they are not worthwhile.
+    """Divides a step into rows for programs of `block` elements. Returns `None` if rows would not pay off.
 
     Args:
         shape: the step's shape, in the order in which the kernel counts its elements.
-        layouts: the step's layouts of captured tensors, in this order.
+        layouts: layouts in which the step reads captured tensors, with dimensions in the same order.
     """
     if not all(type(size) is int for size in (*shape, *(n for layout in layouts for n in layout.strides))):
-        return None  # kernels for symbolic sizes serve all sizes
+        return None  # a kernel for symbolic sizes must work for all sizes
     outer = 0
     while outer < len(shape) and all(layout.strides[outer] == 0 or shape[outer] == 1 for layout in layouts):
         outer += 1

@@ -32,7 +32,7 @@ def forward_scan(
     spare_rows: int = 0,
     padding: int | None = None,
 ) -> ForwardScan:
-    """The forward scan over arguments of this layout.
+    """Returns the forward scan over arguments of this layout.
 
     Args:
         state_seqs: True to write the states after every step, False to write only the final states.
@@ -60,14 +60,14 @@ def run_backward(
     arguments: Arguments,
     checkpoints: Sequence[Tensor],
     cotangents: Cotangents,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> list[Tensor | None]:
     """Scans backward.
 
     Args:
-        arguments: same as in the forward.
+        arguments: the arguments of the forward.
         checkpoints: checkpoints from the forward.
-        wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
 
     Returns:
         The gradient of each tensor, in the tensor's shape: `None` if the gradient is not needed, and zeros if no
@@ -78,26 +78,26 @@ def run_backward(
     """
     tensors = (*arguments.all, *checkpoints, *cotangents.all)
     check_readable(step.trace, tensors)
-    key = ("backward", tuple(wanted), cotangents.state_seqs, choose_segments(step, arguments), layout_key(tensors))
+    key = ("backward", tuple(needs_grad), cotangents.state_seqs, choose_segments(step, arguments), layout_key(tensors))
     scan: BackwardScan | None = step.plans.get(key)
     if scan is None:
-        scan = step.plans[key] = backward_of(step, tensors, tuple(wanted), state_seqs=cotangents.state_seqs)
+        scan = step.plans[key] = backward_of(step, tensors, tuple(needs_grad), state_seqs=cotangents.state_seqs)
     return scan.plan.run(tensors)
 
 
 def backward_of(
     step: Specialization,
     tensors: Sequence[Tensor | None],
-    wanted: tuple[bool, ...],
+    needs_grad: tuple[bool, ...],
     *,
     state_seqs: bool,
     residuals: Residuals | None = None,
 ) -> BackwardScan:
-    """The backward scan over tensors of this layout.
+    """Returns the backward scan over tensors of this layout.
 
     Args:
         tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
-        wanted: same as for `run_backward`.
+        needs_grad: same as for `run_backward`.
         state_seqs: True if `grad_states` are gradients of state sequences, False if they are gradients of final states.
         residuals: same as for `BackwardScan`.
     """
@@ -106,7 +106,7 @@ def backward_of(
     arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
     first_kept = len(arguments.all)
     first_grad = first_kept + len(step.kept(residuals))
-    kept = [t for t in tensors[first_kept:first_grad] if t is not None]
+    saved = [t for t in tensors[first_kept:first_grad] if t is not None]
     cotangents = split_cotangents(tensors[first_grad:], trace.num_outputs, state_seqs=state_seqs)
     segments = choose_segments(step, arguments)
-    return BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments)
+    return BackwardScan(step, arguments, saved, cotangents, needs_grad, residuals=residuals, segments=segments)

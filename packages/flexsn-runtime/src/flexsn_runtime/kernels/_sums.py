@@ -23,7 +23,7 @@ class LiftedGradient:
             row of the step (`Rows`), in the order in which the kernel counts elements.
         tensor: the captured tensor, or another tensor with its layout.
         layout: layout in which the step or the row reads the tensor, in the same order; `None` if no result depends on
-            it.
+            the tensor.
         by_program: True if `written` is `[programs]`.
     """
 
@@ -41,12 +41,14 @@ class LiftedGradient:
             self._sum = sum_over(written, dims)
         # True if the step reads all elements in memory order.
         self._all_in_order = math.prod(self._shape) == tensor.numel() and all(
-            size == 1 or read == has
-            for size, read, has in zip(self._shape, layout.strides, contiguous_strides(self._shape), strict=True)
+            size == 1 or read_stride == usual_stride
+            for size, read_stride, usual_stride in zip(
+                self._shape, layout.strides, contiguous_strides(self._shape), strict=True
+            )
         )
 
     def __call__(self, written: Tensor, tensor: Tensor) -> Tensor:
-        """The gradient of the captured tensor.
+        """Returns the gradient of the captured tensor.
 
         The order of summation is fixed, so that two runs agree to the last bit.
         """
@@ -66,33 +68,33 @@ class LiftedGradient:
         return ordered
 
     def plain(self, tensor: Tensor) -> PlainSum | None:
-        """The sum as data, if the gradient is only a sum; otherwise `None`."""
+        """Returns the sum as data if the gradient needs no other operation than this sum; otherwise `None`."""
         if self._layout is None or not self._all_in_order or self._order is not None:
             return None
         return PlainSum(self._sum, tuple(tensor.shape), tensor.dtype)
 
 
-def summed_together(given: int, sums: Sequence[tuple[Allocation, Summed]]) -> list[PlanStep]:
-    """The steps that sum gradients. Equal sums are combined into one step.
+def summed_together(num_arguments: int, sums: Sequence[tuple[Allocation, Summed]]) -> list[PlanStep]:
+    """Returns the plan steps that sum gradients. Equal sums are combined into one step.
 
     Args:
-        given: number of tensors that a call takes.
-        sums: the sums, each with the memory that the kernel writes for it.
+        num_arguments: number of tensors that a call takes.
+        sums: the sums, each with the allocation of the gradient that is summed.
     """
-    alike: dict[tuple[Allocation, PlainSum | None], list[Summed]] = {}
+    groups: dict[tuple[Allocation, PlainSum | None], list[Summed]] = {}
     for written, step in sums:
-        alike.setdefault((written, step.plain), []).append(step)
+        groups.setdefault((written, step.plain), []).append(step)
     steps: list[PlanStep] = []
-    for (written, plain), group in alike.items():
+    for (written, plain), group in groups.items():
         bytes_each = math.prod(written.shape) * written.dtype.itemsize
-        whole = None if plain is None or len(group) == 1 or bytes_each % ALIGNED else plain.times(len(group))
-        if whole is None:
+        combined = None if plain is None or len(group) == 1 or bytes_each % ALIGNED else plain.times(len(group))
+        if combined is None:
             steps += group
         else:
             shape = (len(group), *written.shape)
-            results = tuple(step.place - given for step in group)
+            results = tuple(step.place - num_arguments for step in group)
             memory = Allocation(shape, contiguous_strides(shape), written.dtype)
-            steps.append(SummedTogether(given, results, memory, whole))
+            steps.append(SummedTogether(num_arguments, results, memory, combined))
     return steps
 
 
@@ -102,50 +104,50 @@ _LARGE = 2**20  # elements
 
 
 def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
-    """The steps of `tensor.sum(dims)` for a contiguous tensor. They yield the sum's elements in order, in any shape.
+    """Returns a `Sum` that computes `tensor.sum(dims)` for a contiguous tensor. The result may have another shape.
 
     Args:
         shape: the tensor's shape.
-        dims: dimensions to sum over. If empty, the result has the elements of the tensor itself.
+        dims: dimensions to sum over. Without dimensions, the result has the elements of the tensor itself.
     """
     if not dims:
         return Sum(())
     count, summed = len(dims), tuple(dims)
     if summed != tuple(range(count)):
-        return Sum(_of_planes(tuple(shape), summed))
+        return Sum(_split_planes(tuple(shape), summed))
     rows, columns = math.prod(shape[:count]), math.prod(shape[count:])
     # A compiler arranges sums over symbolic sizes itself.
-    beside = 1
+    side_by_side = 1
     if isinstance(rows, int) and isinstance(columns, int) and rows * columns >= _LARGE and columns < _COLUMNS:
-        beside = math.gcd(rows, _COLUMNS // columns)
-    if beside != 1:
-        return Sum((((-1, beside * columns), (0,)), ((beside, columns), (0,))))
+        side_by_side = math.gcd(rows, _COLUMNS // columns)
+    if side_by_side != 1:
+        return Sum((((-1, side_by_side * columns), (0,)), ((side_by_side, columns), (0,))))
     return Sum(((None if count == 1 else (-1, columns), (0,)),))
 
 
-# In torch, one warp adds up planes of fewer than 8192 elements. On an H100, two such sums over [6, 128, 784] took a
-# fifth of the time of a norm and a neuron. The planes are therefore split into rows that are short enough for a warp,
-# and the few sums of the rows are summed again.
+# In torch, one warp adds up each plane of fewer than 8192 elements. On an H100, two such sums over [6, 128, 784] took a
+# fifth of the total time of a norm and a neuron. The planes are therefore split into rows that are short enough for a
+# warp, and the few sums of the rows are summed again.
 _FEW, _MANY = 1024, 8192
 _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 
 
-def _of_planes(
+def _split_planes(
     shape: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]:
-    """The steps of a sum over dimensions other than the leading dimensions."""
+    """Returns the steps of a sum over dimensions other than the leading dimensions."""
     direct = ((None, dims),)
     if not all(type(size) is int for size in shape):
         return direct
     count = next((i for i in range(len(shape)) if len(shape) - 1 - i not in dims), len(shape))
-    kept, plane = shape[: len(shape) - count], math.prod(shape[len(shape) - count :])
+    outer, plane = shape[: len(shape) - count], math.prod(shape[len(shape) - count :])
     if not _FEW < math.prod(shape[d] for d in dims) < _MANY:
         return direct
     row = next(size for size in range(min(plane, _MOST_OF_ROW), 0, -1) if plane % size == 0)
     if row < _LEAST_OF_ROW:
         return direct
-    left = (*(d for d in dims if d < len(kept)), len(kept))
-    return ((-1, row), (1,)), ((*kept, plane // row), left)
+    remaining = (*(d for d in dims if d < len(outer)), len(outer))
+    return ((-1, row), (1,)), ((*outer, plane // row), remaining)
 
 
 class InputGradient:
@@ -160,7 +162,7 @@ class InputGradient:
         self._order, self._by_program = unusual_order(tensor), by_program
 
     def __call__(self, written: Tensor, tensor: Tensor) -> Tensor:
-        """The gradient of the input."""
+        """Returns the gradient of the input."""
         summed = input_gradient(written, tensor, self._by_program)
         ordered = in_order(summed, self._order)
         assert ordered is not None

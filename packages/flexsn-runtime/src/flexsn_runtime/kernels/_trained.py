@@ -14,7 +14,7 @@ from flexsn_runtime._torch_private import is_batched, number_of_modes, transform
 from flexsn_runtime.calls._plan import PlanStep
 from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.kernels._ahead import compiling_backward
-from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
+from flexsn_runtime.kernels._refused import batched_gradients_error, check_readable, refuse_double_backward
 from flexsn_runtime.kernels._scan import backward_of, forward_scan
 from flexsn_runtime.native import Again, NativeScan, can_be_native, compiled_launcher, may_launch, weakly
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
@@ -22,27 +22,27 @@ from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 
-# The largest number of layouts of a backward that alternate. The compiled launcher has the same limit (`most_told`).
+# Maximum number of layouts for which a scan stores backwards. The compiled launcher has the same limit.
 _MOST_BACKWARDS = 16
-# The number of backward passes between polls for the compiled launcher. Each poll reads the environment.
-_ASKED_EVERY = 64
+# Number of backwards between two checks for the compiled launcher. Each check reads environment variables.
+_CHECK_INTERVAL = 64
 
-Given = Sequence[Tensor | None]
-Call = Callable[[Given], Sequence[Tensor | None]]
-Compute = Callable[[Given], Mapping[int, Tensor]]
+Tensors = Sequence[Tensor | None]
+Call = Callable[[Tensors], Sequence[Tensor | None]]
+Compute = Callable[[Tensors], Mapping[int, Tensor]]
 
 
 class LastStep(Protocol):
     """An additional last step of a backward. It replaces the gradient of the first tensor.
 
     Attributes:
-        others: other tensors whose gradients this step reads.
+        others: positions of the other tensors whose gradients this step reads.
     """
 
     others: Sequence[int]
 
     def at(self, first: int) -> PlanStep:
-        """Returns the step itself.
+        """Returns the step as an operation of a plan.
 
         Args:
             first: position of the first gradient in memory.
@@ -50,21 +50,21 @@ class LastStep(Protocol):
 
 
 @dataclass(slots=True)
-class Known:
-    """A backward that has run before.
+class PreparedBackward:
+    """A backward that is prepared for tensors of one layout.
 
     Attributes:
-        needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         layout: layout of the tensors.
-        has_layout: fast predicate for this layout. It may wrongly return False.
+        has_layout: fast predicate that is True for tensors of this layout. It may wrongly return False.
         call: function that computes the gradients.
-        recordings: recordings of the backward without its forward, by environment.
+        recordings: for each environment, the recording of the backward, without the forward.
         registered: environments for which the backward was offered to the compiled launcher.
     """
 
-    needed: tuple[bool, ...]
+    needs_grad: tuple[bool, ...]
     layout: tuple[object, ...]
-    has_layout: Callable[[Given], bool]
+    has_layout: Callable[[Tensors], bool]
     call: Call
     recordings: dict[Hashable, Recording | str | None] = field(default_factory=dict)
     registered: set[Hashable] = field(default_factory=set)
@@ -75,7 +75,7 @@ class Trained:
 
     Args:
         arguments: any arguments of this layout.
-        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         state_seqs: same as for `forward_scan`.
 
     Attributes:
@@ -90,18 +90,19 @@ class Trained:
 
     def __init__(self, step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> None:
         self.step, self._state_seqs, self._device = step, state_seqs, arguments.device
-        # The most recent backwards are first. The tuple is replaced as a whole, because threads may share this object.
-        self._backwards: tuple[Known, ...] = ()
-        # Scans that run without Python, once the compiled launcher is loaded and a backward has run.
+        # The most recent backwards are first. Changes replace the whole tuple, because threads may share this object.
+        self._backwards: tuple[PreparedBackward, ...] = ()
+        # For each environment, the scan that runs without Python. It exists once the launcher is loaded and a backward
+        # has run.
         self._natives: dict[Hashable, NativeScan] = {}
         self._count = 0
 
     @property
     def native(self) -> NativeScan | None:
-        """The compiled launcher's scan, which runs without Python; `None` if none is ready."""
-        return self._natives.get(self._environment()) if self._natives else None
+        """The compiled launcher's scan, which runs without Python; `None` if no such scan is ready."""
+        return self._natives.get(self._read_environment()) if self._natives else None
 
-    def run(self, tensors: Given) -> Sequence[Any]:
+    def run(self, tensors: Tensors) -> Sequence[Any]:
         """Scans `[*inputs, *states, *lifted]` forward. Returns the results, then the tensors kept for the backward."""
         raise NotImplementedError
 
@@ -109,12 +110,12 @@ class Trained:
         """True if all values that backward formulas read are unchanged."""
         return self.step.trace.reads.holds_for_backward()
 
-    def gradients(self, tensors: Given, needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    def gradients(self, tensors: Tensors, needs_grad: Sequence[bool]) -> Sequence[Tensor | None]:
         """Scans backward. Returns the gradient of each tensor that needs one; `None` if no gradient flows to it.
 
         Args:
             tensors: `[*inputs, *states, *lifted, *kept for the backward, *grad_outputs, *grad_states]`.
-            needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+            needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
 
         Raises:
             TransformError: the gradients are batched.
@@ -122,43 +123,45 @@ class Trained:
         if not self.step.trace.reads.holds_for_backward():
             self.step.check_backward()
         try:
-            known = self._backward(tensors, tuple(needed))
+            backward = self._find_backward(tensors, tuple(needs_grad))
         except RuntimeError:
             if not any(map(is_batched, tensors)):
                 raise
-            raise several_at_once() from None
+            raise batched_gradients_error() from None
         if torch.is_grad_enabled():  # `create_graph`
             with torch.no_grad():
-                found = known.call(tensors)
-            return refuse_double_backward(list(found), tensors)
-        if number_of_modes():  # the modes would see the operations of a recording
-            return known.call(tensors)
+                gradients = backward.call(tensors)
+            return refuse_double_backward(list(gradients), tensors)
+        if number_of_modes():  # nothing is recorded while dispatch modes are active
+            return backward.call(tensors)
         self._count += 1
-        return self._computed(known, tensors)
+        return self._compute(backward, tensors)
 
-    def _backward(self, tensors: Given, needed: tuple[bool, ...]) -> Known:
-        """The backward for these tensors: a known one, or a new one."""
-        for known in self._backwards:
-            if known.needed == needed and known.has_layout(tensors) and transform_at_work() is None:
-                return known
+    def _find_backward(self, tensors: Tensors, needs_grad: tuple[bool, ...]) -> PreparedBackward:
+        """Returns the backward for these tensors. Prepares it if no earlier call had this layout."""
+        for backward in self._backwards:
+            if backward.needs_grad == needs_grad and backward.has_layout(tensors) and transform_at_work() is None:
+                return backward
         if any(map(is_batched, tensors)):
-            raise several_at_once()
+            raise batched_gradients_error()
         check_readable(self.step.trace, tensors)
         layout = layout_key(tensors)
-        for known in self._backwards:
-            if known.needed == needed and known.layout == layout:
-                known.has_layout = same_layout(tensors)
-                return known
-        known = Known(needed, layout, same_layout(tensors), self._prepared(tensors, needed))
-        self._backwards = (known, *self._backwards[: _MOST_BACKWARDS - 1])
-        return known
+        for backward in self._backwards:
+            if backward.needs_grad == needs_grad and backward.layout == layout:
+                backward.has_layout = same_layout(tensors)
+                return backward
+        backward = PreparedBackward(needs_grad, layout, same_layout(tensors), self._prepare(tensors, needs_grad))
+        self._backwards = (backward, *self._backwards[: _MOST_BACKWARDS - 1])
+        return backward
 
-    def _hand_over(self, module: ModuleType, forward: Recording | str | None, known: Known, tensors: Given) -> None:
+    def _hand_over(
+        self, module: ModuleType, forward: Recording | str | None, backward: PreparedBackward, tensors: Tensors
+    ) -> None:
         """Passes calls like this one to the compiled launcher, if the launcher can execute them."""
-        now = self._environment()
-        known.registered.add(now)
-        with untraced():  # no dispatch mode sees it
-            native = self._natives.get(now)
+        environment = self._read_environment()
+        backward.registered.add(environment)
+        with untraced():  # hides this work from all dispatch modes
+            native = self._natives.get(environment)
             if native is None and isinstance(forward, Recording) and can_be_native(forward):
                 native = NativeScan(
                     module,
@@ -169,19 +172,19 @@ class Trained:
                     fixed=self.fixed,
                 )
             reads = self.step.trace.reads.reads_for_backward
-            backward = known.recordings.get(now)
-            if native is not None and native.follow(tensors, known.needed, backward, reads=reads):
-                self._natives[now] = native
+            recording = backward.recordings.get(environment)
+            if native is not None and native.follow(tensors, backward.needs_grad, recording, reads=reads):
+                self._natives[environment] = native
 
-    def _environment(self) -> Hashable:
-        """Settings that affect a call but are not part of any layout. A backward uses the settings of its forward."""
+    def _read_environment(self) -> Hashable:
+        """Returns settings that affect a call but are not part of any layout."""
         return None
 
-    def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
+    def _prepare(self, tensors: Tensors, needs_grad: tuple[bool, ...]) -> Call:
         """Prepares a backward over tensors of this layout."""
         raise NotImplementedError
 
-    def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
+    def _compute(self, backward: PreparedBackward, tensors: Tensors) -> Sequence[Tensor | None]:
         """Computes the gradients of a backward; offers the backward to the compiled launcher."""
         raise NotImplementedError
 
@@ -190,7 +193,7 @@ class TrainedScan(Trained):
     """A `Trained` scan that executes the plans of a pointwise step.
 
     Args:
-        last: the last step of the backward, which processes the gradient of the first input.
+        last: additional last step of the backward, which replaces the gradient of the first input; `None` without it.
     """
 
     step: Specialization
@@ -199,35 +202,35 @@ class TrainedScan(Trained):
         self,
         step: Specialization,
         arguments: Arguments,
-        wanted: tuple[bool, ...],
+        needs_grad: tuple[bool, ...],
         *,
         state_seqs: bool,
         last: LastStep | None = None,
     ) -> None:
         super().__init__(step, arguments, state_seqs=state_seqs)
         self._last = last
-        self._wanted = self._by_kernel(wanted)
-        self._residuals = step.residuals(self._wanted)
+        self._needs_grad = self._select_for_kernel(needs_grad)
+        self._residuals = step.residuals(self._needs_grad)
         self._forward = forward_scan(step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals)
         self.first_kept = self._forward.first_kept
-        flows = differentiable_results(step, wanted, arguments.num_steps, state_seqs=state_seqs)
+        flows = differentiable_results(step, needs_grad, arguments.num_steps, state_seqs=state_seqs)
         self.first_bits = self._forward.first_bits
         bits = range(self.first_bits, self.first_kept)
-        self.fixed = (*(i for i, one in enumerate(flows) if not one), *bits)
+        self.fixed = (*(i for i, is_differentiable in enumerate(flows) if not is_differentiable), *bits)
         self._recording: Recording | str | None = None
 
     @property
     def native(self) -> NativeScan | None:
         return self._natives.get(None)
 
-    def run(self, tensors: Given) -> Sequence[Any]:
+    def run(self, tensors: Tensors) -> Sequence[Any]:
         trace = self.step.trace
         arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
         with compiling_backward(
             self._forward,
             self.step,
             arguments,
-            self._wanted,
+            self._needs_grad,
             state_seqs=self._state_seqs,
             residuals=self._residuals,
         ):
@@ -238,129 +241,136 @@ class TrainedScan(Trained):
         self.run = self._forward.plan.run  # type: ignore[method-assign, assignment]  # nothing is left to compile
         return written
 
-    def computing(self, compute: Compute, tensors: Given) -> Again | None:
+    def computing(self, compute: Compute, tensors: Tensors) -> Again | None:
         """Like `NativeScan.again`, for calls in which some tensors are computed from others.
 
         Args:
-            compute: function that takes tensors like these, and returns the computed ones, by position.
-            tensors: `[*inputs, *states, *lifted]` with another object in place of each tensor that is computed, and
-                further tensors after them. The call does not change these tensors.
+            compute: function that takes tensors like these, and returns the computed tensors, by position.
+            tensors: `[*inputs, *states, *lifted]` followed by further tensors. Each tensor that is computed is
+                represented by another object. This method does not change the tensors.
 
         Returns:
             The function; `None` if the compiled launcher cannot run these calls.
         """
-        native, count = self.native, len(self._wanted)
+        native, count = self.native, len(self._needs_grad)
         first_lifted = self.step.trace.num_inputs + self.step.trace.num_states
         copies = [t if t is None or i < first_lifted else t.detach().clone() for i, t in enumerate(tensors)]
-        if native is None or [*map(_place, copies)] != [*map(_place, tensors)]:
+        if native is None or [*map(_find_alignment, copies)] != [*map(_find_alignment, tensors)]:
             return None
         computed: dict[int, int] = {}
 
-        def call(given: Given) -> Sequence[Any]:
-            found = compute(given)
-            results = self.run([found.get(i, tensor) for i, tensor in enumerate(given[:count])])
-            computed.update((place, len(results) + i) for i, place in enumerate(found))
-            return [*results, *found.values()]
+        def call(arguments: Tensors) -> Sequence[Any]:
+            computed_tensors = compute(arguments)
+            results = self.run([computed_tensors.get(i, tensor) for i, tensor in enumerate(arguments[:count])])
+            computed.update((place, len(results) + i) for i, place in enumerate(computed_tensors))
+            return [*results, *computed_tensors.values()]
 
         with torch.no_grad():
             _, recording = recorded(call, copies)
         return None if isinstance(recording, str) else native.after(recording, tensors, computed)
 
-    def _by_kernel(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
-        """For each tensor, True if the kernel computes its gradient: the caller or another gradient needs it."""
-        if self._last is None or not needed[0]:
-            return needed
-        return tuple([need or i in self._last.others for i, need in enumerate(needed)])
+    def _select_for_kernel(self, needs_grad: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Returns, for each tensor, True if the kernel computes its gradient, for the caller or for the last step."""
+        if self._last is None or not needs_grad[0]:
+            return needs_grad
+        return tuple([is_needed or i in self._last.others for i, is_needed in enumerate(needs_grad)])
 
-    def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
+    def _prepare(self, tensors: Tensors, needs_grad: tuple[bool, ...]) -> Call:
         scan = backward_of(
-            self.step, tensors, self._by_kernel(needed), state_seqs=self._state_seqs, residuals=self._residuals
+            self.step,
+            tensors,
+            self._select_for_kernel(needs_grad),
+            state_seqs=self._state_seqs,
+            residuals=self._residuals,
         )
         plan = scan.flowing
-        if self._last is not None and needed[0]:
-            gone = {i for i, need in enumerate(needed) if not need} | (plan.absent - {0})
-            plan = plan.then(self._last.at(len(tensors)), frozenset(gone))
+        if self._last is not None and needs_grad[0]:
+            without_flow = {i for i, is_needed in enumerate(needs_grad) if not is_needed} | (plan.absent - {0})
+            plan = plan.then(self._last.at(len(tensors)), frozenset(without_flow))
         return plan.run
 
-    def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
-        is_due = not known.registered and (bool(self._natives) or self._count % _ASKED_EVERY == 1)
+    def _compute(self, backward: PreparedBackward, tensors: Tensors) -> Sequence[Tensor | None]:
+        is_due = not backward.registered and (bool(self._natives) or self._count % _CHECK_INTERVAL == 1)
         module = compiled_launcher(self._device, self._count) if is_due else None
-        found = known.call(tensors)
+        gradients = backward.call(tensors)
         if module is None:
-            return found
-        del found  # the launches are compiled and traced now, before the recording
-        found, known.recordings[None] = recorded(known.call, tensors)
-        self._hand_over(module, self._recording, known, tensors)
+            return gradients
+        del gradients  # this call has compiled the launches, which must precede the recording
+        gradients, backward.recordings[None] = recorded(backward.call, tensors)
+        self._hand_over(module, self._recording, backward, tensors)
         if not self._natives:  # records the next forward again: its launches may then have addresses
-            known.registered.clear()
+            backward.registered.clear()
             self.__dict__.pop("run", None)
-        return found
+        return gradients
 
 
-def _place(tensor: Tensor | None) -> int:
+def _find_alignment(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr() % 16
 
 
 def trained_scan(
-    step: Specialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
+    step: Specialization, arguments: Arguments, needs_grad: tuple[bool, ...], *, state_seqs: bool
 ) -> TrainedScan:
-    """The prepared scan for arguments of this layout."""
-    key = "trained", wanted, state_seqs, choose_segments(step, arguments), arguments.key
-    found: TrainedScan | None = step.plans.get(key)
-    if found is None:
-        found = step.plans[key] = TrainedScan(step, arguments, wanted, state_seqs=state_seqs)
-    return found
+    """Returns the prepared scan for arguments of this layout."""
+    key = "trained", needs_grad, state_seqs, choose_segments(step, arguments), arguments.key
+    scan: TrainedScan | None = step.plans.get(key)
+    if scan is None:
+        scan = step.plans[key] = TrainedScan(step, arguments, needs_grad, state_seqs=state_seqs)
+    return scan
 
 
 def not_differentiable(
-    step: Any, results: Sequence[Tensor], wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
+    step: Any, results: Sequence[Tensor], needs_grad: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> list[Tensor]:
     """Lists the results through which no gradient flows; the arguments are those of `differentiable_results`."""
-    differentiable = differentiable_results(step, wanted, num_steps, state_seqs=state_seqs)
+    differentiable = differentiable_results(step, needs_grad, num_steps, state_seqs=state_seqs)
     return [t for t, flows in zip(results, differentiable, strict=False) if not flows]
 
 
 def differentiable_results(
-    step: Any, wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
+    step: Any, needs_grad: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> tuple[bool, ...]:
-    """For each result, True if a gradient flows from it to a tensor that requires grad, as in a loop.
+    """Returns, for each result, True if a gradient flows from it to a tensor that requires grad, as in a loop.
 
     Args:
         step: a `CoreSpecialization`.
-        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
-        num_steps: T; `None` for any number of steps from 1.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
+        num_steps: T; `None` if T is unknown and at least 1.
     """
     trace = step.trace
-    first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
-    states = tuple(wanted[first:behind])
-    if num_steps == 0:  # empty sequences depend on nothing; final states are the initial ones
+    first, first_lifted = trace.num_inputs, trace.num_inputs + trace.num_states
+    states = tuple(needs_grad[first:first_lifted])
+    if num_steps == 0:  # empty sequences depend on nothing; the final states are the initial states
         nothing = (False,) * (trace.num_outputs + trace.num_states)
         return nothing if state_seqs else (*nothing[: trace.num_outputs], *states)
     flows: tuple[bool, ...] = (False,) * (trace.num_outputs + trace.num_states)
-    begun: list[tuple[bool, ...]] = []  # for each step, flags of the states before this step
-    while states not in begun:
-        if num_steps is not None and len(begun) == num_steps:
+    history: list[tuple[bool, ...]] = []  # for each step, flags of the states before this step
+    while states not in history:
+        if num_steps is not None and len(history) == num_steps:
             break
-        begun.append(states)
-        after = _after_step(trace, wanted, states)
+        history.append(states)
+        after = _flag_after_step(trace, needs_grad, states)
         flows = tuple(a or b for a, b in zip(flows, after, strict=True))
         states = after[trace.num_outputs :]
     if state_seqs or num_steps is None:
         return flows
-    if states in begun:  # from this step on, the states repeat
-        again = begun.index(states)
-        states = begun[again + (num_steps - again) % (len(begun) - again)]
+    if states in history:  # from this step on, the states repeat
+        cycle_start = history.index(states)
+        states = history[cycle_start + (num_steps - cycle_start) % (len(history) - cycle_start)]
     return (*flows[: trace.num_outputs], *states)
 
 
-def _after_step(trace: Any, wanted: Sequence[bool], states: Sequence[bool]) -> tuple[bool, ...]:
-    """For each result of one step, True if it requires grad.
+def _flag_after_step(trace: Any, needs_grad: Sequence[bool], states: Sequence[bool]) -> tuple[bool, ...]:
+    """Returns, for each result of one step, True if it requires grad.
 
     Args:
-        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad; the entries of states are ignored.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad. The entries of states are
+            ignored.
         states: for each state, True if it requires grad before the step.
     """
     first = trace.num_inputs
-    there = {i for i, want in enumerate((*wanted[:first], *states, *wanted[first + len(states) :])) if want}
-    found = zip(trace.differentiable, trace.leads_to, strict=True)
-    return tuple(flows and not there.isdisjoint(leads_to) for flows, leads_to in found)
+    with_grad = {
+        i for i, is_needed in enumerate((*needs_grad[:first], *states, *needs_grad[first + len(states) :])) if is_needed
+    }
+    results = zip(trace.differentiable, trace.leads_to, strict=True)
+    return tuple(flows and not with_grad.isdisjoint(leads_to) for flows, leads_to in results)

@@ -13,10 +13,10 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 
 
 class MomentTiles(NamedTuple):
-    """Tiles of numbers that programs read.
+    """The tiles of a tensor that programs read.
 
     Attributes:
-        size: numbers in a tile. A thread has 8 of them, which are 16 bytes in half precision.
+        size: number of elements in a tile. A thread reads 8 of them, which are 16 bytes in half precision.
         num_warps: warps of a program.
         programs: number of programs per multiprocessor. A multiprocessor runs all of them at the same time.
     """
@@ -26,8 +26,8 @@ class MomentTiles(NamedTuple):
     programs: int
 
 
-# Times are in units of half of a copy's time. On an H100, 100 million contiguous bfloat16 numbers take 1.60 units with
-# the large tiles and 1.83 units with the small tiles. 6 million numbers take 2.78 units with the large tiles and 2.60
+# Times are in units of half of a copy's time. On an H100, 100 million contiguous bfloat16 elements take 1.60 units with
+# the large tiles and 1.83 units with the small tiles. 6 million elements take 2.78 units with the large tiles and 2.60
 # units with the small tiles.
 _TILES = MomentTiles(1024, 4, 4)
 _LARGE, _TILES_OF_LARGE = 2**23, MomentTiles(2048, 8, 2)
@@ -57,95 +57,95 @@ class Running(NamedTuple):
 
 
 def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
-    """Returns mean and variance `[C]` of `x [N, C, ...]`. Each channel has at least two numbers."""
+    """Returns mean and variance `[C]` of `x [N, C, ...]`. Each channel has at least two elements."""
     channels = x.shape[1]
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     count = x.numel() // channels
     last = x.movedim(1, -1)
     if last.is_contiguous():
-        parts, first = _of_rows(last, count, kind), 1
+        parts, first = _reduce_rows(last, count, kind), 1
     else:
         x = x.contiguous()
-        parts, first = _of_planes(x, kind), count // x.shape[0]
+        parts, first = _reduce_planes(x, kind), count // x.shape[0]
     mean, var = (torch.empty(channels, dtype=kind, device=x.device) for _ in range(2))
-    moved = Running(mean, var, 0.0) if running is None else running
-    tracked = moved.tracked
-    width = min(_FINISHED, _power(channels))
+    updated = Running(mean, var, 0.0) if running is None else running
+    tracked = updated.tracked
+    width = min(_FINISHED, _find_next_power(channels))
     run_kernel(
-        _kernels().finish_kernel,
+        _import_kernels().finish_kernel,
         (-(-channels // width),),
-        (parts, x, mean, var, moved.mean, moved.var, mean if tracked is None else tracked),
-        (len(parts), channels, first, count, float(moved.momentum)),
-        (running is not None, tracked is not None, _power(len(parts)), width, accumulator(kind)),
+        (parts, x, mean, var, updated.mean, updated.var, mean if tracked is None else tracked),
+        (len(parts), channels, first, count, float(updated.momentum)),
+        (running is not None, tracked is not None, _find_next_power(len(parts)), width, accumulator(kind)),
         num_warps=4 if len(parts) <= _FEW_PARTS else 8,
     )
     return mean, var
 
 
-def _of_rows(x: Tensor, rows: int, kind: torch.dtype) -> Tensor:
+def _reduce_rows(x: Tensor, rows: int, kind: torch.dtype) -> Tensor:
     columns = x.shape[-1]
-    width = min(_MOST_COLUMNS, _power(columns))
-    tiles = _tiles(x)
+    width = min(_MOST_COLUMNS, _find_next_power(columns))
+    tiles = _choose_tiles(x)
     height = max(tiles.size // width, 1)
     across = -(-columns // width)
-    programs, each = _shared(-(-rows // height), across, x.device, tiles)
+    programs, each = _share_tiles(-(-rows // height), across, x.device, tiles)
     parts = torch.empty(programs, 3, columns, dtype=kind, device=x.device)
     constants = (height, width, accumulator(kind))
     numbers = (rows, columns, each)
-    warps = _warps(height * width, tiles)
-    run_kernel(_kernels().rows_kernel, (programs, across), (x, parts), numbers, constants, warps)
+    warps = _choose_warps(height * width, tiles)
+    run_kernel(_import_kernels().rows_kernel, (programs, across), (x, parts), numbers, constants, warps)
     return parts
 
 
-def _of_planes(x: Tensor, kind: torch.dtype) -> Tensor:
+def _reduce_planes(x: Tensor, kind: torch.dtype) -> Tensor:
     samples, channels = x.shape[:2]
     size = x.numel() // (samples * channels)
-    tiles = _tiles(x)
-    width = min(_MOST_PLACES, _power(size), tiles.size)
-    height = min(max(tiles.size // width, 1), _power(samples))
-    programs, each = _shared(-(-samples // height) * -(-size // width), channels, x.device, tiles)
+    tiles = _choose_tiles(x)
+    width = min(_MOST_PLACES, _find_next_power(size), tiles.size)
+    height = min(max(tiles.size // width, 1), _find_next_power(samples))
+    programs, each = _share_tiles(-(-samples // height) * -(-size // width), channels, x.device, tiles)
     parts = torch.empty(programs, 3, channels, dtype=kind, device=x.device)
     constants = (height, width, accumulator(kind))
     numbers = (samples, channels, size, each)
-    warps = _warps(height * width, tiles)
-    run_kernel(_kernels().planes_kernel, (channels, programs), (x, parts), numbers, constants, warps)
+    warps = _choose_warps(height * width, tiles)
+    run_kernel(_import_kernels().planes_kernel, (channels, programs), (x, parts), numbers, constants, warps)
     return parts
 
 
-def _shared(tiles: int, beside: int, device: torch.device, by: MomentTiles) -> tuple[int, int]:
+def _share_tiles(tiles: int, num_others: int, device: torch.device, by: MomentTiles) -> tuple[int, int]:
     """Returns the number of programs that share the tiles, and the number of tiles per program.
 
     Args:
-        beside: number of programs that process other tiles.
+        num_others: number of programs that process other tiles.
     """
-    ahead = _kernels().AHEAD
+    ahead = _import_kernels().AHEAD
     groups = -(-tiles // ahead)
-    wanted = min(_MOST_PARTS, max(1, by.programs * _multiprocessors(device) // beside))
-    each = -(-groups // min(wanted, groups))
+    num_parts = min(_MOST_PARTS, max(1, by.programs * _count_multiprocessors(device) // num_others))
+    each = -(-groups // min(num_parts, groups))
     return -(-groups // each), each * ahead
 
 
-def _power(number: int) -> int:
+def _find_next_power(number: int) -> int:
     """Returns the next power of two."""
     return 1 << (number - 1).bit_length()
 
 
-def _tiles(x: Tensor) -> MomentTiles:
+def _choose_tiles(x: Tensor) -> MomentTiles:
     return _TILES_OF_LARGE if x.numel() >= _LARGE else _TILES
 
 
-def _warps(elements: int, tiles: MomentTiles) -> int:
+def _choose_warps(elements: int, tiles: MomentTiles) -> int:
     return max(1, min(tiles.num_warps, elements // 32))
 
 
 @functools.cache
-def _multiprocessors(device: torch.device) -> int:
+def _count_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @functools.cache
-def _kernels() -> Any:
-    """The module of kernels. Importing it imports Triton."""
+def _import_kernels() -> Any:
+    """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _moments
 
     return _moments

@@ -31,7 +31,7 @@ def batch_moments(
 ) -> tuple[Tensor, Tensor] | None:
     """Computes mean and variance over all but the second dimension, without autograd.
 
-    The results are as exact as for centred data, and bitwise equal in every run.
+    The results are as exact as if the data were centred, and they are bitwise equal in every run.
 
     Args:
         x: `[N, C, ...]`, a tensor for which `has_moments` is True.
@@ -41,37 +41,41 @@ def batch_moments(
         tracked: int64 counter of batches.
 
     Returns:
-        Mean and variance `[C]`, in float32, or in float64 for float64. The variance is the mean square deviation. If no
-            kernel can run, returns `None` and changes nothing; examples are wrapped tensors, and tensors with fewer
-            than two numbers per channel.
+        Mean and variance `[C]`, in float32, or in float64 for float64. The variance is the mean squared deviation from
+            the mean. If no kernel can run, returns `None` and changes nothing; examples are wrapped tensors, and
+            tensors with fewer than two elements per channel.
     """
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None
     if running is None:
-        mean, var = _moments(None, False)((x,))
+        mean, var = _make_moments(None, False)((x,))
         return mean, var
-    changed = [*running] if tracked is None else [*running, tracked]
-    given = [one.detach() for one in changed]
-    if any(type(one) is not Tensor or not one.is_contiguous() for one in given) or x.dtype == torch.float64:
+    updated = [*running] if tracked is None else [*running, tracked]
+    statistics = [statistic.detach() for statistic in updated]
+    if (
+        any(type(statistic) is not Tensor or not statistic.is_contiguous() for statistic in statistics)
+        or x.dtype == torch.float64
+    ):
         return None
-    mean, var = _moments(momentum, tracked is not None)((x, *given))
+    mean, var = _make_moments(momentum, tracked is not None)((x, *statistics))
     return mean, var
 
 
 @functools.lru_cache(maxsize=64)
-def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
-    """The function that computes moments of `x` from `[x, mean, var]`, followed by a counter if `tracks` is True.
+def _make_moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
+    """Returns the function that computes the moments of `x`. It takes `[x]`; with a momentum, `[x, mean, var]`.
 
-    With a momentum, the function also updates the running moments.
+    With a momentum, the function also updates the running moments `mean` and `var`. If `tracks` is True, it takes a
+    counter after them, and increments this counter.
     """
 
     def run(tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
         x, *others = tensors
         if momentum is None:
             return moments(x, None)
-        found = moments(x, Running(others[0], others[1], momentum, others[2] if tracks else None))
+        mean_and_var = moments(x, Running(others[0], others[1], momentum, others[2] if tracks else None))
         written_by_kernel(others)
-        return found
+        return mean_and_var
 
     return RepeatedFunction(run)
 
@@ -81,12 +85,12 @@ def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
 
 @torch.library.custom_op("flexsn::batch_moments", mutates_args=())
 def batch_moments_op(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes mean and variance of `x [N, C, ...]`, like `batch_moments`. Differentiable twice."""
-    found = batch_moments(x.detach())
-    return _by_torch(x) if found is None else found
+    """Computes mean and variance of `x [N, C, ...]`, like `batch_moments`. The results are differentiable twice."""
+    computed = batch_moments(x.detach())
+    return _compute_by_torch(x) if computed is None else computed
 
 
-def _by_torch(x: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_by_torch(x: Tensor) -> tuple[Tensor, Tensor]:
     kind = torch.promote_types(x.dtype, torch.float32)
     var, mean = torch.var_mean(x.to(kind), [0, *range(2, x.dim())], correction=0)
     return mean, var

@@ -61,7 +61,7 @@ class Owner(Protocol):
     def reads_hold(self) -> bool:
         """True if all values that backward formulas read are unchanged. Checked first in a backward with `reads`."""
 
-    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    def gradients(self, tensors: Sequence[Tensor | None], needs_grad: Sequence[bool]) -> Sequence[Tensor | None]:
         """Computes the gradients of a backward with a layout that `follow` has not registered.
 
         Receives the arguments of the backward.
@@ -141,12 +141,17 @@ class NativeScan:
         return again_of(self._module, tensors, scan=self._scan.after(program.program, saved))
 
     def follow(
-        self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, reads: bool
+        self,
+        given: Sequence[Tensor | None],
+        needs_grad: Sequence[bool],
+        recording: Recording | str | None,
+        *,
+        reads: bool,
     ) -> bool:
         """Registers a backward, which is launched from now on for arguments of its layout. Several can be registered.
 
         Args:
-            given, needed: the arguments of `Owner.gradients`.
+            given, needs_grad: the arguments of `Owner.gradients`.
             recording: recording of this call of `Owner.gradients`.
             reads: True if `reads_hold` has values to compare.
 
@@ -159,7 +164,7 @@ class NativeScan:
         slots = [i for i in range(len(given)) if self._saves or i not in absent]
         results = [number for i, number in enumerate(recording.results) if i not in absent]
         program = NativeProgram(self._module, recording, slots, results)
-        needs = [need for i, need in enumerate(needed) if i not in absent]
+        needs = [need for i, need in enumerate(needs_grad) if i not in absent]
         self._scan.follow([given[i] for i in slots], needs, program.program, reads)
         return True
 

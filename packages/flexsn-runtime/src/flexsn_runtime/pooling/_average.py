@@ -21,7 +21,7 @@ def average_pool(x: Tensor, window: Window, divisor: int | None = None, *, pads:
             reports; in compiled graphs, for which compilers generate a kernel; and inside of transforms of
             `torch.func`.
         window: the window, without dilation.
-        divisor: divisor of each sum; `None` for the number of positions of its window.
+        divisor: divisor of each sum; `None` to divide by the number of positions in the window of the sum.
         pads: True if positions in the padding count.
     """
     if (
@@ -53,11 +53,11 @@ class _AveragePool(SingleLevelFunction):
             return None, None, None, None
         window, pads = ctx.window, ctx.pads
         if torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad):
-            like = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(ctx.shape)  # gives only the shape
-            like = like.contiguous(memory_format=memory_format(ctx.last))
-            found = torch.ops.aten.avg_pool2d_backward(
-                grad, like, window.size, window.stride, window.padding, window.ceil, pads, ctx.divisor or None
+            template = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(ctx.shape)  # gives only the shape
+            template = template.contiguous(memory_format=memory_format(ctx.last))
+            of_input = torch.ops.aten.avg_pool2d_backward(
+                grad, template, window.size, window.stride, window.padding, window.ceil, pads, ctx.divisor or None
             )
         else:
-            found = _launch.gradient(grad, None, ctx.shape, window, ctx.divisor, last=ctx.last, pads=pads)
-        return found, None, None, None
+            of_input = _launch.gradient(grad, None, ctx.shape, window, ctx.divisor, last=ctx.last, pads=pads)
+        return of_input, None, None, None

@@ -14,8 +14,8 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last, memory_format
 
 _NUM_WARPS = 4
-# Numbers per program. For channels-last tensors, each thread has 8 numbers, which are 16 bytes in half precision. For
-# other tensors, each thread has 2 numbers, so that neighbouring threads read neighbouring numbers for any stride.
+# Elements per program. For channels-last tensors, each thread has 8 elements, which are 16 bytes in half precision. For
+# other tensors, each thread has 2 elements, so that neighbouring threads read neighbouring elements for any stride.
 _TILES = {True: 1024, False: 512}
 _INTERPRETED_TILE = 2048
 _MOST_COLUMNS = {True: 64, False: 128}
@@ -26,39 +26,41 @@ _Shape = tuple[int, int, int, int]
 
 def maximum(x: Tensor, window: Window, *, codes: bool) -> tuple[Tensor, Tensor | None]:
     """Computes maxima of `x [N, C, H, W]`, and codes of their positions."""
-    x, last = _dense(x)
-    y = _pooled(x, window, last)
-    found = None
+    x, last = _make_dense(x)
+    y = _allocate_result(x, window, last)
+    position_codes = None
     if codes:
-        found = torch.empty(codes_shape(_four(y), last, window.bits), dtype=torch.uint8, device=x.device)
+        position_codes = torch.empty(
+            codes_shape(_unpack_shape(y), last, window.bits), dtype=torch.uint8, device=x.device
+        )
     bits = window.bits if codes else 8
-    numbers, units = _numbers(_four(x), _four(y), last)
-    samples, channels, down, across = _four(y)
+    numbers, units = _list_sizes(_unpack_shape(x), _unpack_shape(y), last)
+    samples, channels, down, across = _unpack_shape(y)
     if last:
-        rows, columns = _parts(samples * down * across, 8 // bits), channels
+        rows, columns = _divide_up(samples * down * across, 8 // bits), channels
     else:
-        rows, columns = _parts(samples * channels, 8 // bits) * down, across
-    tile, grid = _tiles(rows, columns, last)
+        rows, columns = _divide_up(samples * channels, 8 // bits) * down, across
+    tile, grid = _choose_tiles(rows, columns, last)
     constants = (*window.numbers, last, *units, codes, bits, *tile, accumulator(x.dtype))
-    given = (x, y, x if found is None else found)
-    run_kernel(_kernels().maximum_kernel, grid, given, numbers, constants, _NUM_WARPS)
-    return y, found
+    tensors = (x, y, x if position_codes is None else position_codes)
+    run_kernel(_import_kernels().maximum_kernel, grid, tensors, numbers, constants, _NUM_WARPS)
+    return y, position_codes
 
 
 def average(x: Tensor, window: Window, divisor: int, *, pads: bool) -> Tensor:
     """Computes averages of `x [N, C, H, W]`.
 
     Args:
-        divisor: divisor of each sum; 0 to divide by the number of positions of its window.
+        divisor: divisor of each sum; 0 to divide by the number of positions in the window of the sum.
         pads: True if positions in the padding count.
     """
-    x, last = _dense(x)
-    y = _pooled(x, window, last)
-    numbers, units = _numbers(_four(x), _four(y), last)
-    tile, grid = _tiles(*_matrix(_four(y), last), last)
-    divisor = _divisor(window, divisor, pads=pads)
+    x, last = _make_dense(x)
+    y = _allocate_result(x, window, last)
+    numbers, units = _list_sizes(_unpack_shape(x), _unpack_shape(y), last)
+    tile, grid = _choose_tiles(*_count_rows_and_columns(_unpack_shape(y), last), last)
+    divisor = _find_divisor(window, divisor, pads=pads)
     constants = (*window.numbers[:6], last, *units, divisor, pads, *tile, accumulator(x.dtype))
-    run_kernel(_kernels().average_kernel, grid, (x, y), numbers, constants, _NUM_WARPS)
+    run_kernel(_import_kernels().average_kernel, grid, (x, y), numbers, constants, _NUM_WARPS)
     return y
 
 
@@ -80,71 +82,71 @@ def gradient(
     """
     grad = grad.contiguous(memory_format=memory_format(last))
     out = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=memory_format(last))
-    numbers, units = _numbers(shape, _four(grad), last)
-    cells = (*shape[:2], _parts(shape[2], window.stride[0]), _parts(shape[3], window.stride[1]))
-    tile, grid = _tiles(*_matrix(cells, last), last)
-    bits, divisor = (0, _divisor(window, divisor, pads=pads)) if codes is None else (window.bits, 0)
+    numbers, units = _list_sizes(shape, _unpack_shape(grad), last)
+    cells = (*shape[:2], _divide_up(shape[2], window.stride[0]), _divide_up(shape[3], window.stride[1]))
+    tile, grid = _choose_tiles(*_count_rows_and_columns(cells, last), last)
+    bits, divisor = (0, _find_divisor(window, divisor, pads=pads)) if codes is None else (window.bits, 0)
     constants = (*window.numbers, last, *units, bits, divisor, pads, *tile, accumulator(grad.dtype))
-    given = (grad, grad if codes is None else codes, out)
-    run_kernel(_kernels().gradient_kernel, grid, given, numbers, constants, _NUM_WARPS)
+    tensors = (grad, grad if codes is None else codes, out)
+    run_kernel(_import_kernels().gradient_kernel, grid, tensors, numbers, constants, _NUM_WARPS)
     return out
 
 
-def _dense(x: Tensor) -> tuple[Tensor, bool]:
+def _make_dense(x: Tensor) -> tuple[Tensor, bool]:
     last = is_channels_last(x)
     return (x if last else x.contiguous()), last
 
 
-def _pooled(x: Tensor, window: Window, last: bool) -> Tensor:
+def _allocate_result(x: Tensor, window: Window, last: bool) -> Tensor:
     shape = (*x.shape[:2], *window.out_size(*x.shape[2:]))
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(last))
 
 
-def _four(x: Tensor) -> _Shape:
+def _unpack_shape(x: Tensor) -> _Shape:
     samples, channels, height, width = x.shape
     return samples, channels, height, width
 
 
-def _parts(number: int, size: int) -> int:
+def _divide_up(number: int, size: int) -> int:
     return -(-number // size)
 
 
-def _divisor(window: Window, divisor: int, *, pads: bool) -> int:
-    """The common divisor of all windows; 0 if their divisors may differ."""
+def _find_divisor(window: Window, divisor: int, *, pads: bool) -> int:
+    """Returns the common divisor of all windows; 0 if their divisors may differ."""
     return window.positions if not divisor and pads and not window.ceil else divisor
 
 
-def _numbers(shape: _Shape, out: _Shape, last: bool) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Arguments of kernels: the sizes of images and result, and the units of the innermost sizes."""
+def _list_sizes(shape: _Shape, out: _Shape, last: bool) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Returns arguments of kernels: the sizes of images and result, and the units of the innermost sizes."""
     samples, channels, height, width = shape
     if last:
-        unit = _unit(channels)
+        unit = _choose_unit(channels)
         return (samples, channels // unit, height, width, *out[2:]), (unit, 1)
-    unit, of_out = _unit(width), _unit(out[3])
+    unit, of_out = _choose_unit(width), _choose_unit(out[3])
     return (samples * channels, 1, height, width // unit, out[2], out[3] // of_out), (unit, of_out)
 
 
-def _unit(number: int) -> int:
-    return next(one for one in _UNITS if number % one == 0)
+def _choose_unit(number: int) -> int:
+    return next(unit for unit in _UNITS if number % unit == 0)
 
 
-def _matrix(shape: _Shape, last: bool) -> tuple[int, int]:
-    """Rows and columns that all programs process together."""
+def _count_rows_and_columns(shape: _Shape, last: bool) -> tuple[int, int]:
+    """Returns the numbers of rows and columns that all programs process together."""
     samples, channels, height, width = shape
     return (samples * height * width, channels) if last else (samples * channels * height, width)
 
 
-def _tiles(rows: int, columns: int, last: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Rows and columns that a program processes, and the grid."""
+def _choose_tiles(rows: int, columns: int, last: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns the numbers of rows and columns that a program processes, and the grid."""
     tile = _INTERPRETED_TILE if triton_interpreted() else _TILES[last]
     width = min(1 << (columns - 1).bit_length(), _MOST_COLUMNS[last])
     height = max(tile // width, 1)
-    return (height, width), (_parts(rows, height), _parts(columns, width))
+    return (height, width), (_divide_up(rows, height), _divide_up(columns, width))
 
 
 @functools.cache
-def _kernels() -> Any:
-    """The module of kernels. Importing it imports Triton."""
+def _import_kernels() -> Any:
+    """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _pooling
 
     return _pooling

@@ -17,30 +17,30 @@ from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last
 def max_pool(x: Tensor, window: Window) -> Tensor:
     """Like `torch.nn.functional.max_pool2d`: equal values, gradients, memory formats, and choice among equal maxima.
 
-    For the backward, it saves 2, 4 or 8 bits for each number of the result. It does not save the input.
+    For the backward, it saves 2, 4 or 8 bits for each element of the result. It does not save the input.
 
     Args:
         x: `[N, C, H, W]`. PyTorch's function runs instead if no kernel can run, as `why_no_kernel` reports, and inside
             of transforms of `torch.func`.
     """
     if why_no_kernel(x, window) is not None or type(x) not in (Tensor, torch.nn.Parameter):
-        return _by_torch(x, window)
+        return _pool_by_torch(x, window)
     if torch.compiler.is_compiling():
         compiled: Tensor = max_pool_op(x, *map(list, window[:4]), window.ceil)[0]
         return compiled
     if transform_at_work() is not None:
-        return _by_torch(x, window)
+        return _pool_by_torch(x, window)
     if x.requires_grad and torch.is_grad_enabled():
         pooled: Tensor = MaxPool.apply(x, window)
         return pooled
     return _launch.maximum(x.detach(), window, codes=False)[0]
 
 
-def _by_torch(x: Tensor, window: Window) -> Tensor:
+def _pool_by_torch(x: Tensor, window: Window) -> Tensor:
     return F.max_pool2d(x, window.size, window.stride, window.padding, window.dilation, window.ceil)
 
 
-def _places(codes: Tensor, shape: Sequence[int], out: Sequence[int], window: Window, last: bool) -> Tensor:
+def _find_places(codes: Tensor, shape: Sequence[int], out: Sequence[int], window: Window, last: bool) -> Tensor:
     """Computes each maximum's position in its plane, `[N, C, H' W']`, with PyTorch's operations."""
     samples, channels, _, width = shape
     down, across = out
@@ -57,9 +57,11 @@ def _places(codes: Tensor, shape: Sequence[int], out: Sequence[int], window: Win
     return (rows * width + columns).flatten(2)
 
 
-def _differentiable_gradient(grad: Tensor, codes: Tensor, shape: Sequence[int], window: Window, last: bool) -> Tensor:
+def _compute_differentiable_gradient(
+    grad: Tensor, codes: Tensor, shape: Sequence[int], window: Window, last: bool
+) -> Tensor:
     """Computes the gradient of the input with PyTorch's operations, which are differentiable."""
-    places = _places(codes, shape, grad.shape[2:], window, last)
+    places = _find_places(codes, shape, grad.shape[2:], window, last)
     zeros = grad.new_zeros(*shape[:2], shape[2] * shape[3])
     return zeros.scatter_add(2, places, grad.flatten(2)).view(tuple(shape))
 
@@ -83,7 +85,7 @@ class MaxPool(SingleLevelFunction):
             return None, None
         (codes,) = ctx.saved_tensors
         if torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad):
-            return _differentiable_gradient(grad, codes, ctx.shape, ctx.window, ctx.last), None
+            return _compute_differentiable_gradient(grad, codes, ctx.shape, ctx.window, ctx.last), None
         return _launch.gradient(grad, codes, ctx.shape, ctx.window, last=ctx.last), None
 
 
@@ -100,7 +102,7 @@ def max_pool_op(
     ceil: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns the result of `max_pool`, and codes for the positions of the maxima."""
-    y, codes = _launch.maximum(x, _window(size, stride, padding, dilation, ceil), codes=True)
+    y, codes = _launch.maximum(x, _make_window(size, stride, padding, dilation, ceil), codes=True)
     assert codes is not None
     return y, codes
 
@@ -114,7 +116,7 @@ def _(
     dilation: Sequence[int],
     ceil: bool,
 ) -> tuple[Tensor, Tensor]:
-    window, last = _window(size, stride, padding, dilation, ceil), is_channels_last(x)
+    window, last = _make_window(size, stride, padding, dilation, ceil), is_channels_last(x)
     samples, channels, height, width = x.shape
     shape = (samples, channels, *window.out_size(height, width))
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(last))
@@ -135,7 +137,7 @@ def max_pool_backward_op(
 ) -> Tensor:
     """Computes the gradient of the input of `max_pool`."""
     samples, channels, height, width = shape
-    window = _window(size, stride, padding, dilation, ceil)
+    window = _make_window(size, stride, padding, dilation, ceil)
     return _launch.gradient(grad, codes, (samples, channels, height, width), window, last=last)
 
 
@@ -154,7 +156,7 @@ def _(
     return torch.empty(tuple(shape), dtype=grad.dtype, device=grad.device, memory_format=memory_format(last))
 
 
-def _window(
+def _make_window(
     size: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], ceil: bool
 ) -> Window:
     pairs = [(first, second) for first, second in (size, stride, padding, dilation)]
@@ -162,7 +164,7 @@ def _window(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, *ctx.how = inputs
+    x, *ctx.window_arguments = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1])
@@ -174,10 +176,12 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
         return (None,) * 6
     (codes,) = ctx.saved_tensors
     if torch.is_grad_enabled():  # `create_graph`
-        found = _differentiable_gradient(grad, codes, ctx.shape, _window(*ctx.how), ctx.last)
+        of_input = _compute_differentiable_gradient(
+            grad, codes, ctx.shape, _make_window(*ctx.window_arguments), ctx.last
+        )
     else:
-        found = max_pool_backward_op(grad, codes, ctx.shape, *ctx.how, ctx.last)
-    return found, None, None, None, None, None
+        of_input = max_pool_backward_op(grad, codes, ctx.shape, *ctx.window_arguments, ctx.last)
+    return of_input, None, None, None, None, None
 
 
 max_pool_op.register_autograd(_backward, setup_context=_setup)

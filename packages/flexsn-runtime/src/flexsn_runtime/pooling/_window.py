@@ -16,7 +16,7 @@ _MOST_ROWS = 2**31 - 2**16
 
 
 class Window(NamedTuple):
-    """Positions of windows. All attributes except `ceil` are `(height, width)`.
+    """The windows that a pooling operation reads. All attributes except `ceil` are `(height, width)`.
 
     Attributes:
         size: size of a window.
@@ -42,31 +42,31 @@ class Window(NamedTuple):
         return 2 if self.positions <= 4 else 4 if self.positions <= 16 else 8
 
     def out_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the result."""
-        across = zip((height, width), *self[:4], strict=True)
-        down, aside = (_windows(*numbers, self.ceil) for numbers in across)
-        return down, aside
+        """Returns the height and width of the result."""
+        dimensions = zip((height, width), *self[:4], strict=True)
+        down, across = (_count_windows(*numbers, self.ceil) for numbers in dimensions)
+        return down, across
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Integer arguments of kernels: both numbers of each attribute."""
+        """Integer arguments of kernels: height and width of each attribute."""
         return tuple(number for pair in self[:4] for number in pair)
 
 
-def _windows(length: int, size: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
-    left = length + 2 * padding - dilation * (size - 1) - 1
-    count = (left + (stride - 1 if ceil else 0)) // stride + 1
+def _count_windows(length: int, size: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
+    room = length + 2 * padding - dilation * (size - 1) - 1
+    count = (room + (stride - 1 if ceil else 0)) // stride + 1
     # The last window has to begin in the image or in the padding before it.
     return count - 1 if ceil and (count - 1) * stride >= length + padding else count
 
 
 def why_no_kernel(x: Tensor, window: Window) -> str | None:
-    """The reason why PyTorch has to pool `x [N, C, H, W]`; `None` if a kernel can."""
+    """Returns the reason why PyTorch has to pool `x [N, C, H, W]`; `None` if a kernel can pool it."""
     if x.dtype not in _DTYPES:
         return f"its input is {x.dtype}"
-    why = why_unavailable(x.device)
-    if why is not None:
-        return f"on the CPU there is no kernel for it: {why}" if x.device.type == "cpu" else why
+    reason = why_unavailable(x.device)
+    if reason is not None:
+        return f"on the CPU there is no kernel for it: {reason}" if x.device.type == "cpu" else reason
     if x.dim() != 4:
         return f"its input has {x.dim()} dimensions"
     if window.positions > _MOST_POSITIONS:
@@ -97,11 +97,11 @@ def memory_format(last: bool) -> torch.memory_format:
 def codes_shape(shape: tuple[int, int, int, int], last: bool, bits: int) -> tuple[int, int]:
     """Returns the shape of the uint8 codes for a result of this shape."""
     rows, columns = matrix(shape, last)
-    per = 8 // bits
-    return (rows + per - 1) // per, columns
+    codes_per_byte = 8 // bits
+    return (rows + codes_per_byte - 1) // codes_per_byte, columns
 
 
 def matrix(shape: tuple[int, int, int, int], last: bool) -> tuple[int, int]:
-    """Rows and columns of a tensor `[N, C, H, W]` in its memory."""
+    """Returns the numbers of rows and columns of a tensor `[N, C, H, W]` in its memory."""
     samples, channels, height, width = shape
     return (samples * height * width, channels) if last else (samples * channels, height * width)

@@ -12,25 +12,25 @@ from flexsn_runtime.launches._written_kernels import PreparedKernel
 
 
 class PlanBuilder:
-    """Builds a plan for `given` tensors, which take the first places in memory."""
+    """Builds a plan for `num_arguments` tensors, which take the first places in memory."""
 
-    def __init__(self, device: torch.device, given: int) -> None:
-        self._device, self._given = device, given
+    def __init__(self, device: torch.device, num_arguments: int) -> None:
+        self._device, self._num_arguments = device, num_arguments
         self._allocations: list[Allocation | None] = []
         self._steps: list[PlanStep] = []
-        self._behind = 0
+        self._num_unbound = 0
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> int:
-        """Makes each call allocate a tensor, which is dense unless `strides` are given. Returns its place."""
+        """Adds an allocation of a tensor, which is dense without `strides`. Returns the place of this tensor."""
         if strides is None:
             strides = torch.empty(shape, device="meta").stride()
         self._allocations.append(Allocation(tuple(shape), tuple(strides), dtype))
-        return self._given + len(self._allocations) - 1
+        return self._num_arguments + len(self._allocations) - 1
 
     def reserve(self) -> int:
-        """Returns a place for a result that a step will store."""
+        """Returns a place for a result that a later step stores."""
         self._allocations.append(None)
-        return self._given + len(self._allocations) - 1
+        return self._num_arguments + len(self._allocations) - 1
 
     def launch(self, kernel: PreparedKernel, *places: int) -> None:
         self._steps.append(Launched.of(kernel, places))
@@ -40,9 +40,9 @@ class PlanBuilder:
 
     def unbind(self, place: int, count: int) -> tuple[int, ...]:
         """Unbinds a tensor. Returns the places of its slices. No tensor may be allocated afterwards."""
-        first = self._given + len(self._allocations) + self._behind
+        first = self._num_arguments + len(self._allocations) + self._num_unbound
         self._steps.append(Unbound(place))
-        self._behind += count
+        self._num_unbound += count
         return tuple(range(first, first + count))
 
     def plan(self) -> Plan:

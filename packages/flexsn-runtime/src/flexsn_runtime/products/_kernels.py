@@ -1,6 +1,7 @@
 """Kernels of products with spikes, prepared for given sizes. Each kernel takes its tensors as one sequence.
 
-`aligned` is True for each tensor whose address is a multiple of 16 bytes. Triton compiles for this property.
+The argument `aligned` is True for each tensor whose address is a multiple of 16 bytes. Triton compiles separate kernels
+for such tensors.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from flexsn_runtime.products._tiles import CHECKED_ROWS, Tile
 
 Aligned = tuple[bool, ...]
 
-# Number of programs of a kernel that usually has no work.
+# Maximum number of programs of a kernel that repairs rows. It usually has no work.
 _REPAIRERS = 128
 _REPAIR_TILE = 64
 _SEEN = 1024
 _GROUP = 8
-# Numbers of a row that one load can read. The row's length must be a multiple of this number.
+# Possible numbers of elements that one load reads from a row. The length of a row must be a multiple of this number.
 _UNITS = (64, 8)
 _ALIGNMENT = 16
 # Stores the kernels for the sizes of recent calls.
@@ -32,22 +33,22 @@ _sizes = functools.lru_cache(maxsize=256)
 
 @_sizes
 def splitting(rows: int, columns: int, row: int, parts: int, aligned: Aligned, device: torch.device) -> PreparedKernel:
-    """Prepares `split` for `x` whose rows are `row` numbers apart, and `pieces`."""
+    """Prepares the kernel that splits `x` into `pieces`. The rows of `x` are `row` elements apart."""
     unit = unit_of(columns, row, aligned[0])
     padded = padded_units(columns)
     block = (16, 64) if triton_interpreted() else (16, 128)
     grid = (-(-rows // block[0]), -(-padded * padding() // block[1]))
     numbers = (rows, columns // unit, row // unit, padded, parts, unit, *block)
-    return PreparedKernel(_kernels().split_kernel, grid, numbers, device)
+    return PreparedKernel(_import_kernels().split_kernel, grid, numbers, device)
 
 
 @_sizes
 def narrowing(M: int, K: int, row: int, scale: float, aligned: Aligned, device: torch.device) -> PreparedKernel:
-    """Prepares `narrow` for `s` whose rows are `row` numbers apart, `spikes` and `seen`."""
+    """Prepares the kernel that converts `s` to `spikes` and writes `seen`. The rows of `s` are `row` elements apart."""
     unit = unit_of(K, row, aligned[0])
     numbers = (M, K // unit, row // unit, padded_units(K), bits(scale))
     constants = (scale != 1.0, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
-    return PreparedKernel(_kernels().narrow_kernel, (-(-M // CHECKED_ROWS),), (*numbers, *constants), device)
+    return PreparedKernel(_import_kernels().narrow_kernel, (-(-M // CHECKED_ROWS),), (*numbers, *constants), device)
 
 
 @_sizes
@@ -63,28 +64,30 @@ def multiplying(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares the kernel. It takes `spikes` with rows of `row`, `pieces` of `padded` units, a bias, and `y`.
+    """Prepares the kernel of `y`. It takes `spikes` with rows of `row` elements, `pieces`, a bias, and `y`.
 
-    Without a bias, any tensor takes its place.
+    The rows of `pieces` have `padded` units. Without a bias, the kernel receives any tensor instead of it.
     """
     unit = row_unit(row, aligned[0])
     numbers = (M, N, row // unit, padded, bits(scale))
     constants = (scale != 1.0, unit, parts, bias, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
     grid = (-(-M // tile.rows) * -(-N // tile.columns),)
-    return PreparedKernel(_kernels().outputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
+    return PreparedKernel(
+        _import_kernels().outputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages
+    )
 
 
 @_sizes
 def repairing_outputs(
     M: int, N: int, K: int, row: int, bias: bool, aligned: Aligned, device: torch.device
 ) -> PreparedKernel:
-    """Prepares the kernel. It takes `s`, whose rows are `row` apart, the dense weight, a bias, `y` and `seen`.
+    """Prepares the kernel that computes rows of `y` again. It takes `s`, the dense weight, a bias, `y` and `seen`.
 
-    Without a bias, any tensor takes its place.
+    The rows of `s` are `row` elements apart. Without a bias, the kernel receives any tensor instead of it.
     """
     programs = min(_REPAIRERS, -(-M // CHECKED_ROWS) * -(-N // _REPAIR_TILE))
     numbers = (M, N, K, row, bias, CHECKED_ROWS, _REPAIR_TILE, 16, _SEEN)
-    return PreparedKernel(_kernels().repair_outputs_kernel, (programs,), numbers, device, stages=2)
+    return PreparedKernel(_import_kernels().repair_outputs_kernel, (programs,), numbers, device, stages=2)
 
 
 @_sizes
@@ -100,20 +103,25 @@ def summing_rows(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares the kernel. It takes three parts of the gradient, `spikes`, and `[shares, N, K]`."""
+    """Prepares the kernel of the weight's gradient.
+
+    It takes three parts of the output's gradient, `spikes`, and the result `[shares, N, K]`.
+    """
     g_unit, s_unit = row_unit(g_row, aligned[0]), row_unit(s_row, aligned[1])
     numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
     constants = (g_unit, s_unit, parts, tile.rows, tile.columns, tile.chunk, tile.held)
     grid = (tiles_of(N, K, tile), shares)
-    return PreparedKernel(_kernels().weights_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
+    return PreparedKernel(
+        _import_kernels().weights_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages
+    )
 
 
 @_sizes
 def adding_shares(count: int, shares: int, scale: float, device: torch.device) -> PreparedKernel:
-    """Prepares the kernel. It takes `[shares, count]` and `[count]`, which may begin at the same address."""
+    """Prepares the kernel that adds up shares. It takes `[shares, count]` and `[count]`, which may share an address."""
     size = 1024
     numbers = (count, shares, bits(scale), scale != 1.0, size)
-    return PreparedKernel(_kernels().shares_kernel, (-(-count // size),), numbers, device)
+    return PreparedKernel(_import_kernels().shares_kernel, (-(-count // size),), numbers, device)
 
 
 @_sizes
@@ -129,14 +137,17 @@ def repairing_weights(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares the kernel. It takes three parts of a gradient in `dtype`, `s`, a dense result, and `seen`.
+    """Prepares the kernel that computes parts of the weight's gradient again.
 
-    `seen` has `count` words.
+    It takes three parts of the output's gradient in `dtype`, `s`, the dense gradient of the weight, and `seen`, which
+    has `count` words.
     """
     programs = min(_REPAIRERS, -(-N // _REPAIR_TILE) * -(-K // _REPAIR_TILE))
     numbers = (M, N, K, g_row, s_row, count)
     constants = (parts, _REPAIR_TILE, _REPAIR_TILE, 16, _SEEN)
-    return PreparedKernel(_kernels().repair_weights_kernel, (programs,), (*numbers, *constants), device, stages=2)
+    return PreparedKernel(
+        _import_kernels().repair_weights_kernel, (programs,), (*numbers, *constants), device, stages=2
+    )
 
 
 @_sizes
@@ -152,15 +163,17 @@ def leading_back(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares the kernel. It takes three parts of a gradient with rows of `row`, `pieces`, and a result.
+    """Prepares the kernel of the gradient of `s`. It takes three parts of a gradient, `pieces`, and the result.
 
-    Rows of `pieces` have `padded` units.
+    The rows of the gradient have `row` elements, and the rows of `pieces` have `padded` units.
     """
     unit = row_unit(row, aligned[0])
     numbers = (M, N, K, row // unit, padded)
     constants = (unit, g_parts, w_parts, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
     grid = (-(-M // tile.rows) * -(-K // tile.columns),)
-    return PreparedKernel(_kernels().inputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
+    return PreparedKernel(
+        _import_kernels().inputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages
+    )
 
 
 def tiles_of(rows: int, columns: int, tile: Tile) -> int:
@@ -168,9 +181,9 @@ def tiles_of(rows: int, columns: int, tile: Tile) -> int:
 
 
 def padding() -> int:
-    """Returns a number that divides the row length of each part."""
-    found: int = _kernels().PADDING
-    return found
+    """Returns the number of elements of a unit. The rows of parts are padded to whole units."""
+    elements: int = _import_kernels().PADDING
+    return elements
 
 
 def padded_units(columns: int) -> int:
@@ -179,8 +192,8 @@ def padded_units(columns: int) -> int:
 
 def bits(scale: float) -> int:
     """Returns the 32 bits of a float32 as an integer."""
-    found: int = struct.unpack("i", struct.pack("f", scale))[0]
-    return found
+    integer: int = struct.unpack("i", struct.pack("f", scale))[0]
+    return integer
 
 
 def is_aligned(x: Tensor) -> bool:
@@ -204,8 +217,8 @@ def takes_as_written(rows: Tensor) -> bool:
 
 
 @functools.cache
-def _kernels() -> Any:
-    """The module of kernels. Importing it imports Triton."""
+def _import_kernels() -> Any:
+    """Returns the module of kernels. Its import also imports Triton."""
     from flexsn_codegen.targets.triton.device import _products
 
     return _products

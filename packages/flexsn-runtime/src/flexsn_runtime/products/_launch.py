@@ -14,7 +14,7 @@ from flexsn_runtime.products._tiles import Tile, seen_size, shares_of, tile_for
 
 def split(x: Tensor, parts: int) -> Tensor:
     """Splits `x [rows, columns]` float32 into a sum of `parts` bfloat16 tensors, `[parts, rows, padded columns]`."""
-    x = _dense_rows(x)
+    x = _make_rows_dense(x)
     rows, columns = x.shape
     out = torch.empty((parts, rows, padded_units(columns) * padding()), dtype=torch.bfloat16, device=x.device)
     _kernels.splitting(rows, columns, x.stride(0), parts, (is_aligned(x),), x.device)((x, out))
@@ -24,12 +24,12 @@ def split(x: Tensor, parts: int) -> Tensor:
 def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """Converts `s [M, K]` float32 to bfloat16 `[M, padded K]`. Also returns a record, which marks inexact rows.
 
-    The record is not 0 for rows with a number that bfloat16 cannot represent.
+    The record is not 0 for rows with an element that bfloat16 cannot represent.
 
     Args:
-        scale: the result is `s / scale`. Each number of `s` has to be an integer times `scale`, rounded.
+        scale: the result is `s / scale`. Each element of `s` has to be an integer times `scale`, rounded.
     """
-    s = _dense_rows(s)
+    s = _make_rows_dense(s)
     M, K = s.shape
     spikes = torch.empty((M, padded_units(K) * padding()), dtype=torch.bfloat16, device=s.device)
     seen = torch.empty(seen_size(M), dtype=torch.int32, device=s.device)
@@ -97,11 +97,11 @@ def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile |
 
 
 def three(grads: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns three tensors for a kernel. If there are fewer than three gradients, the last one is repeated."""
+    """Returns three tensors for a kernel. If there are fewer than three parts, the last part is repeated."""
     last = grads[-1]
     return grads[0], grads[1] if len(grads) > 1 else last, grads[2] if len(grads) > 2 else last
 
 
-def _dense_rows(x: Tensor) -> Tensor:
+def _make_rows_dense(x: Tensor) -> Tensor:
     """Returns `x` with contiguous rows."""
     return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()

@@ -27,11 +27,11 @@ def spike_linear(
 ) -> tuple[Tensor, Tensor | None]:
     """Computes `torch.nn.functional.linear` of float32 tensors, fast if `s` consists of spikes or small integers.
 
-    Each number of `s` becomes one bfloat16. Each number of `weight` becomes `weight_parts` bfloat16 numbers, and each
-    number of the output's gradient becomes `grad_parts` of them. Three hold a float32, two hold 16 bits, and one holds
-    8 bits. The kernel checks `s`. Rows with a number that bfloat16 cannot represent are computed again in float32, and
-    so is the gradient of the weight. Torch's product runs if kernels cannot run, and inside of transforms of
-    `torch.func`. Infinite numbers may lead to NaN.
+    Each element of `s` is converted to one bfloat16 value. Each element of `weight` is split into `weight_parts`
+    bfloat16 values, and each element of the output's gradient into `grad_parts` bfloat16 values. Three values represent
+    a float32, two represent its first 16 bits, and one its first 8 bits. The kernel checks `s`. If bfloat16 cannot
+    represent an element, its row is computed again in float32, and so is the gradient of the weight. Torch's product
+    runs if kernels cannot run, and inside of transforms of `torch.func`. Infinite numbers may lead to NaN.
 
     Args:
         s: `[..., K]` float32.
@@ -48,7 +48,7 @@ def spike_linear(
         ShapeError: the shapes do not match.
         ValueError: the number of parts is not 1 to 3.
     """
-    _check(s, weight, bias, weight_parts, grad_parts)
+    _check_operands(s, weight, bias, weight_parts, grad_parts)
     if torch.compiler.is_compiling():
         compiled: tuple[Tensor, Tensor] = spike_linear_op(s, weight, bias, weight_parts, grad_parts)
         return compiled
@@ -63,9 +63,9 @@ class Linked(NamedTuple):
     Attributes:
         y: `[..., N]` float32.
         record: same as for `spike_linear`; `None` if no values had to be checked.
-        links: tensors whose gradients, if any, count as gradients of `y`; `None` without links. Bfloat16 tensors shaped
-            like `y` receive the parts of its gradient. If there is a bias, a float32 tensor receives the sum of this
-            gradient over the first dimension.
+        links: tensors through which the next layer can pass the gradient of `y` in another form; `None` without links.
+            Bfloat16 tensors shaped like `y` receive the parts of this gradient. If there is a bias, a float32 tensor
+            receives the sum of this gradient over the first dimension.
     """
 
     y: Tensor
@@ -74,7 +74,7 @@ class Linked(NamedTuple):
 
 
 class Links(NamedTuple):
-    """Links of `Linked`. The values of these tensors are meaningless."""
+    """The links of a product; see `Linked`. Only the gradients of these tensors have a meaning."""
 
     parts: tuple[Tensor, ...]
     total: Tensor | None
@@ -94,8 +94,8 @@ def linked_linear(
 
     Args:
         s: `[..., K]` float32.
-        written: the numbers of `s` in bfloat16, dense in memory, if bfloat16 can represent all of them; `None` to let
-            the product convert them.
+        written: the elements of `s` in bfloat16, dense in memory, if bfloat16 can represent all of them; `None` to let
+            the product convert `s`.
         parts: numbers of parts of the weight and of gradients.
         links: True to create links for the layer that reads `y`, if kernels can receive gradients through them.
         scale: scale of the spikes: `s / scale` are integers up to rounding.
@@ -107,18 +107,22 @@ def linked_linear(
     results = _SpikeLinear.apply(s, written, weight, bias, parts, with_links, record, scale)
     if not with_links:
         return Linked(results, record[0], None)
-    y, *made = results
+    y, *link_tensors = results
     if not y.requires_grad:
         return Linked(y, record[0], None)
-    of_parts = parts[1]
+    num_parts = parts[1]
     y.grad_fn.y = weakref.ref(y)
-    return Linked(y, record[0], Links(tuple(made[:of_parts]), made[of_parts] if len(made) > of_parts else None))
+    return Linked(
+        y,
+        record[0],
+        Links(tuple(link_tensors[:num_parts]), link_tensors[num_parts] if len(link_tensors) > num_parts else None),
+    )
 
 
-def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], wanted: bool) -> int:
+def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], needs_grad: bool) -> int:
     """Returns the number of links for the parts of the result's gradient; 0 without links."""
-    makes = wanted and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
-    return parts[1] if makes else 0
+    has_links = needs_grad and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
+    return parts[1] if has_links else 0
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
@@ -126,7 +130,7 @@ def _are_plain(*tensors: Tensor | None) -> bool:
     return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
 
 
-def _check(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, grad_parts: int) -> None:
+def _check_operands(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, grad_parts: int) -> None:
     for name, tensor in (("s", s), ("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != torch.float32:
             raise DtypeError(f"{name} is {tensor.dtype}; products with spikes take float32 tensors.")
@@ -144,17 +148,17 @@ def _check(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, gr
 # -- launches ----------------------------------------------------------------------------------------------------------
 
 
-def _runs(s: Tensor, weight: Tensor) -> bool:
+def _can_run(s: Tensor, weight: Tensor) -> bool:
     """True if kernels can run and their results are not empty."""
     return why_unavailable(s.device) is None and s.numel() > 0 and weight.shape[0] > 0
 
 
 def forward(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int) -> tuple[Tensor, Tensor]:
-    if not _runs(s, weight):
+    if not _can_run(s, weight):
         size = seen_size(s.shape[:-1].numel())
         return F.linear(s, weight, bias).contiguous(), torch.zeros(size, dtype=torch.int32, device=s.device)
-    given = _dense(s), None, _dense(weight), None if bias is None else _dense(bias)
-    y, seen, *_ = plan_of(given, weight_parts).plan.run(given)
+    operands = _make_dense(s), None, _make_dense(weight), None if bias is None else _make_dense(bias)
+    y, seen, *_ = plan_of(operands, weight_parts).plan.run(operands)
     assert y is not None
     assert seen is not None
     return y, seen
@@ -165,7 +169,7 @@ Operands = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 
 
 def plan_of(
-    given: Operands,
+    operands: Operands,
     parts: int,
     *,
     links: int = 0,
@@ -173,34 +177,34 @@ def plan_of(
     scale: float = 1.0,
 ) -> Forward:
     """Returns the plan of a forward over dense `[s, written, weight, bias]`; see `ForwardKind`."""
-    s, written, weight, bias = given
+    s, written, weight, bias = operands
     aligned = is_aligned(s), is_aligned(weight), None if bias is None else is_aligned(bias)
     shape, outputs = tuple(s.shape), weight.shape[0]
     return forward_plan(ForwardKind(shape, outputs, parts, links, sums, scale, written is not None, aligned, s.device))
 
 
-def _dense(x: Tensor) -> Tensor:
+def _make_dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
-def _dense_and_aligned(x: Tensor) -> Tensor:
-    x = _dense(x)
+def _make_dense_and_aligned(x: Tensor) -> Tensor:
+    x = _make_dense(x)
     return x if is_aligned(x) else x.clone()
 
 
-def _gradients(
+def _compute_gradients(
     grad: Tensor,
     s: Tensor,
     weight: Tensor,
     seen: Tensor,
     parts: tuple[int, int],
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> list[Tensor | None]:
-    if not _runs(s, weight):
-        return _plain_gradients(grad, s, weight, wanted)
+    if not _can_run(s, weight):
+        return _compute_plain_gradients(grad, s, weight, needs_grad)
     saved = s, None, weight, None, seen
-    found = gradients(saved, (grad,), parts, 1.0, (wanted[0], wanted[1], wanted[2]))
-    return [found[0], found[2], found[3]]
+    of_operands = gradients(saved, (grad,), parts, 1.0, (needs_grad[0], needs_grad[1], needs_grad[2]))
+    return [of_operands[0], of_operands[2], of_operands[3]]
 
 
 Saved = tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
@@ -212,23 +216,23 @@ def gradients(
     grads: Sequence[Tensor | None],
     parts: tuple[int, int],
     scale: float,
-    wanted: tuple[bool, bool, bool],
+    needs_grad: tuple[bool, bool, bool],
 ) -> list[Tensor | None]:
     """Computes gradients of `[s, written, weight, bias]` with kernels.
 
     Args:
         grads: gradients of the forward's results: the gradient of `y`, or, if it is `None`, the gradients of the links.
-        wanted: True for each of the spikes, the weight and the bias if its gradient is needed.
+        needs_grad: True for each of the spikes, the weight and the bias if its gradient is needed.
     """
     s, spikes, weight, pieces, seen = saved
-    given = _dense(s), spikes, _dense(weight), pieces, seen
-    grads = [None if grad is None else _dense_and_aligned(grad) for grad in grads]
-    return backward_plan(backward_kind(given, grads, parts, scale, wanted)).run((*given, *grads))[:OPERANDS]
+    operands = _make_dense(s), spikes, _make_dense(weight), pieces, seen
+    grads = [None if grad is None else _make_dense_and_aligned(grad) for grad in grads]
+    return backward_plan(backward_kind(operands, grads, parts, scale, needs_grad)).run((*operands, *grads))[:OPERANDS]
 
 
-def come_alone(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
-    """True unless the whole gradient and parts arrive together, or only some of the parts arrive."""
-    return len({part is None for part in parts}) == 1 and (whole is None or parts[0] is None)
+def come_alone(grad: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
+    """True if the gradient arrives only as a whole, or only as all of its parts."""
+    return len({part is None for part in parts}) == 1 and (grad is None or parts[0] is None)
 
 
 def backward_kind(
@@ -236,16 +240,16 @@ def backward_kind(
     grads: Sequence[Tensor | None],
     parts: tuple[int, int],
     scale: float,
-    wanted: tuple[bool, bool, bool],
+    needs_grad: tuple[bool, bool, bool],
 ) -> BackwardKind:
     """Returns the kind of a backward over dense tensors. The arguments are those of `gradients`."""
     s, spikes, weight, pieces, seen = saved
-    whole = grads[0]
+    grad = grads[0]
     assert s is not None
     assert weight is not None
     sums = len(grads) > 1 + parts[1]
-    if sums and whole is None and grads[-1] is None:
-        wanted = *wanted[:2], False
+    if sums and grad is None and grads[-1] is None:
+        needs_grad = *needs_grad[:2], False
     return BackwardKind(
         tuple(s.shape),
         weight.shape[0],
@@ -256,8 +260,8 @@ def backward_kind(
         seen is not None,
         parts[1] if len(grads) > 1 else 0,
         sums,
-        whole is None,
-        wanted,
+        grad is None,
+        needs_grad,
         (is_aligned(s), is_aligned(weight)),
         s.device,
     )
@@ -267,41 +271,43 @@ def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
     """Computes `grads^T s`, `[N, K]` float32, for `[M, N]` and `[M, K]`, without autograd.
 
     Args:
-        s: numbers that bfloat16 can represent. With any other number, the whole product is computed again in float32,
+        s: values that bfloat16 can represent. With any other value, the whole product is computed again in float32,
             which is slow.
     """
-    plan, given = _over_rows(grads, s)
-    total = plan.run(given)[2]
+    plan, arguments = _plan_over_rows(grads, s)
+    total = plan.run(arguments)[2]
     assert total is not None
     return total
 
 
 def compilations_with_spikes(grads: Tensor, s: Tensor) -> list[Callable[[], object]]:
     """Returns functions that compile `product_with_spikes` for tensors like these."""
-    plan, given = _over_rows(grads, s)
-    return plan.compilations(given)
+    plan, arguments = _plan_over_rows(grads, s)
+    return plan.compilations(arguments)
 
 
-def _over_rows(grads: Tensor, s: Tensor) -> tuple[Plan, tuple[Tensor | None, ...]]:
-    s, grads = _dense(s), _dense_and_aligned(grads)
+def _plan_over_rows(grads: Tensor, s: Tensor) -> tuple[Plan, tuple[Tensor | None, ...]]:
+    s, grads = _make_dense(s), _make_dense_and_aligned(grads)
     outputs, aligned = grads.shape[1], (is_aligned(s), True)
-    parts, wanted = (MOST_PARTS, MOST_PARTS), (False, True, False)
+    parts, needs_grad = (MOST_PARTS, MOST_PARTS), (False, True, False)
     kind = BackwardKind(
-        tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, wanted, aligned, s.device
+        tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, needs_grad, aligned, s.device
     )
     return backward_plan(kind), (s, None, None, None, None, grads)
 
 
-def _plain_gradients(grad: Tensor, s: Tensor, weight: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-    rows, grads = _rows(s), _rows(grad)
+def _compute_plain_gradients(
+    grad: Tensor, s: Tensor, weight: Tensor, needs_grad: Sequence[bool]
+) -> list[Tensor | None]:
+    rows, grads = _flatten_rows(s), _flatten_rows(grad)
     return [
-        grad @ weight if wanted[0] else None,
-        grads.t() @ rows if wanted[1] else None,
-        grads.sum(0) if wanted[2] else None,
+        grad @ weight if needs_grad[0] else None,
+        grads.t() @ rows if needs_grad[1] else None,
+        grads.sum(0) if needs_grad[2] else None,
     ]
 
 
-def _rows(x: Tensor) -> Tensor:
+def _flatten_rows(x: Tensor) -> Tensor:
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
@@ -331,17 +337,17 @@ class _SpikeLinear(SingleLevelFunction):
             ctx.save_for_backward(s, None, weight, None, None)
             return F.linear(s, weight, bias)
         needs_s, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        given = _dense(s), written, _dense(weight), None if bias is None else _dense(bias)
-        forward = plan_of(given, parts[0], links=parts[1] if links else 0, sums=links and needs_bias, scale=scale)
-        found = forward.plan.run(given)
-        memory = (*given, *found)
+        operands = _make_dense(s), written, _make_dense(weight), None if bias is None else _make_dense(bias)
+        forward = plan_of(operands, parts[0], links=parts[1] if links else 0, sums=links and needs_bias, scale=scale)
+        results = forward.plan.run(operands)
+        memory = (*operands, *results)
         seen = None if forward.seen is None else memory[forward.seen]
         record.append(seen)
         # Hooks may store `s` in fewer bits than its copy in bfloat16 takes.
-        keeps = needs_weight and (seen is None or not has_saved_tensors_hooks())
-        spikes, pieces = memory[forward.spikes] if keeps else None, memory[forward.pieces] if needs_s else None
+        keeps_spikes = needs_weight and (seen is None or not has_saved_tensors_hooks())
+        spikes, pieces = memory[forward.spikes] if keeps_spikes else None, memory[forward.pieces] if needs_s else None
         ctx.save_for_backward(s, spikes, weight, pieces, seen)
-        return found[0] if forward.results == 1 else tuple(found[: forward.results])
+        return results[0] if forward.results == 1 else tuple(results[: forward.results])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -350,8 +356,8 @@ class _SpikeLinear(SingleLevelFunction):
             if y is not None and (y._backward_hooks or y.retains_grad):
                 raise RuntimeError(LATE)
         needs = ctx.needs_input_grad
-        wanted = needs[0], needs[2], needs[3]
-        return *flowing(saved_of(ctx), grads, ctx.parts, ctx.scale, wanted, plain=ctx.is_plain), *(None,) * 4
+        needs_grad = needs[0], needs[2], needs[3]
+        return *flowing(saved_of(ctx), grads, ctx.parts, ctx.scale, needs_grad, plain=ctx.is_plain), *(None,) * 4
 
 
 def flowing(
@@ -359,7 +365,7 @@ def flowing(
     grads: Sequence[Tensor | None],
     parts: tuple[int, int],
     scale: float,
-    wanted: tuple[bool, bool, bool],
+    needs_grad: tuple[bool, bool, bool],
     *,
     plain: bool = False,
 ) -> Sequence[Tensor | None]:
@@ -368,16 +374,16 @@ def flowing(
     Args:
         plain: True to use torch's products.
     """
-    whole, arrived = grads[0], grads[1 : 1 + parts[1]]
-    first = whole if whole is not None or not arrived else arrived[0]
+    grad, grad_parts = grads[0], grads[1 : 1 + parts[1]]
+    first = grad if grad is not None or not grad_parts else grad_parts[0]
     if first is None:
         return (None,) * OPERANDS
     if plain or torch.is_grad_enabled() or transform_at_work() is not None or is_batched(first):
-        found = _plain_gradients(_sum(whole, arrived), saved[0], saved[2], wanted)
-        return found[0], None, found[1], found[2]
-    if arrived and not come_alone(whole, arrived):
-        grads = _sum(whole, arrived), *(None,) * (len(grads) - 1)
-    return gradients(saved, grads, parts, scale, wanted)
+        of_operands = _compute_plain_gradients(_add_parts(grad, grad_parts), saved[0], saved[2], needs_grad)
+        return of_operands[0], None, of_operands[1], of_operands[2]
+    if grad_parts and not come_alone(grad, grad_parts):
+        grads = _add_parts(grad, grad_parts), *(None,) * (len(grads) - 1)
+    return gradients(saved, grads, parts, scale, needs_grad)
 
 
 LATE = (
@@ -387,7 +393,7 @@ LATE = (
 )
 
 
-def _sum(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:
+def _add_parts(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:
     """Adds a gradient and the parts of another gradient, in float32."""
     total = grad
     for part in reversed(parts):
@@ -427,17 +433,17 @@ def spike_linear_backward_op(
     seen: Tensor,
     weight_parts: int,
     grad_parts: int,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> list[Tensor]:
-    """Computes the gradients of `s`, `weight` and `bias`, one for each true entry of `wanted`."""
-    found = _gradients(grad, s, weight, seen, (weight_parts, grad_parts), wanted)
-    return [gradient for gradient in found if gradient is not None]
+    """Computes the gradients of `s`, `weight` and `bias`, one for each true entry of `needs_grad`."""
+    gradients_of_operands = _compute_gradients(grad, s, weight, seen, (weight_parts, grad_parts), needs_grad)
+    return [gradient for gradient in gradients_of_operands if gradient is not None]
 
 
 @spike_linear_backward_op.register_fake
 def _(grad: Tensor, s: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
     shapes = (s.shape, weight.shape, weight.shape[:1])
-    return [s.new_empty(shape) for shape, want in zip(shapes, rest[-1], strict=True) if want]
+    return [s.new_empty(shape) for shape, is_needed in zip(shapes, rest[-1], strict=True) if is_needed]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -449,13 +455,13 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
     s, weight, seen = ctx.saved_tensors
-    wanted = [bool(want) and grad is not None for want in ctx.needs_input_grad[:3]]
-    if grad is None or not any(wanted):
+    needs_grad = [bool(is_needed) and grad is not None for is_needed in ctx.needs_input_grad[:3]]
+    if grad is None or not any(needs_grad):
         return None, None, None, None, None
     if torch.is_grad_enabled():  # `create_graph`
-        return *_plain_gradients(grad, s, weight, wanted), None, None
-    found = iter(spike_linear_backward_op(grad, s, weight, seen, *ctx.parts, wanted))
-    return *(next(found) if want else None for want in wanted), None, None
+        return *_compute_plain_gradients(grad, s, weight, needs_grad), None, None
+    gradients_needed = iter(spike_linear_backward_op(grad, s, weight, seen, *ctx.parts, needs_grad))
+    return *(next(gradients_needed) if is_needed else None for is_needed in needs_grad), None, None
 
 
 spike_linear_op.register_autograd(_backward, setup_context=_setup)

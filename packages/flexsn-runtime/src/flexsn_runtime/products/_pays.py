@@ -10,10 +10,10 @@ import torch
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.backend import why_unavailable
 
-# Any GPU computes a product of this size in a fraction of a millisecond.
+# Size of the product that is measured. Any GPU computes it in a fraction of a millisecond.
 _ROWS, _FEATURES = 8192, 1024
-# Compute capabilities of GPUs on which bfloat16 is at least eight times as fast as float32. Calls that cannot measure
-# use this set.
+# Compute capabilities of GPUs on which bfloat16 is at least eight times as fast as float32, so that nothing is
+# measured.
 _FAST = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 _FEWEST = 1 << 27
 
@@ -24,33 +24,33 @@ def fewest_multiplications() -> int:
 
 
 def why_slow_product(device: torch.device) -> str | None:
-    """The reason why products in parts are not faster than float32 on a GPU, measured once; otherwise `None`."""
-    return None if triton_interpreted() else _why_slow(device)
+    """Returns the reason why products in parts do not pay off on a GPU, measured once; `None` if they pay off."""
+    return None if triton_interpreted() else _find_why_slow(device)
 
 
 @functools.cache
-def _why_slow(device: torch.device) -> str | None:
+def _find_why_slow(device: torch.device) -> str | None:
     if device.type != "cuda" or why_unavailable(device) is not None:
         return f"no compiled kernels on {device.type}"
     if torch.cuda.get_device_capability(device) in _FAST:
         return None
-    ours, theirs = _measured(device)
-    if ours < theirs:
+    parts_ms, float32_ms = _measure(device)
+    if parts_ms < float32_ms:
         return None
     name = torch.cuda.get_device_name(device)
-    return f"on {name}, three bfloat16 products take {ours:.2f} ms and one of float32 {theirs:.2f} ms"
+    return f"on {name}, three bfloat16 products take {parts_ms:.2f} ms and one of float32 {float32_ms:.2f} ms"
 
 
-def _measured(device: torch.device) -> tuple[float, float]:
+def _measure(device: torch.device) -> tuple[float, float]:
     """Measures the milliseconds of a product in three parts, and of torch's product."""
     from flexsn_runtime.products._linear import forward
 
     s = torch.ones(_ROWS, _FEATURES, device=device)
     weight = torch.ones(_FEATURES, _FEATURES, device=device)
     settings = torch.backends.cuda.matmul
-    before, settings.fp32_precision = settings.fp32_precision, "ieee"
+    precision, settings.fp32_precision = settings.fp32_precision, "ieee"
     try:
-        found = []
+        medians = []
         for run in (lambda: forward(s, weight, None, 3), lambda: s @ weight.t()):
             times = []
             for _ in range(6):
@@ -60,7 +60,7 @@ def _measured(device: torch.device) -> tuple[float, float]:
                 end.record()
                 end.synchronize()
                 times.append(begin.elapsed_time(end))
-            found.append(statistics.median(times[1:]))
+            medians.append(statistics.median(times[1:]))
     finally:
-        settings.fp32_precision = before
-    return found[0], found[1]
+        settings.fp32_precision = precision
+    return medians[0], medians[1]

@@ -110,7 +110,7 @@ class BackwardKind(NamedTuple):
         seen: True if there is a record of rows that bfloat16 cannot represent.
         links, sums: same as in the forward.
         arrived: True if the gradient arrives in parts, False if it arrives as a whole.
-        wanted: for each of the spikes, the weight and the bias, True if its gradient is needed.
+        needs_grad: for each of the spikes, the weight and the bias, True if its gradient is needed.
         aligned: for the spikes and the weight, True if the address is a multiple of 16 bytes. Gradients are always
             aligned.
     """
@@ -125,7 +125,7 @@ class BackwardKind(NamedTuple):
     links: int
     sums: bool
     arrived: bool
-    wanted: tuple[bool, bool, bool]
+    needs_grad: tuple[bool, bool, bool]
     aligned: tuple[bool, bool]
     device: torch.device
 
@@ -144,7 +144,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
     M, N, device = torch.Size(lead).numel(), kind.outputs, kind.device
     w_parts, g_parts = kind.parts
     of_s, of_weight = kind.aligned
-    for_s, for_weight, for_bias = kind.wanted
+    for_s, for_weight, for_bias = kind.needs_grad
     make = PlanBuilder(device, _WHOLE + 1 + kind.links + kind.sums)
     result_s = make.allocate(kind.shape, torch.float32) if for_s else make.reserve()
     make.reserve()
@@ -154,8 +154,8 @@ def backward_plan(kind: BackwardKind) -> Plan:
         make.sum_rows(_WHOLE + 1 + g_parts if kind.arrived else _WHOLE, result_bias)
     width_k, width_n = padded_units(K) * padding(), padded_units(N) * padding()
     # All tensors must be allocated before `cut` is unbound.
-    whole = not kind.arrived and (for_s or for_weight)
-    cut = make.allocate((g_parts, M, width_n), torch.bfloat16) if whole else 0
+    splits_grad = not kind.arrived and (for_s or for_weight)
+    cut = make.allocate((g_parts, M, width_n), torch.bfloat16) if splits_grad else 0
     tile = tile_for("weights", N, K, M, g_parts, device)
     shares = shares_of(tile, N, K, M, device)
     adds = for_weight and (shares > 1 or kind.scale != 1.0)
@@ -174,7 +174,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
         make.launch(_kernels.splitting(N, K, K, w_parts, (of_weight,), device), _WEIGHTS, pieces)
     grads: Sequence[int] = range(_WHOLE + 1, _WHOLE + 1 + g_parts)
     g_row = N
-    if whole:
+    if splits_grad:
         make.launch(_kernels.splitting(M, N, N, g_parts, (True,), device), _WHOLE, cut)
         grads, g_row = make.unbind(cut, g_parts), width_n
     three = grads[0], grads[min(1, g_parts - 1)], grads[g_parts - 1]
@@ -191,10 +191,10 @@ def backward_plan(kind: BackwardKind) -> Plan:
             make.launch(_kernels.adding_shares(N * K, shares, kind.scale, device), partial, result_weight)
         if seen:
             # Uses the most exact available form of the gradient.
-            whole_grads = (_WHOLE,) * 3 if whole else three
-            known = (1, N, torch.float32) if whole else (g_parts, g_row, torch.bfloat16)
+            whole_grads = (_WHOLE,) * 3 if splits_grad else three
+            gradient_form = (1, N, torch.float32) if splits_grad else (g_parts, g_row, torch.bfloat16)
             kernel = _kernels.repairing_weights(
-                M, N, K, known[1], K, known[0], known[2], seen_size(M), (True, of_s), device
+                M, N, K, gradient_form[1], K, gradient_form[0], gradient_form[2], seen_size(M), (True, of_s), device
             )
             make.launch(kernel, *whole_grads, _S, result_weight, seen)
     return make.plan()

@@ -27,21 +27,21 @@ from flexsn_runtime.products._linear import (
 )
 from flexsn_runtime.products._plans import OPERANDS, SAVED, Forward, backward_plan
 
-# The number of calls between polls for the compiled launcher. Each poll reads the environment.
-_ASKED_EVERY = 64
-# The largest number of layouts of a layer that alternate.
+# Number of calls between two checks for the compiled launcher. Each check reads environment variables.
+_CHECK_INTERVAL = 64
+# Maximum number of layouts for which the calls of a layer are stored.
 _MOST = 8
 
 
-class _Known(NamedTuple):
+class _StoredCall(NamedTuple):
     """Calls of one layout.
 
     Attributes:
-        asked: tuple of the numbers of parts, True if links are requested, and the scale.
+        options: tuple of the numbers of parts, True if links are requested, and the scale.
         sums: True if there is a link for the sum of gradients.
     """
 
-    asked: tuple[tuple[int, int], bool, float]
+    options: tuple[tuple[int, int], bool, float]
     native: NativeScan
     again: Again
     forward: Forward
@@ -52,11 +52,11 @@ class RepeatedProducts:
     """Runs `linked_linear` for one layer."""
 
     def __init__(self) -> None:
-        self._known: tuple[_Known, ...] = ()
+        self._calls: tuple[_StoredCall, ...] = ()
         self._count = 0
 
     def __reduce__(self) -> tuple[type[RepeatedProducts], tuple[()]]:
-        return RepeatedProducts, ()  # copies and pickles have no known calls
+        return RepeatedProducts, ()  # copies and pickles have no stored calls
 
     def run(
         self,
@@ -70,68 +70,72 @@ class RepeatedProducts:
         scale: float = 1.0,
     ) -> Linked:
         """Computes `linked_linear`."""
-        given, asked = (s, written, weight, bias), (parts, links, scale)
-        if self._known and not has_saved_tensors_hooks():
-            for known in self._known:
-                if known.asked == asked and not known.native.watched() and (found := known.again(given)) is not None:
-                    return _linked(known, found)
+        operands, options = (s, written, weight, bias), (parts, links, scale)
+        if self._calls and not has_saved_tensors_hooks():
+            for call in self._calls:
+                if (
+                    call.options == options
+                    and not call.native.watched()
+                    and (results := call.again(operands)) is not None
+                ):
+                    return _make_linked(call, results)
         linked = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
         self._count += 1
         # If the layout changes in most calls, only some of the calls are handed over to the launcher.
-        asks = 0 < len(self._known) < _MOST or self._count % _ASKED_EVERY == 1
-        if asks and may_launch(s.device):
-            self._hand_over(given, asked)
+        is_due = 0 < len(self._calls) < _MOST or self._count % _CHECK_INTERVAL == 1
+        if is_due and may_launch(s.device):
+            self._hand_over(operands, options)
         return linked
 
-    def _hand_over(self, given: Operands, asked: tuple[tuple[int, int], bool, float]) -> None:
+    def _hand_over(self, operands: Operands, options: tuple[tuple[int, int], bool, float]) -> None:
         """Passes calls like this one to the compiled launcher, if the launcher is loaded and can execute them."""
-        s, _written, weight, _bias = given
+        s, _written, weight, _bias = operands
         module = compiled_launcher(s.device, self._count)
         if module is None or s.numel() == 0 or weight.shape[0] == 0 or has_saved_tensors_hooks():
             return
-        if any(t is not None and not t.is_contiguous() for t in given):
+        if any(t is not None and not t.is_contiguous() for t in operands):
             return
-        parts, links, scale = asked
-        needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in given]
+        parts, links, scale = options
+        needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in operands]
         count = links_of(s, weight, parts, links)
-        with untraced():  # hides this from all modes
+        with untraced():  # hides this work from all dispatch modes
             sums = count > 0 and needs[3]
-            forward = plan_of(given, parts[0], links=count, sums=sums, scale=scale)
+            forward = plan_of(operands, parts[0], links=count, sums=sums, scale=scale)
             saved: list[int | None] = [None] * SAVED
             if any(needs):
                 spikes, pieces = forward.spikes if needs[2] else None, forward.pieces if needs[0] else None
                 saved = [0, spikes, 2, pieces, forward.seen]
-            _, recording = recorded(forward.plan.run, given, range(1, forward.results))
+            _, recording = recorded(forward.plan.run, operands, range(1, forward.results))
             if isinstance(recording, str) or not can_be_native(recording):
                 return
             owner = _Owner(parts, scale)
-            returned = forward.results + (forward.seen is not None)
+            num_returned = forward.results + (forward.seen is not None)
             native = NativeScan(
                 module,
                 lambda _: owner,
                 recording,
                 first_bits=forward.results,
-                first_kept=returned,
-                fixed=range(forward.results, returned),
+                first_kept=num_returned,
+                fixed=range(forward.results, num_returned),
                 saved=saved,
                 links=forward.results > 1,
             )
         owner.native = weakref.ref(native)
-        self._known = (_Known(asked, native, native.again(given), forward, sums), *self._known[: _MOST - 1])
+        self._calls = (_StoredCall(options, native, native.again(operands), forward, sums), *self._calls[: _MOST - 1])
 
 
-def _linked(known: _Known, found: list[Tensor]) -> Linked:
-    forward = known.forward
-    y = found[0]
-    record = None if forward.seen is None else found[forward.results]
+def _make_linked(call: _StoredCall, results: list[Tensor]) -> Linked:
+    forward = call.forward
+    y = results[0]
+    record = None if forward.seen is None else results[forward.results]
     if forward.results == 1 or not y.requires_grad:
         return Linked(y, record, None)
-    end = forward.results - known.sums
-    return Linked(y, record, Links(tuple(found[1:end]), found[end] if known.sums else None))
+    end = forward.results - call.sums
+    return Linked(y, record, Links(tuple(results[1:end]), results[end] if call.sums else None))
 
 
 class _Owner:
-    """Continues in Python where the compiled launcher cannot continue, and registers the call for the next time.
+    """Computes gradients if the compiled launcher cannot, and registers the backward for the launcher's later calls.
 
     Args:
         parts, scale: same as for `linked_linear`.
@@ -144,18 +148,20 @@ class _Owner:
     def reads_hold(self) -> bool:
         return True
 
-    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    def gradients(self, tensors: Sequence[Tensor | None], needs_grad: Sequence[bool]) -> Sequence[Tensor | None]:
         saved, grads = tensors[:SAVED], tensors[SAVED:]
-        wanted = needed[0], needed[2], needed[3]
-        found = flowing(saved, grads, self._parts, self._scale, wanted)
+        of_operands = needs_grad[0], needs_grad[2], needs_grad[3]
+        gradients_of_operands = flowing(saved, grads, self._parts, self._scale, of_operands)
         if not torch.is_grad_enabled() and transform_at_work() is None:
-            self._tell(tensors, needed, wanted)
-        return found
+            self._register(tensors, needs_grad, of_operands)
+        return gradients_of_operands
 
     def refuse_hooks(self) -> None:
         raise RuntimeError(LATE)
 
-    def _tell(self, tensors: Sequence[Tensor | None], needed: Sequence[bool], wanted: tuple[bool, bool, bool]) -> None:
+    def _register(
+        self, tensors: Sequence[Tensor | None], needs_grad: Sequence[bool], of_operands: tuple[bool, bool, bool]
+    ) -> None:
         native = None if self.native is None else self.native()
         saved, grads = tensors[:SAVED], tensors[SAVED:]
         arrived = [grad for grad in grads if grad is not None]
@@ -167,7 +173,7 @@ class _Owner:
         if parts and not come_alone(grads[0], parts):
             return
         with untraced():
-            kind = backward_kind(saved, grads, self._parts, self._scale, wanted)
+            kind = backward_kind(saved, grads, self._parts, self._scale, of_operands)
             plan = backward_plan(kind)
             _, recording = recorded(lambda given: plan.run(given)[:OPERANDS], tensors)
-            native.follow(tensors, needed, recording, reads=False)
+            native.follow(tensors, needs_grad, recording, reads=False)

@@ -14,7 +14,7 @@ Work = Literal["outputs", "weights", "inputs"]
 _SMALL = 32  # for the interpreter
 # Number of rows that share one entry of the record.
 CHECKED_ROWS = 16
-# A compiler treats sizes of 0 and 1 differently from others, so records are longer than necessary.
+# Additional entries of the record. A compiler treats sizes of 0 and 1 differently from other sizes.
 _PADDING = 2
 _MULTIPROCESSORS = 8  # assumed for a CPU, so that tests use several shares
 
@@ -24,7 +24,7 @@ class Tile(NamedTuple):
 
     Attributes:
         rows, columns: rows and columns of the result.
-        chunk: number of terms that are added before the sum is added to others in float32.
+        chunk: number of terms that are added before their sum is added to other sums in float32.
         num_warps, stages: settings of Triton.
         leaves: True to add chunks in float32; False to let the tensor core add all terms.
         shares: number of programs that share a sum over rows; 0 to let the device decide.
@@ -42,15 +42,15 @@ class Tile(NamedTuple):
 
 
 def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device: torch.device) -> Tile:
-    """Returns the fastest measured tile for a result of `rows` and `columns`, whose numbers are sums of `terms`.
+    """Returns the fastest measured tile for a result of `rows` and `columns`, whose elements are sums of `terms`.
 
     Args:
         parts: number of parts of the operand that has more parts.
     """
     if triton_interpreted():
         return Tile(_SMALL, _SMALL, _SMALL, 4, 1, leaves=parts > 2 or work == "weights")
-    few = -(-rows // 128) * -(-columns // 128) <= 2 * _multiprocessors(device)
-    tile = _RULES[work](terms, parts, few)
+    has_few_tiles = -(-rows // 128) * -(-columns // 128) <= 2 * _count_multiprocessors(device)
+    tile = _RULES[work](terms, parts, has_few_tiles)
     if rows <= 64:
         tile = tile._replace(rows=64)
     if columns <= 64:
@@ -60,7 +60,7 @@ def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device
     of_rows = 1 if work == "outputs" else parts
     of_columns = 1 if work == "weights" else parts
     of_stage = 2 * tile.chunk * (tile.rows * of_rows + tile.columns * of_columns)
-    return tile._replace(stages=max(1, min(tile.stages, _shared_memory(device) // of_stage)))
+    return tile._replace(stages=max(1, min(tile.stages, _find_shared_memory(device) // of_stage)))
 
 
 # Maximum number of terms of a sum that stays in the tensor core. The error of such a sum is at most 2.4e-6, like the
@@ -68,27 +68,31 @@ def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device
 _STAYING_OUTPUTS, _STAYING_INPUTS = 2048, 1024
 
 
-def _outputs(terms: int, parts: int, few: bool) -> Tile:
+def _choose_outputs_tile(terms: int, parts: int, has_few_tiles: bool) -> Tile:
     if parts > 2:
         return Tile(128, 64, 32, 4, 3) if terms <= 512 else Tile(128, 128, 64, 8, 3)
     if terms > _STAYING_OUTPUTS:
         return Tile(128, 64, 64, 8, 3)
-    return Tile(128, 128, 64 if few else 32, 8, 3, leaves=False)
+    return Tile(128, 128, 64 if has_few_tiles else 32, 8, 3, leaves=False)
 
 
-def _inputs(terms: int, parts: int, few: bool) -> Tile:
+def _choose_inputs_tile(terms: int, parts: int, has_few_tiles: bool) -> Tile:
     if parts > 2:
-        return Tile(128, 64, 32, 8, 3) if few else Tile(64, 128, 32, 4, 3)
+        return Tile(128, 64, 32, 8, 3) if has_few_tiles else Tile(64, 128, 32, 4, 3)
     if terms > _STAYING_INPUTS:
         return Tile(64, 128, 32, 4, 3)
-    return Tile(128, 128, 64 if few else 32, 8, 3, leaves=False)
+    return Tile(128, 128, 64 if has_few_tiles else 32, 8, 3, leaves=False)
 
 
-def _weights(terms: int, parts: int, few: bool) -> Tile:
+def _choose_weights_tile(terms: int, parts: int, has_few_tiles: bool) -> Tile:
     return Tile(128, 128, 64, 8, 3) if parts > 2 else Tile(64, 128, 64, 4, 3)
 
 
-_RULES: dict[Work, Callable[[int, int, bool], Tile]] = {"outputs": _outputs, "weights": _weights, "inputs": _inputs}
+_RULES: dict[Work, Callable[[int, int, bool], Tile]] = {
+    "outputs": _choose_outputs_tile,
+    "weights": _choose_weights_tile,
+    "inputs": _choose_inputs_tile,
+}
 
 
 def seen_size(rows: int) -> int:
@@ -102,16 +106,16 @@ def shares_of(tile: Tile, rows: int, columns: int, terms: int, device: torch.dev
         return tile.shares
     tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
     at_once = 1 if tile.num_warps > 4 else 2
-    return max(1, min(at_once * _multiprocessors(device) // tiles, -(-terms // tile.chunk) // 4))
+    return max(1, min(at_once * _count_multiprocessors(device) // tiles, -(-terms // tile.chunk) // 4))
 
 
 @functools.cache
-def _multiprocessors(device: torch.device) -> int:
+def _count_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @functools.cache
-def _shared_memory(device: torch.device) -> int:
+def _find_shared_memory(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) - 2048

@@ -1,3 +1,3 @@
-"""A step function that is specialized when it is called: the path of a call in eager mode."""
+"""The path of a call in eager mode, from a step function to its specializations and their launches."""
 
 from __future__ import annotations

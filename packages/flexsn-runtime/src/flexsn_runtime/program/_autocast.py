@@ -1,4 +1,4 @@
-"""Autocast inside of a core. Some operations compute in float32, others in the widest dtype of their arguments."""
+"""Runs a core under `torch.autocast`, so that its operations convert their arguments as they do in a loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexsn_runtime._torch_private import is_any_autocast
 
 
 def autocast_now(device: torch.device) -> torch.dtype | None:
-    """The dtype of `torch.autocast` for tensors on `device`; `None` if it is off."""
+    """Returns the dtype of `torch.autocast` for tensors on `device`; `None` if autocast is off."""
     if not is_any_autocast():
         return None
     kind = device.type
@@ -27,10 +27,13 @@ def _has_autocast(kind: str) -> bool:
 
 
 def under_autocast(core: Callable[..., Any], device: torch.device, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """Returns a function that calls `core` under autocast to `dtype`. Settings of the caller do not affect the core."""
-    return core if dtype is None else partial(_call, core, device.type, dtype)
+    """Returns a function that calls `core` under autocast to `dtype`, whatever autocast settings its caller has.
+
+    If `dtype` is `None`, returns `core` itself.
+    """
+    return core if dtype is None else partial(_call_under_autocast, core, device.type, dtype)
 
 
-def _call(core: Callable[..., Any], kind: str, dtype: torch.dtype, *values: Any) -> Any:
+def _call_under_autocast(core: Callable[..., Any], kind: str, dtype: torch.dtype, *values: Any) -> Any:
     with torch.autocast(kind, dtype=dtype):
         return core(*values)

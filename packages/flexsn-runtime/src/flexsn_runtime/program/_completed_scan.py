@@ -21,11 +21,11 @@ from flexsn_runtime.step._specialization import CoreSpecialization
 
 
 class CompletingStep:
-    """The last step of a backward, a `LastStep`. It completes the gradient of the first input.
+    """A `LastStep` of a backward. It completes the gradient of the first input.
 
     Args:
         completion: the completion for calls of this layout.
-        places: position, among the tensors of a call, of each tensor that `completion` counts.
+        places: for each tensor in the argument `instead` of `prepare`, its position among the tensors of a call.
     """
 
     def __init__(self, completion: Completion, places: Sequence[int]) -> None:
@@ -37,17 +37,17 @@ class CompletingStep:
         return partial(self._complete, first)
 
     def _complete(self, first: int, memory: Memory) -> None:
-        x, read = self._read(memory)
+        x, operands = self._read(memory)
         of_others = [memory[first + i] for i in self.others]
-        memory[first] = completed_gradient(self._formula, memory[first], x, read, of_others)
+        memory[first] = completed_gradient(self._formula, memory[first], x, operands, of_others)
 
     def _read(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-        """Selects the first input, and the formula's arguments other than gradients."""
-        x, *read = (tensors[i] for i in (0, *self.others, *self._constants))
-        there = [one for one in read if one is not None]
+        """Returns the first input, and all arguments of the formula except gradients."""
+        x, *operands = (tensors[i] for i in (0, *self.others, *self._constants))
+        present = [operand for operand in operands if operand is not None]
         assert x is not None
-        assert len(there) == len(read)
-        return x, [*there, *map(same_in_each_call, self._more)]
+        assert len(present) == len(operands)
+        return x, [*present, *map(same_in_each_call, self._more)]
 
 
 def completed_scan(
@@ -59,14 +59,14 @@ def completed_scan(
     *,
     state_seqs: bool,
 ) -> Sequence[Tensor]:
-    """Like `prepare` and `scan`, for a first input that has a second gradient besides the gradient through the scan.
+    """Like `prepare` and `scan`, if only a part of the gradient of the first input flows through the scan.
 
-    The tensors that autograd saves do not depend on earlier calls, because checkpointing compares the saved tensors of
-    two calls.
+    Autograd saves the same tensors in the first call and in repeated calls, because activation checkpointing compares
+    the tensors that two calls save.
 
     Args:
-        inputs: inputs, the first of which requires grad.
-        instead: same as for `prepare`, in the order in which `completion` counts tensors.
+        inputs: input sequences. The gradient of the first input is completed if this input requires grad.
+        instead: same as for `prepare`. The positions in `completion` refer to the order of these tensors.
 
     Raises:
         The errors of `prepare`.
@@ -83,19 +83,19 @@ def completed_scan(
         joined = dict(zip(instead, stand_ins, strict=True))
         step, arguments = prepare(program, (x, *inputs[1:], *states), instead=joined)
         return scan(step, arguments, state_seqs=state_seqs)
-    places = _places(step, instead)
-    wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
-    completed = TrainedScan(step, arguments, wanted, state_seqs=state_seqs, last=CompletingStep(completion, places))
+    places = _find_places(step, instead)
+    needs_grad = tuple([t is not None and t.requires_grad for t in arguments.all])
+    completed = TrainedScan(step, arguments, needs_grad, state_seqs=state_seqs, last=CompletingStep(completion, places))
     results = run_trained(completed, arguments.all)
     run = TrainedRun(completed)
     note(program, inputs, states, step, arguments, run, instead=instead, state_seqs=state_seqs, formula=formula)
     return results
 
 
-def _places(step: CoreSpecialization, instead: Mapping[int, Tensor]) -> list[int]:
+def _find_places(step: CoreSpecialization, instead: Mapping[int, Tensor]) -> list[int]:
     """Returns the position of each tensor of `instead` among the tensors of a call."""
     captured = step.captured()
-    assert captured is not None, "they have just been read"
+    assert captured is not None, "the captured tensors have just been read"
     first = step.trace.num_inputs + step.trace.num_states
-    there = {id(tensor): first + i for i, tensor in enumerate(captured)}
-    return [there[stand_in] for stand_in in instead]
+    place_by_id = {id(tensor): first + i for i, tensor in enumerate(captured)}
+    return [place_by_id[stand_in] for stand_in in instead]

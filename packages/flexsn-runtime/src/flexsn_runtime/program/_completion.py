@@ -16,10 +16,10 @@ from flexsn_runtime.program._repeated import scan_again
 
 
 class Formula(Protocol):
-    """A function that is elementwise in its first two arguments, which are steps or sequences `[T, *step]`."""
+    """A function that is elementwise in its first two arguments. They are steps `[*step]` or sequences `[T, *step]`."""
 
     def __call__(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """Computes the whole gradient of `x` from the gradient that arrives, `x`, and other tensors."""
+        """Computes the whole gradient of `x`, of which `gradient` is the part that flows through the scan."""
 
 
 class GradientFormula:
@@ -27,9 +27,9 @@ class GradientFormula:
 
     Args:
         formula: the formula as PyTorch operations, for arguments that kernels do not accept.
-        program: program that scans `core(gradient, x)`, which is the same formula with the other tensors captured.
+        program: program whose core, `core(gradient, x)`, computes the same formula and captures the other tensors.
         instead: function that maps the formula's tensors, in order, to the argument `instead` of `prepare`.
-        dim: number of dimensions of a step; `x` may be a step.
+        dim: number of dimensions of a step. It distinguishes a step from a sequence.
         has_kernels: predicate that is True for a device with kernels.
     """
 
@@ -45,18 +45,21 @@ class GradientFormula:
         self._dim, self._has_kernels = dim, has_kernels
 
     def of(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """Computes the gradient of `x`, `[T, *step]` or `[*step]`. PyTorch's operations compute second gradients."""
-        if torch.is_grad_enabled() or not self._suits_kernels(gradient, x):
+        """Computes the whole gradient of `x`, which is `[T, *step]` or `[*step]`.
+
+        In grad mode, PyTorch's operations compute it, so that it is differentiable.
+        """
+        if torch.is_grad_enabled() or not self._can_use_kernels(gradient, x):
             return self._formula(gradient, x, tensors)
-        (result,) = scan_again(self._program, self._inputs(gradient, x), (), self._instead(tensors))
+        (result,) = scan_again(self._program, self._as_sequences(gradient, x), (), self._instead(tensors))
         return result.squeeze(0) if x.dim() == self._dim else result
 
-    def _suits_kernels(self, gradient: Tensor, x: Tensor) -> bool:
+    def _can_use_kernels(self, gradient: Tensor, x: Tensor) -> bool:
         if type(gradient) is not Tensor or type(x) is not Tensor or gradient.shape != x.shape or not x.numel():
             return False
         return transform_at_work() is None and self._has_kernels(x.device)
 
-    def _inputs(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _as_sequences(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the program's inputs, as sequences."""
         return (gradient.unsqueeze(0), x.unsqueeze(0)) if x.dim() == self._dim else (gradient, x)
 
@@ -75,7 +78,7 @@ class Completion:
         others: positions, in the argument `instead` of `prepare`, of the captured tensors whose gradients the formula
             takes.
         constants: positions of the other captured tensors that the formula takes.
-        more: tensors that are equal for all `x` of one layout.
+        more: further tensors that the formula takes. They are equal for all `x` of one layout.
     """
 
     formula: GradientFormula
@@ -89,18 +92,18 @@ class Completion:
         captured: Sequence[Tensor],
         reduced: Callable[[list[Tensor]], list[Tensor]] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Returns `x` and the captured tensors as results of a separate node, which completes the gradient of `x`.
+        """Passes `x` and `others` through an autograd node that completes the gradient of `x`. Returns all tensors.
 
         Args:
             reduced: function that maps the gradients of `others` in this process to the gradients that the formula
-                takes; `None` if both are equal.
+                takes; `None` if the formula takes the gradients of this process.
         """
-        found = list(captured)
-        others, constants = [found[i] for i in self.others], [found[i] for i in self.constants]
+        tensors = list(captured)
+        others, constants = [tensors[i] for i in self.others], [tensors[i] for i in self.constants]
         x, *others = _Joined.apply(self.formula, reduced, len(others), x, *others, *constants, *self.more)
         for i, other in zip(self.others, others, strict=True):
-            found[i] = other
-        return x, found
+            tensors[i] = other
+        return x, tensors
 
 
 class _Joined(torch.autograd.Function):
@@ -133,8 +136,8 @@ def completed_gradient(
     """Computes the whole gradient of `x`.
 
     Args:
-        gradient, of_others: gradient of `x` through the scan, and gradients of the others; `None` in place of a
-            gradient that is zero.
+        gradient, of_others: gradient of `x` through the scan, and gradients of `others`; `None` for each gradient that
+            is zero.
         tensors: `(*others, *constants, *more)`.
         reduced: same as for `Completion.joined`.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CutSpecialization(CoreSpecialization):
-    """A traced step that combines small dimensions of its values.
+    """A traced step that runs on pieces of its values, because it combines different elements of small dimensions.
 
     Args:
         program: the program of the step on pieces.
@@ -39,44 +39,47 @@ class CutSpecialization(CoreSpecialization):
     ) -> None:
         super().__init__(trace, name, device, numerics, target, None)
         self.program = program
-        self._checked_in: TargetName | None = None
+        self._target_to_check: TargetName | None = None
 
     def written_in(self, target: TargetName) -> Self:
         other = copy(self)
-        other._checked_in = target
+        other._target_to_check = target
         return other
 
     def check(self, *, training: bool) -> None:
         pieces = self.trace.pieces
-        inputs = _values(pieces.inputs, self.trace.inputs)
-        states = _values(pieces.states, self.trace.states)
+        inputs = _describe_pieces(pieces.inputs, self.trace.inputs)
+        states = _describe_pieces(pieces.states, self.trace.states)
         step, _ = self.program._specialize(self.device, inputs, states)
-        (step if self._checked_in is None else step.written_in(self._checked_in)).check(training=training)
+        (step if self._target_to_check is None else step.written_in(self._target_to_check)).check(training=training)
 
     def split(self, arguments: Arguments) -> tuple[list[Tensor], list[Tensor]]:
         """Splits inputs and states into pieces. Without initial states, the result has no pieces of states."""
         pieces = self.trace.pieces
-        given = [state for state in arguments.states if state is not None]
-        inputs = [piece for one, x in zip(pieces.inputs, arguments.inputs, strict=True) for piece in one.split(x, 1)]
-        if not given:
+        states = [state for state in arguments.states if state is not None]
+        inputs = [piece for cut, x in zip(pieces.inputs, arguments.inputs, strict=True) for piece in cut.split(x, 1)]
+        if not states:
             return inputs, []
-        return inputs, [piece for one, v in zip(pieces.states, given, strict=True) for piece in one.split(v)]
+        return inputs, [piece for cut, v in zip(pieces.states, states, strict=True) for piece in cut.split(v)]
 
     def instead(self, arguments: Arguments) -> Mapping[int, Tensor] | None:
-        """Returns the captured tensors of a call, by the ids of the tensors that the core captures."""
-        own = self.captured()
-        assert own is not None, "they have just been read"
-        pairs = zip(own, arguments.lifted, strict=True)
-        return {id(one): given for one, given in pairs if one is not given} or None
+        """Returns the lifted tensors that replace captured tensors in a call, by the `id` of the captured tensor.
+
+        The result is `None` if the call replaces no captured tensor.
+        """
+        captured = self.captured()
+        assert captured is not None, "the captured tensors have just been read"
+        pairs = zip(captured, arguments.lifted, strict=True)
+        return {id(tensor): replacement for tensor, replacement in pairs if tensor is not replacement} or None
 
     def join(self, results: tuple[Tensor, ...], *, state_seqs: bool) -> tuple[Tensor, ...]:
-        """Returns `(*output_seqs, *states)`, joined from these pieces."""
-        pieces, found, at = self.trace.pieces, list[Tensor](), 0
+        """Joins pieces into `(*output_seqs, *states)`."""
+        pieces, joined, start = self.trace.pieces, list[Tensor](), 0
         leads = [1] * len(pieces.outputs) + [int(state_seqs)] * len(pieces.states)
-        for one, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
-            found.append(one.join(results[at : at + one.count], lead))
-            at += one.count
-        return tuple(found)
+        for cut, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
+            joined.append(cut.join(results[start : start + cut.count], lead))
+            start += cut.count
+        return tuple(joined)
 
     def forget_plans(self) -> None:
         self.program.forget_plans()
@@ -86,14 +89,14 @@ class CutSpecialization(CoreSpecialization):
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
-        """The kernels of the step on pieces."""
+        """Names of the kernels of the step on pieces."""
         return tuple(name for step in self.program.specializations for name in step.kernel_names)
 
 
-def _values(pieces: tuple[Pieces, ...], values: tuple[StepValue, ...]) -> tuple[StepValue, ...]:
+def _describe_pieces(pieces: tuple[Pieces, ...], values: tuple[StepValue, ...]) -> tuple[StepValue, ...]:
     """Returns descriptions of the pieces of arguments."""
     return tuple(
-        StepValue(one.shape(value.shape), value.dtype)
-        for one, value in zip(pieces, values, strict=True)
-        for _ in range(one.count)
+        StepValue(cut.shape(value.shape), value.dtype)
+        for cut, value in zip(pieces, values, strict=True)
+        for _ in range(cut.count)
     )

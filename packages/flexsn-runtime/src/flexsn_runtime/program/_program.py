@@ -33,7 +33,7 @@ _MOST_TRACES = 4
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Arguments and settings for which a step is traced."""
+    """Descriptions of the arguments, and the settings, for which a step is traced."""
 
     device: str
     autocast: torch.dtype | None
@@ -44,8 +44,8 @@ class Signature:
 class ScanProgram:
     """A step function that is scanned over time. It is specialized when it is called.
 
-    If the step multiplies its values by captured matrices, `scan` launches kernels step by step, and a library computes
-    the products between the launches.
+    If the step multiplies its values by captured matrices, one kernel computes all steps if possible. Otherwise, `scan`
+    launches kernels step by step, and a library computes the products between the launches.
 
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`.
@@ -59,20 +59,22 @@ class ScanProgram:
             states that differ from the forward's in the last bits.
         residuals: values that the forward saves for the backward, in addition to its arguments. `"recompute"` saves
             states at intervals, from which all other states are computed again. `"save"` saves the fewest bytes from
-            which the gradient can be computed. `"auto"` takes the choice that moves fewer bytes. Only `scan` uses this
-            setting: the custom ops, the wrappers and compiled graphs recompute.
+            which the gradient can be computed. `"auto"` selects whichever of the two moves fewer bytes. Only `scan`
+            uses this setting: the custom ops, the wrappers and compiled graphs recompute.
         on_cpu: language of kernels on the CPU: C++, or Triton, which runs in its interpreter there.
         bits: for each output, True if the forward also writes it as bits. A bit is 1 if the element is not 0. A byte
-            has 8 elements of a step, and its lowest bit is the first element. Bits follow the other results of `scan`,
-            as uint8 `[T, bytes]` with a multiple of 4 bytes for a step. If the output's elements are not stored step
-            after step, the bits are `[0, bytes]`. An empty sequence means that no output has bits.
+            contains the bits of 8 elements of a step, and its lowest bit belongs to the first of these elements. Bits
+            follow the other results of `scan`, as uint8 `[T, bytes]`, where the number of bytes is a multiple of 4. If
+            the output's elements are not stored step after step, no bits are written, and their tensor is `[0, bytes]`.
+            An empty sequence means that no output has bits.
         counts_down: for each input, True if it is the number of remaining steps of a sequence: an int32 that decreases
-            by 1 in each step. Only its sign matters. It is passed as `[T, *step]`, or as its first step expanded over
-            time. If the first step is expanded, kernels end when the sequences end. An empty sequence means that no
-            input counts down.
-        late: for each input, its delays, or `None`. Delays are another input, which is one step expanded over time.
-            For an element with a delay of d, kernels load the value of d steps earlier, and write the gradient to that
-            step. Only elementwise steps in Triton have such inputs. An empty sequence means that no input is late.
+            by 1 in each step. Only the sign of this number matters. The input is passed as `[T, *step]`, or as its
+            first step expanded over time. If its first step is expanded, kernels end when the sequences end. An empty
+            sequence means that no input counts down.
+        late: for each input, a description of its delays; `None` for an input without delays. The delays are the values
+            of another input, which is one step expanded over time. For an element with a delay of d, kernels load the
+            value of d steps earlier, and write the gradient to that step. Only elementwise steps in Triton have such
+            inputs. An empty sequence means that no input is late.
         zero_one: for each output, True to raise an error for a step in which the output may be neither 0 nor 1. An
             empty sequence means that no output is checked.
         pieces: pieces of another core's values, on which `core` runs; `None` if `core` runs on whole values. On pieces,
@@ -80,8 +82,9 @@ class ScanProgram:
 
     Raises:
         PrecisionError: the precision is unknown.
-        TensorCountError: the number of entries of `bits` or `zero_one` differs from the number of outputs, or the
-            number of entries of `counts_down` differs from the number of inputs.
+        TypeError: `core` is a class, or not callable.
+        TensorCountError: a number of inputs, states or outputs is not valid, or the number of entries of
+            `requires_grad`, `bits`, `zero_one` or `counts_down` does not match these numbers.
         LateInputError: raised when the step is traced: a step with late inputs has matrix products, sums over neurons,
             or states of several shapes.
         SpikeBitsError: raised when the step is traced: an output is not known to be 0 or 1, or the step has products.
@@ -109,15 +112,15 @@ class ScanProgram:
         late: Sequence[Late | None] = (),
     ) -> None:
         if isinstance(core, type) or not callable(core):
-            what = (
+            description = (
                 f"the class {core.__name__}: give an instance of it"
                 if isinstance(core, type)
                 else (f"a {type(core).__name__}: give a function or a module")
             )
-            raise TypeError(f"core is {what}, core(*inputs, *states) -> (*outputs, *new_states).")
-        for what, count in {"num_inputs": num_inputs, "num_states": num_states, "num_outputs": num_outputs}.items():
+            raise TypeError(f"core is {description}, core(*inputs, *states) -> (*outputs, *new_states).")
+        for name, count in {"num_inputs": num_inputs, "num_states": num_states, "num_outputs": num_outputs}.items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise TensorCountError(f"{what} is {count!r}; it must be a whole number of at least 0.")
+                raise TensorCountError(f"{name} is {count!r}; it must be a whole number of at least 0.")
         if num_inputs < 1:
             raise TensorCountError(
                 f"num_inputs is {num_inputs}; a scan needs at least one input sequence, whose leading "
@@ -151,20 +154,20 @@ class ScanProgram:
         self._pieces = pieces
         self.counts_down = tuple(counts_down)
         self.late = tuple(late)
-        # Specializations by signature, with the most recently used one first.
+        # For each signature, the specializations, with the most recently used specialization first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
-        self._takes_numbers = False  # True after the first change of a number
+        self._takes_numbers = False  # True once a number that the core reads has changed
         # For each set of shapes and dtypes, the step of the last forward that will be differentiated.
         self._differentiated: Recent[CoreSpecialization] = Recent()
-        # For each kind of call, prepared runs, with the latest first; see `_repeated.py`. Also maps the layout of the
-        # arguments of `prepare` to the step and to the position of the first lifted tensor.
+        # For each kind of call, the earlier calls, with the latest call first; see `_repeated.py`. This dictionary also
+        # maps the layout of the arguments of `prepare` to the step and to the position of the first lifted tensor.
         self.plans: Recent[tuple[Any, ...]] = Recent()
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the program traces and compiles separately."""
+        """Describes a copy of the program, which is traced and compiled separately."""
         arguments = (self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad)
         precision, fast_math = self.numerics.precision, self.numerics.fast_math
         make = partial(
@@ -182,10 +185,12 @@ class ScanProgram:
         return make, arguments
 
     def masked(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns inputs and states, or only inputs. A tensor whose gradient `requires_grad` excludes is detached."""
+        """Returns inputs, with or without states. Detaches each tensor whose gradient `requires_grad` excludes."""
         if self.requires_grad is None:
             return tuple(tensors)
-        return tuple([t if may else t.detach() for t, may in zip(tensors, self.requires_grad, strict=False)])
+        return tuple(
+            [t if is_allowed else t.detach() for t, is_allowed in zip(tensors, self.requires_grad, strict=False)]
+        )
 
     @property
     def num_lifted(self) -> int | None:
@@ -200,7 +205,7 @@ class ScanProgram:
         Args:
             inputs: sequences `[T, *step]`.
             states: initial states `[*step]`; `None` for zeros of the step's shape and the first input's dtype.
-            autocast: True to apply an active `torch.autocast` inside of the core, as a loop does.
+            autocast: True to apply an active `torch.autocast` inside of the core, as in a loop.
         """
         step_inputs = tuple(StepValue(tuple(x.shape[1:]), x.dtype) for x in inputs)
         step_shape = broadcast_shape([value.shape for value in step_inputs])
@@ -242,21 +247,21 @@ class ScanProgram:
     def specialize_like(
         self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
     ) -> CoreSpecialization:
-        """Returns the step for tensors of these dtypes with unknown sizes. It has the sizes of the last trace.
+        """Returns a step for tensors of these dtypes and of unknown sizes. The step has the sizes of the last trace.
 
         Args:
             states: dtypes of the states; `None` for the dtype of the first input.
 
         Raises:
-            ShapeError: the results' shape depends only on captured tensors.
+            ShapeError: inputs and states alone do not determine the shape of the results.
         """
         latest = self._latest
-        assert latest is not None, "a handle's step has been traced when it was built"
+        assert latest is not None, "a handle's step is traced when the handle is built"
         trace = latest.trace
         if broadcast_shape([v.shape for v in (*trace.inputs, *trace.states)]) != trace.step_shape:
             raise ShapeError(
-                f"the outputs have the shape {list(trace.step_shape)} only from a captured tensor; a compiler "
-                "cannot know it. Expand an input to it."
+                f"the outputs have the shape {list(trace.step_shape)} only because of a captured tensor, so a "
+                "compiler cannot derive this shape. Expand an input to it."
             )
         state_dtypes = [inputs[0]] * self.num_states if states is None else states
         step, _ = self._specialize(
@@ -267,27 +272,27 @@ class ScanProgram:
         return step
 
     def will_be_differentiated(self, step: CoreSpecialization) -> None:
-        """Notes the step of a forward whose backward receives only the program."""
+        """Stores the step of a forward whose backward receives only the program."""
         self._differentiated[step.trace.inputs, step.trace.states] = step
 
     def check_differentiated(self, step: CoreSpecialization) -> None:
-        """Raises an error if the last such forward ran another step, whose core has changed since then."""
-        before = self._differentiated.get((step.trace.inputs, step.trace.states), step)
-        if before is not step:
-            before.check_unchanged()
+        """Raises an error if the last forward of these shapes ran another step, whose core has changed since then."""
+        differentiated = self._differentiated.get((step.trace.inputs, step.trace.states), step)
+        if differentiated is not step:
+            differentiated.check_unchanged()
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
-        """Specializations that exist so far. For a step that runs on pieces, these are the steps on pieces."""
+        """Specializations that exist so far. If a step runs on pieces, the steps on these pieces replace this step."""
         with self._lock:
-            found: list[CoreSpecialization] = []
+            specializations: list[CoreSpecialization] = []
             for steps in self._specializations.values():
                 for step in steps:
-                    found += step.program.specializations if isinstance(step, CutSpecialization) else [step]
-            return tuple(found)
+                    specializations += step.program.specializations if isinstance(step, CutSpecialization) else [step]
+            return tuple(specializations)
 
     def lifted(self) -> tuple[Tensor, ...]:
-        """The captured tensors as they are now; empty before the first specialization."""
+        """Returns the lifted tensors for the current captured tensors; empty before the first specialization."""
         if self._latest is None:
             return ()
         return self._latest.captured() or self._latest.trace.lift(self._latest.trace.captured)
@@ -317,20 +322,20 @@ class ScanProgram:
         autocast: torch.dtype | None = None,
     ) -> tuple[CoreSpecialization, tuple[Tensor, ...]]:
         signature = Signature(device.type, autocast, inputs, states)
-        known = self._known(signature)
-        if known is not None:
-            return known
+        specialized = self._find_specialization(signature)
+        if specialized is not None:
+            return specialized
         with self._lock:
-            known = self._known(signature)
-            if known is None:
+            specialized = self._find_specialization(signature)
+            if specialized is None:
                 earlier = self._specializations.get(signature, [])
                 self._takes_numbers |= any(step.trace.reads.has_other_numbers() for step in earlier[:1])
-                step = self._latest = self._trace(signature, device)
+                step = self._latest = self._share_or_trace(signature, device)
                 self._specializations[signature] = [step, *earlier[: _MOST_TRACES - 1]]
-                known = step, step.captured() or step.trace.lift(step.trace.captured)
-            return known
+                specialized = step, step.captured() or step.trace.lift(step.trace.captured)
+            return specialized
 
-    def _known(self, signature: Signature) -> tuple[CoreSpecialization, tuple[Tensor, ...]] | None:
+    def _find_specialization(self, signature: Signature) -> tuple[CoreSpecialization, tuple[Tensor, ...]] | None:
         steps = self._specializations.get(signature, [])
         for step in steps:
             captured = step.captured()
@@ -342,16 +347,16 @@ class ScanProgram:
             return step, captured
         return None
 
-    def _trace(self, signature: Signature, device: torch.device) -> CoreSpecialization:
+    def _share_or_trace(self, signature: Signature, device: torch.device) -> CoreSpecialization:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
         kind: tuple[Hashable, ...] = (device, signature.autocast, counts, self.numerics, self.residuals)
         kind += (self.on_cpu, self.bits, self.zero_one, self.counts_down, self.late, self._pieces)
         backend_on(device, self.on_cpu).begin(device)
-        known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
-        return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
+        twins = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
+        return twins.step() or twins.remember(self._trace_core(core, signature, device, counts))
 
-    def _trace_anew(
+    def _trace_core(
         self, core: Core, signature: Signature, device: torch.device, counts: tuple[int, int, int]
     ) -> CoreSpecialization:
         try:
@@ -373,7 +378,7 @@ class ScanProgram:
                 "inputs: delay them before the step."
             )
         if isinstance(trace, CutTrace):
-            return self._on_pieces(trace, device)
+            return self._specialize_on_pieces(trace, device)
         for i, value in enumerate(() if isinstance(trace, RecurrentTrace) else signature.states):
             if value.shape != trace.step_shape:
                 raise ShapeError(
@@ -405,7 +410,7 @@ class ScanProgram:
             late=late,
         )
 
-    def _on_pieces(self, trace: CutTrace, device: torch.device) -> CutSpecialization:
+    def _specialize_on_pieces(self, trace: CutTrace, device: torch.device) -> CutSpecialization:
         if any((*self.bits, *self.zero_one)):
             raise SpikeBitsError("a step on pieces of its values cannot write bits of its outputs. Leave bits out.")
         name = getattr(self.core, "__name__", type(self.core).__name__)
@@ -441,19 +446,19 @@ class PointwiseProgram(ScanProgram):
         self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
     ) -> tuple[Specialization, tuple[Tensor, ...]]:
         step, captured = super().specialize(inputs, states, autocast=autocast)
-        return _pointwise(step), captured
+        return _as_pointwise(step), captured
 
     def specialize_examples(self, examples: Sequence[Tensor]) -> Specialization:
-        return _pointwise(super().specialize_examples(examples))
+        return _as_pointwise(super().specialize_examples(examples))
 
     def specialize_like(self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None) -> Specialization:
-        return _pointwise(super().specialize_like(inputs, states))
+        return _as_pointwise(super().specialize_like(inputs, states))
 
     @property
     def specializations(self) -> tuple[Specialization, ...]:
-        return tuple(map(_pointwise, super().specializations))
+        return tuple(map(_as_pointwise, super().specializations))
 
 
-def _pointwise(step: CoreSpecialization) -> Specialization:
+def _as_pointwise(step: CoreSpecialization) -> Specialization:
     assert isinstance(step, Specialization)
     return step

@@ -1,4 +1,4 @@
-"""Checks, on machines that cannot run compiled kernels, if such kernels would accept a step function."""
+"""Checks if compiled kernels would accept a step function, on a machine that cannot run such kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_runtime.program._program import ScanProgram
 def why_refused(
     program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, training: bool
 ) -> str | None:
-    """The message of the error that compiled kernels would raise for these tensors on a GPU; otherwise `None`.
+    """Returns the message of the error that kernels would raise for these tensors on a GPU; `None` without an error.
 
     Calls the core a few times, on tensors without data, and compiles nothing. The program stores the trace.
 

@@ -1,4 +1,4 @@
-"""Repeats a call like an earlier one: looks up the earlier call, and compares everything that may have changed."""
+"""Repeats an earlier call: looks up a call of the same kind, and compares everything that may have changed since."""
 
 from __future__ import annotations
 
@@ -46,17 +46,18 @@ _MOST = 8
 class RepeatedCall:
     """A call that later calls may repeat: everything on which it depends, and the function that runs repeated calls.
 
-    It is stored under the kind of the call; see `repeated_call`.
+    A program stores this object under the kind of the call; see `find_call`.
 
     Attributes:
         layout: layout of inputs and states, and for each of them, True if it requires grad.
         lifted: layout of the captured tensors.
         captures: True if there are captured tensors.
-        at_zero: states to use if none are passed.
+        at_zero: one `None` for each state if calls pass no states, which are then zeros; otherwise empty.
         run: function of `[*inputs, *states, *lifted]`.
         has_layout: predicate that is True if `[*inputs, *states, *lifted]`, without `at_zero`, have the layout of these
             calls. It may wrongly return False.
         are_alike: like `has_layout`, without the comparison of addresses. It suffices if all tensors are aligned.
+        are_aligned: True if the address of each tensor is a multiple of 16 bytes, and not 0.
     """
 
     step: CoreSpecialization
@@ -80,29 +81,32 @@ class RepeatedCall:
         at_zero: tuple[None, ...],
         run: Run,
     ) -> RepeatedCall:
-        """Returns a call on tensors like these, which `repeated_call` can repeat."""
+        """Returns a call on tensors of this layout, which `repeated_call` can repeat."""
         captures = bool(lifted) or step.trace.reads.fetch() != ()
         call = cls(step, layout, layout_key(lifted), captures, at_zero, run, never, never, False)
         call.expect((*given, *lifted))
         return call
 
     def places(self, instead: Mapping[int, Tensor]) -> list[int] | None:
-        """Positions of the tensors of `instead` among the tensors of `run`; `None` if other tensors are captured."""
+        """Returns the positions of the tensors of `instead` among the tensors of `run`.
+
+        The result is `None` unless `instead` replaces exactly the captured tensors.
+        """
         captured, first = self.step.captured(), self.step.trace.num_inputs + self.step.trace.num_states
         if captured is None or len(captured) != len(instead):
             return None
-        there = {id(tensor): first + i for i, tensor in enumerate(captured)}
-        found = [there[stand_in] for stand_in in instead if stand_in in there]
-        return found if len(found) == len(instead) else None
+        place_by_id = {id(tensor): first + i for i, tensor in enumerate(captured)}
+        places = [place_by_id[stand_in] for stand_in in instead if stand_in in place_by_id]
+        return places if len(places) == len(instead) else None
 
     def again(self, key: Hashable, tensors: Sequence[Tensor | None], compute: Compute | None = None) -> Again | None:
-        """A function that runs calls like this one without Python; `None` if the launcher does not execute such calls.
+        """Returns a function that runs calls like this one without Python; `None` if the launcher cannot run them.
 
-        Requires `run.is_native`. The function compares everything except the values that the core reads (`Reads.holds`)
-        and launch hooks (`run.watched`).
+        Requires `run.is_native`. The function checks everything on which a call depends, except the values that the
+        core reads (`Reads.holds`) and launch hooks (`run.watched`). The caller must check these values and hooks.
 
         Args:
-            key: value that is equal for arguments that differ only in the numbers in memory.
+            key: value that is equal for arguments that differ only in the contents of memory.
             tensors: `[*inputs, *states, *lifted]`; with `compute`, same as for `TrainedScan.computing`.
             compute: same as for `TrainedScan.computing`; `None` if no tensor is computed.
         """
@@ -116,7 +120,7 @@ class RepeatedCall:
         return self._agains.get(key)
 
     def expect(self, tensors: Sequence[Tensor]) -> None:
-        """Makes later comparisons use these tensors."""
+        """Stores the layout of these tensors for later comparisons."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         self.has_layout, self.are_alike = same_layout(tensors), alike(tensors)
         self.are_aligned = all(addresses) and all(address % 16 == 0 for address in addresses)
@@ -139,15 +143,16 @@ def repeated_call(
     transforms.
 
     Args:
-        inputs: `[T, *step]` each, or tensors that broadcast to it after T; `[*step]` if `single`.
+        inputs: `[T, *step]` each, or sequences whose steps broadcast to `[*step]`. Without the dimension T if `single`
+            is True.
         states: initial states `[*step]`; empty for zeros.
         instead: same as for `prepare`.
         formula: formula that completes the gradient of the first input.
         single: True for one step without a time dimension.
-        state_seqs: True if the results are the states after every step, False if they are the final states.
+        state_seqs: True to return the states after every step, False to return only the final states.
     """
-    found = find_call(program, inputs, states, instead, formula, single=single, state_seqs=state_seqs)
-    return None if found is None else found[0].run(found[1])
+    call = find_call(program, inputs, states, instead, formula, single=single, state_seqs=state_seqs)
+    return None if call is None else call[0].run(call[1])
 
 
 def find_call(
@@ -160,14 +165,14 @@ def find_call(
     single: bool = False,
     state_seqs: bool = False,
 ) -> tuple[RepeatedCall, tuple[Tensor | None, ...]] | None:
-    """The earlier call that `repeated_call` repeats, and the tensors to run it on; `None` if there is none."""
-    autocast = _autocast(inputs) if is_any_autocast() else None
-    given = (*inputs, *states)
+    """Returns the call that `repeated_call` repeats, and the tensors to run it on; `None` without such a call."""
+    autocast = _find_autocast(inputs) if is_any_autocast() else None
+    primals = (*inputs, *states)
     try:
         grad, shape = torch.is_grad_enabled(), inputs[0].shape
         kind = (single, state_seqs, len(inputs), len(states), grad, autocast, formula, shape)
         if program.requires_grad is not None:
-            given = program.masked(given)
+            primals = program.masked(primals)
     except (AttributeError, IndexError):  # an argument is absent or not a tensor
         return None
     calls: tuple[RepeatedCall, ...] | None = program.plans.get(kind)
@@ -180,38 +185,40 @@ def find_call(
                 continue
         else:
             lifted = ()
-        tensors = (*given, *lifted)
+        tensors = (*primals, *lifted)
         if call.are_aligned:  # like `has_layout`, without calls of Python functions
             addresses = [*map(Tensor.data_ptr, tensors)] if call.are_alike(*tensors) else ()
             if not addresses or not all(addresses) or reduce(or_, addresses) % 16:
                 continue
         elif not call.has_layout(tensors):
             continue
-        unseen = are_transforms_active() or number_of_modes() or tracing_state() is not None or forward_level() >= 0
-        if unseen and transform_at_work() is not None:
+        may_transform = (
+            are_transforms_active() or number_of_modes() or tracing_state() is not None or forward_level() >= 0
+        )
+        if may_transform and transform_at_work() is not None:
             return None
-        return call, (*given, *call.at_zero, *lifted)
-    return _again_by_key(program, kind, given, instead)
+        return call, (*primals, *call.at_zero, *lifted)
+    return _find_call_by_key(program, kind, primals, instead)
 
 
-def _again_by_key(
-    program: ScanProgram, kind: Hashable, given: Sequence[Tensor], instead: Mapping[int, Tensor] | None
+def _find_call_by_key(
+    program: ScanProgram, kind: Hashable, primals: Sequence[Tensor], instead: Mapping[int, Tensor] | None
 ) -> tuple[RepeatedCall, tuple[Tensor | None, ...]] | None:
-    """Like `find_call`, with slower comparisons: for other types of tensors, or another state of the dispatcher."""
+    """Like `find_call`, with slower comparisons, which accept other types of tensors and states of the dispatcher."""
     try:
-        layout = _layout(given, instead)
+        layout = _describe_layout(primals, instead)
     except (AttributeError, RuntimeError):  # an argument is not a tensor, or has no memory
         return None
     calls: tuple[RepeatedCall, ...] = program.plans.get(kind, ())
-    known = next((call for call in calls if call.layout == layout), None)
-    if known is None or transform_at_work() is not None:
+    match = next((call for call in calls if call.layout == layout), None)
+    if match is None or transform_at_work() is not None:
         return None
-    lifted = known.step.captured(instead)
-    if lifted is None or layout_key(lifted) != known.lifted:
+    lifted = match.step.captured(instead)
+    if lifted is None or layout_key(lifted) != match.lifted:
         return None
-    known.expect((*given, *lifted))
-    program.plans[kind] = (known, *[call for call in calls if call is not known])
-    return known, (*given, *known.at_zero, *lifted)
+    match.expect((*primals, *lifted))
+    program.plans[kind] = (match, *[call for call in calls if call is not match])
+    return match, (*primals, *match.at_zero, *lifted)
 
 
 def repeated_scan(
@@ -239,7 +246,9 @@ def scan_again(
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Returns the results of `repeated_scan`, or else of `prepare` and `scan`. Stores this call for later calls.
+    """Repeats an earlier call if one matches. Otherwise, prepares and runs the scan, and stores it for later calls.
+
+    Returns `(*output_seqs, *final_states)`.
 
     Raises:
         The errors of `prepare`.
@@ -255,15 +264,15 @@ def run_program(
     *,
     state_seqs: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Returns the results of `scan_again`. If `state_seqs` is True, they include the states after every step."""
+    """Like `scan_again`. If `state_seqs` is True, the states after every step replace the final states."""
     results = repeated_call(program, inputs, states, instead, state_seqs=state_seqs)
     if results is not None:
         return tuple(results)
     step, arguments = prepare(program, (*inputs, *states), instead=instead)
-    found = scan(step, arguments, state_seqs=state_seqs)
-    run = _run_of(step, arguments, state_seqs)
+    computed = scan(step, arguments, state_seqs=state_seqs)
+    run = _make_run(step, arguments, state_seqs)
     note(program, inputs, states, step, arguments, run, instead=instead, state_seqs=state_seqs)
-    return found
+    return computed
 
 
 def remember(
@@ -278,7 +287,7 @@ def remember(
     formula: object = None,
     completed: TrainedScan | None = None,
 ) -> None:
-    """Stores a call so that later calls can repeat it, unless its conditions may change unnoticed.
+    """Stores a call so that later calls can repeat it, unless its conditions may change without being noticed.
 
     Args:
         inputs, states: the call's inputs and states.
@@ -287,10 +296,10 @@ def remember(
         single: True for a single step without a time dimension.
         formula, completed: formula that completes the gradient of the first input, and scan that applies it.
     """
-    run = _run_of(step, arguments, False) if completed is None else TrainedRun(completed)
+    run = _make_run(step, arguments, False) if completed is None else TrainedRun(completed)
     if single and isinstance(step, Specialization) and not _is_training(arguments):
         plan = forward_scan(step, arguments, state_seqs=False, training=False).single
-        run = _executed(plan)
+        run = _choose_executor(plan)
     elif single:
         run = partial(_run_single, step, run)
     note(program, inputs, states, step, arguments, run, instead=instead, single=single, formula=formula)
@@ -309,21 +318,21 @@ def note(
     single: bool = False,
     state_seqs: bool = False,
 ) -> None:
-    """Like `remember`, stores a call, together with the function that runs such calls.
+    """Stores a call for later calls, like `remember`, together with the function `run` that repeats it.
 
     Args:
         run: function of `[*inputs, *states, *lifted]`.
         single, state_seqs: same as for `repeated_call`.
     """
-    given = program.masked((*inputs, *states))
-    if any(t.is_neg() for t in given) or step.trace.reads.derived:  # the core sets attributes at each call
+    primals = program.masked((*inputs, *states))
+    if any(t.is_neg() for t in primals) or step.trace.reads.derived:  # the core sets attributes at each call
         return
-    autocast = _autocast(inputs) if is_any_autocast() else None
+    autocast = _find_autocast(inputs) if is_any_autocast() else None
     grad, shape = torch.is_grad_enabled(), inputs[0].shape
     kind = (single, state_seqs, len(inputs), len(states), grad, autocast, formula, shape)
-    layout, lifted = _layout(given, instead), arguments.lifted
+    layout, lifted = _describe_layout(primals, instead), arguments.lifted
     at_zero = (None,) * (len(arguments.states) if not states else 0)
-    call = RepeatedCall.of(step, layout, given, lifted, at_zero, run)
+    call = RepeatedCall.of(step, layout, primals, lifted, at_zero, run)
     others = [other for other in program.plans.get(kind, ()) if other.layout != layout]
     program.plans[kind] = (call, *others[: _MOST - 1])
 
@@ -331,8 +340,8 @@ def note(
 def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
     """Returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary."""
     if arguments.num_steps == 0:  # as in a loop, results depend only on the initial states
-        cut, lifted = (tuple([t.detach() for t in some]) for some in (arguments.inputs, arguments.lifted))
-        arguments = arguments._replace(inputs=cut, lifted=lifted)
+        detached, lifted = (tuple([t.detach() for t in tensors]) for tensors in (arguments.inputs, arguments.lifted))
+        arguments = arguments._replace(inputs=detached, lifted=lifted)
     if isinstance(step, RecurrentSpecialization):
         return staged_call(step, arguments, state_seqs=state_seqs)(arguments.all)
     if not isinstance(step, CutSpecialization):
@@ -343,7 +352,7 @@ def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) ->
     return step.join(results, state_seqs=state_seqs)
 
 
-def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) -> Run:
+def _make_run(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) -> Run:
     """Returns the function that repeats a call of a step."""
     if isinstance(step, CutSpecialization) or arguments.num_steps == 0:
         return partial(_run_scan, step, state_seqs)
@@ -351,13 +360,13 @@ def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) ->
         return staged_call(step, arguments, state_seqs=state_seqs)
     assert isinstance(step, Specialization)
     if _is_training(arguments):
-        wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
-        return TrainedRun(trained_scan(step, arguments, wanted, state_seqs=state_seqs))
+        needs_grad = tuple([t is not None and t.requires_grad for t in arguments.all])
+        return TrainedRun(trained_scan(step, arguments, needs_grad, state_seqs=state_seqs))
     plan = forward_scan(step, arguments, state_seqs=state_seqs, training=False).plan
-    return _executed(plan)
+    return _choose_executor(plan)
 
 
-def _executed(plan: Plan) -> Run:
+def _choose_executor(plan: Plan) -> Run:
     """Returns the fastest executor of a plan without gradients."""
     return RepeatedFunction(plan.run, alike=True) if may_launch(plan.device) else plan.run
 
@@ -383,15 +392,15 @@ def _is_training(arguments: Arguments) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments.all)
 
 
-def _autocast(given: Sequence[Tensor]) -> torch.dtype | None:
+def _find_autocast(inputs: Sequence[Tensor]) -> torch.dtype | None:
     """Returns the dtype of autocast, which `alike` does not compare."""
-    device = getattr(given[0], "device", None) if given else None
+    device = getattr(inputs[0], "device", None) if inputs else None
     return autocast_now(device) if isinstance(device, torch.device) else None
 
 
-def _layout(given: Sequence[Tensor], instead: Mapping[int, Tensor] | None) -> Hashable:
-    # The flags `requires_grad` of captured tensors are compared separately.
+def _describe_layout(primals: Sequence[Tensor], instead: Mapping[int, Tensor] | None) -> Hashable:
+    # The `requires_grad` flags of captured tensors are compared separately.
     grads = None
     if torch.is_grad_enabled():
-        grads = tuple([t.requires_grad for t in (given if instead is None else (*given, *instead.values()))])
-    return grads, layout_key(given)
+        grads = tuple([t.requires_grad for t in (primals if instead is None else (*primals, *instead.values()))])
+    return grads, layout_key(primals)

@@ -1,4 +1,4 @@
-"""Single steps as scans of length 1, prepared once for steps of one layout."""
+"""Runs single steps as scans of length 1, which are prepared once for each layout."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from flexsn_runtime.program._repeated import remember, repeated_step, scan
 def single_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
     """Returns `(*outputs, *new_states)` of one step, equal to the results of `prepare` and `scan` for T = 1.
 
-    Raises the same errors.
+    Raises the errors of `prepare`.
 
     Args:
-        inputs: `[*step]` each, or tensors that broadcast to it.
+        inputs: `[*step]` each, or tensors that broadcast to `[*step]`.
         states: `[*step]` each; empty for zeros.
     """
     results = repeated_step(program, inputs, states)

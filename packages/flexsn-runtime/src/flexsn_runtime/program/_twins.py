@@ -1,4 +1,4 @@
-"""Steps of cores with equal code, traced once and shared by instances, copies and programs."""
+"""Traces cores with equal code once. Instances, copies and programs share the traced step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from flexsn_runtime._recent import Recent
 from flexsn_runtime.step._specialization import CoreSpecialization
 from flexsn_runtime.step._tracing import Core
 
-# Maximum number of traces of equal code that are compared with a new core. They differ in the numbers that they read.
+# Maximum number of traces of the same code that are compared with a new core. They differ in values that the core
+# reads.
 _MOST_TWINS = 4
 
 _steps: Recent[list[weakref.ref[CoreSpecialization]]] = Recent()
@@ -24,7 +25,7 @@ _lock = threading.Lock()
 class TwinsOf:
     """Steps that were traced for the code of a core.
 
-    A step belongs to one core, and its program keeps it alive. This class holds a weak reference.
+    A step belongs to one core, and the program of this core keeps the step alive. This module holds weak references.
 
     Args:
         core: step function.
@@ -36,10 +37,10 @@ class TwinsOf:
         self._core, self._inputs, self._states = core, inputs, states
         # Everything except the size of the first dimension.
         values = tuple((len(v.shape), v.shape[1:], v.dtype) for v in (*inputs, *states))
-        self._key = _code(core), values, kind
+        self._key = _find_code(core), values, kind
 
     def step(self) -> CoreSpecialization | None:
-        """Returns a step of this core that shares trace and kernels with an earlier step; `None` if none matches."""
+        """Returns a step of this core that shares the trace of an earlier step; `None` if no earlier step matches."""
         with _lock:
             earlier = [reference() for reference in _steps.get(self._key, ())]
         for step in earlier:
@@ -49,19 +50,19 @@ class TwinsOf:
         return None
 
     def remember(self, step: CoreSpecialization) -> CoreSpecialization:
-        """Offers a step to later cores, and returns it."""
+        """Stores a step for later cores with the same code, and returns it."""
         with _lock:
             alive = [reference for reference in _steps.get(self._key, ()) if reference() is not None]
             _steps[self._key] = [weakref.ref(step), *alive[: _MOST_TWINS - 1]]
         return step
 
 
-def _code(core: Any) -> Hashable:
+def _find_code(core: Any) -> Hashable:
     """Returns a value that is equal for cores that may run the same code."""
     if isinstance(core, partial):
-        return "partial", _code(core.func), *map(_code, core.args)
+        return "partial", _find_code(core.func), *map(_find_code, core.args)
     if isinstance(core, MethodType):
-        return _code(core.__func__), type(core.__self__)
+        return _find_code(core.__func__), type(core.__self__)
     if isinstance(core, FunctionType):
         return core.__code__
     cls: type = type(core)

@@ -1,4 +1,4 @@
-"""The parts of a backward that are equal in all calls of one kind: groups of steps with a common VJP, and memory."""
+"""The part of a backward that all calls of one kind share: groups of steps with the same VJP, and values in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    """Steps that share a VJP.
+    """Consecutive steps that share a VJP.
 
     Attributes:
         start: index of the first step.
@@ -36,7 +36,8 @@ class BackwardPlan(NamedTuple):
         results: results of all segments.
         of_inputs: the gradients of inputs among the results, with their shape and dtype for one step.
         sequences: values that need memory for each step in at least one segment.
-        absent: gradients of states for which no zeros are needed in memory, because a scan begins with zeros for them.
+        absent: gradients of states whose memory is not filled with zeros at allocation, because a scan begins with
+            zeros for these gradients.
     """
 
     segments: tuple[Segment, ...]
@@ -51,7 +52,7 @@ def backward_plan(
     num_steps: int,
     kept: frozenset[Port],
     grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
+    needs_grad: Sequence[bool],
     *,
     state_seqs: bool,
 ) -> BackwardPlan:
@@ -61,14 +62,14 @@ def backward_plan(
         num_steps: T, at least 1.
         kept: ports of the values that the forward kept.
         grads: gradients of the scan's results.
-        needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         state_seqs: True if the scan returned the states of all steps.
     """
     present = tuple([g is not None for g in grads])
-    key = (num_steps, kept, present, tuple(needed), state_seqs)
+    key = (num_steps, kept, present, tuple(needs_grad), state_seqs)
     plan = step.backward_plans.get(key)
     if plan is None:
-        segments = tuple(_segments(step, num_steps, kept, present, needed, state_seqs=state_seqs))
+        segments = tuple(_group_steps(step, num_steps, kept, present, needs_grad, state_seqs=state_seqs))
         steps = [segment.staged for segment in segments]
         results = {port: staged for staged in reversed(steps) for port in staged.results}
         of_inputs = {p: staged.values[p] for p, staged in results.items() if p.role is Role.GRAD_INPUT}
@@ -78,21 +79,21 @@ def backward_plan(
     return plan
 
 
-def _segments(
+def _group_steps(
     step: RecurrentSpecialization,
     num_steps: int,
     kept: frozenset[Port],
     arrives: Sequence[bool],
-    needed: Sequence[bool],
+    needs_grad: Sequence[bool],
     *,
     state_seqs: bool,
 ) -> list[Segment]:
     """Groups the steps by the gradients that they receive, with the last steps first.
 
-    If no loss depends on a state, the last step receives no gradient of the state. Earlier steps receive none either,
-    unless another gradient flows to the state. Zeros in place of such absent gradients would be wrong, because an
-    infinite derivative would make them NaN. If only the last step lacks gradients, a flag may mark this step, so that
-    all steps share a VJP.
+    If no loss depends on a final state, the last step receives no gradient of this state. Earlier steps receive no
+    gradient of this state either, unless a gradient flows to the state from another result. Zeros instead of such
+    absent gradients would be wrong, because an infinite derivative would turn zeros into NaN. If gradients are absent
+    in the last step only, a flag may mark this step, so that all steps share a VJP.
 
     Args:
         arrives: for each result of the scan, True if its gradient arrives.
@@ -101,28 +102,28 @@ def _segments(
     differentiable = trace.differentiable
     count = trace.num_outputs
     present = tuple(a and d for a, d in zip(arrives[:count], differentiable, strict=False))
-    came = tuple(arrives[count:])
-    absent = frozenset(Port(Role.GRAD_STATE, i) for i, d in enumerate(differentiable[count:]) if d and not came[i])
+    arriving = tuple(arrives[count:])
+    absent = frozenset(Port(Role.GRAD_STATE, i) for i, d in enumerate(differentiable[count:]) if d and not arriving[i])
     if num_steps > 1 and absent:
-        of_states = needed[trace.num_inputs : trace.num_inputs + trace.num_states]
+        of_states = needs_grad[trace.num_inputs : trace.num_inputs + trace.num_states]
         unneeded = (
             frozenset(port for port in absent if not of_states[port.index]) if not state_seqs else frozenset[Port]()
         )
         flows = (*present, *differentiable[count:])
-        whole = step.vjp_of_all_steps(flows, step.carrying(needed), kept, absent, unneeded)
-        if whole is not None:
-            return [Segment(0, num_steps, whole)]
+        shared_vjp = step.vjp_of_all_steps(flows, step.carrying(needs_grad), kept, absent, unneeded)
+        if shared_vjp is not None:
+            return [Segment(0, num_steps, shared_vjp)]
     segments: list[Segment] = []
     end = num_steps
     while end > 0:
-        flows = tuple(c and d for c, d in zip(came, differentiable[count:], strict=True))
-        staged = step.vjp((*present, *flows), step.carrying(needed), kept)
-        found = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
-        after = tuple(i in found or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
+        flows = tuple(c and d for c, d in zip(arriving, differentiable[count:], strict=True))
+        staged = step.vjp((*present, *flows), step.carrying(needs_grad), kept)
+        produced = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
+        after = tuple(i in produced or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
         if len(segments) > trace.num_states:  # the pattern of gradients repeats
-            after = came = (True,) * trace.num_states
-            staged = step.vjp((*present, *differentiable[count:]), step.carrying(needed), kept)
-        start = 0 if after == came else end - 1
+            after = arriving = (True,) * trace.num_states
+            staged = step.vjp((*present, *differentiable[count:]), step.carrying(needs_grad), kept)
+        start = 0 if after == arriving else end - 1
         segments.append(Segment(start, end - start, staged))
-        came, end = after, start
+        arriving, end = after, start
     return segments

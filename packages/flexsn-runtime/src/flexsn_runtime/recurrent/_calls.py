@@ -1,7 +1,7 @@
 """Calls of a step with products on arguments of one layout.
 
 The first call compiles kernels, the second call is recorded, and later calls repeat the recording. If the loop over
-time is not a single launch, calls are not repeated.
+time is not a single launch, no recording is repeated.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from flexsn_runtime._float32_precision import float32_precision
 from flexsn_runtime._torch_private import number_of_modes, untraced
 from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.kernels._autograd import run_trained
-from flexsn_runtime.kernels._trained import Call, Given, Known, Trained, differentiable_results
+from flexsn_runtime.kernels._trained import Call, PreparedBackward, Tensors, Trained, differentiable_results
 from flexsn_runtime.native import NativeCall, compiled_launcher
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_staged, without_autocast
 
-Run = Callable[[Given], tuple[Tensor, ...]]
+Run = Callable[[Tensors], tuple[Tensor, ...]]
 
-# The number of calls between polls for the compiled launcher. Each poll reads the environment.
-_ASKED_EVERY = 64
-_RECORDED = 2  # the call that is recorded
-# Environment variables that select the way in which the loop over time runs.
+# Number of calls between two checks for the compiled launcher. Each check reads environment variables.
+_CHECK_INTERVAL = 64
+_RECORDED = 2  # number of the call that is recorded
+# Environment variables that select how the loop over time runs.
 _VARIABLES = ("FLEXSN_ONE_LAUNCH", "FLEXSN_CLUSTERS")
 
 
 def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> Run:
-    """Returns a function for calls with `[*inputs, *states, *lifted]` like these.
+    """Returns a function that runs calls of this layout. The function takes `[*inputs, *states, *lifted]`.
 
     The function returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary.
     """
     tensors = arguments.all
-    wanted = tuple([t is not None and t.requires_grad for t in tensors]) if torch.is_grad_enabled() else ()
-    trains = True in wanted
-    key = trains and wanted, state_seqs, arguments.key
+    needs_grad = tuple([t is not None and t.requires_grad for t in tensors]) if torch.is_grad_enabled() else ()
+    trains = True in needs_grad
+    key = trains and needs_grad, state_seqs, arguments.key
     run = step.calls.get(key)
     if run is None:
         if trains:
-            run = partial(run_trained, TrainedStaged(step, arguments, wanted, state_seqs=state_seqs))
+            run = partial(run_trained, TrainedStaged(step, arguments, needs_grad, state_seqs=state_seqs))
         else:
             run = InferredStaged(step, arguments, state_seqs=state_seqs).run
         step.calls[key] = run
@@ -54,7 +54,7 @@ def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_se
 
 
 class InferredStaged:
-    """A scan without gradients."""
+    """A scan of a step with products, without gradients."""
 
     def __init__(self, step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> None:
         self._step, self._state_seqs, self._device = step, state_seqs, arguments.device
@@ -63,120 +63,126 @@ class InferredStaged:
         self._natives: dict[Hashable, NativeCall] = {}
         self._count = 0
 
-    def run(self, tensors: Given) -> tuple[Tensor, ...]:
+    def run(self, tensors: Tensors) -> tuple[Tensor, ...]:
         """Returns the results for `[*inputs, *states, *lifted]`."""
-        now = environment()
-        native = self._natives.get(now)
+        settings = environment()
+        native = self._natives.get(settings)
         if native is not None and not native.watched():
             return tuple(native.run(tensors))
         self._count += 1
         with torch.no_grad():
-            results = repeated(self._call, tensors, self._recordings, now, self._device, once=self._is_empty)
-        recording = self._recordings.get(now)
-        if recording is not None and self._count % _ASKED_EVERY == _RECORDED:
+            results = run_or_repeat(
+                self._run_call, tensors, self._recordings, settings, self._device, once=self._is_empty
+            )
+        recording = self._recordings.get(settings)
+        if recording is not None and self._count % _CHECK_INTERVAL == _RECORDED:
             module = compiled_launcher(self._device, self._count)
-            with untraced():  # hides this from all modes
-                told = None if module is None else NativeCall.of(module, recording)
-            if told is not None:
-                self._natives[now] = told
+            with untraced():  # hides this work from all dispatch modes
+                native_call = None if module is None else NativeCall.of(module, recording)
+            if native_call is not None:
+                self._natives[settings] = native_call
         return tuple(results)
 
-    def _call(self, tensors: Given) -> tuple[Tensor, ...]:
-        arguments = _arguments(self._step, tensors)
+    def _run_call(self, tensors: Tensors) -> tuple[Tensor, ...]:
+        arguments = _make_arguments(self._step, tensors)
         return forward_staged(self._step, arguments, state_seqs=self._state_seqs, kept=frozenset())[0]
 
 
 class TrainedStaged(Trained):
-    """A scan with gradients of a step with products; see `Trained`."""
+    """A scan of a step with products, with gradients; see `Trained`."""
 
     step: RecurrentSpecialization
 
     def __init__(
-        self, step: RecurrentSpecialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
+        self, step: RecurrentSpecialization, arguments: Arguments, needs_grad: tuple[bool, ...], *, state_seqs: bool
     ) -> None:
         super().__init__(step, arguments, state_seqs=state_seqs)
-        self._wanted = wanted
-        self._kept = step.kept_ports(step.carrying(wanted))
-        flows = differentiable_results(step, wanted, arguments.num_steps, state_seqs=state_seqs)
-        self.fixed = tuple([i for i, one in enumerate(flows) if not one])
+        self._needs_grad = needs_grad
+        self._kept = step.kept_ports(step.carrying(needs_grad))
+        flows = differentiable_results(step, needs_grad, arguments.num_steps, state_seqs=state_seqs)
+        self.fixed = tuple([i for i, is_differentiable in enumerate(flows) if not is_differentiable])
         self.first_kept = self.first_bits = len(flows)
         self._is_empty = _is_empty(step, arguments)
-        self._ports: tuple[Port, ...] = ()  # ports of the kept values, in order
+        self._ports: tuple[Port, ...] = ()  # ports of the values that `run` keeps, in order
         self._recordings: dict[Hashable, Recording | str | None] = {}
 
-    def run(self, tensors: Given) -> Sequence[Tensor]:
-        now = environment()
-        return repeated(self._forward, tensors, self._recordings, now, self._device, once=self._is_empty)
+    def run(self, tensors: Tensors) -> Sequence[Tensor]:
+        settings = environment()
+        return run_or_repeat(self._run_forward, tensors, self._recordings, settings, self._device, once=self._is_empty)
 
-    def _forward(self, tensors: Given) -> Sequence[Tensor]:
-        arguments = _arguments(self.step, tensors)
+    def _run_forward(self, tensors: Tensors) -> Sequence[Tensor]:
+        arguments = _make_arguments(self.step, tensors)
         returned, memory = forward_staged(
-            self.step, arguments, state_seqs=self._state_seqs, kept=self._kept, needed=self._wanted
+            self.step, arguments, state_seqs=self._state_seqs, kept=self._kept, needs_grad=self._needs_grad
         )
         self._ports = tuple(memory)
         return (*returned, *memory.values())
 
-    def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
-        return partial(self._backward_of, needed)
+    def _prepare(self, tensors: Tensors, needs_grad: tuple[bool, ...]) -> Call:
+        return partial(self._run_backward, needs_grad)
 
-    def _backward_of(self, needed: tuple[bool, ...], tensors: Given) -> Sequence[Tensor | None]:
-        count, behind = len(needed), len(needed) + len(self._ports)
-        kept = zip(self._ports, tensors[count:behind], strict=True)
+    def _run_backward(self, needs_grad: tuple[bool, ...], tensors: Tensors) -> Sequence[Tensor | None]:
+        count, end = len(needs_grad), len(needs_grad) + len(self._ports)
+        kept = zip(self._ports, tensors[count:end], strict=True)
         memory = {port: tensor for port, tensor in kept if tensor is not None}
-        arguments, grads = _arguments(self.step, tensors[:count]), tensors[behind:]
+        arguments, grads = _make_arguments(self.step, tensors[:count]), tensors[end:]
         with without_autocast(self._device):
-            return backward_staged(self.step, arguments, memory, self._kept, grads, needed, state_seqs=self._state_seqs)
+            return backward_staged(
+                self.step, arguments, memory, self._kept, grads, needs_grad, state_seqs=self._state_seqs
+            )
 
-    def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
-        now = environment()
-        found = repeated(known.call, tensors, known.recordings, now, self._device, once=self._is_empty)
-        is_due = known.recordings.get(now) is not None and now not in known.registered
-        if is_due and (now in self._natives or self._count % _ASKED_EVERY == _RECORDED):
+    def _compute(self, backward: PreparedBackward, tensors: Tensors) -> Sequence[Tensor | None]:
+        settings = environment()
+        gradients = run_or_repeat(
+            backward.call, tensors, backward.recordings, settings, self._device, once=self._is_empty
+        )
+        is_due = backward.recordings.get(settings) is not None and settings not in backward.registered
+        if is_due and (settings in self._natives or self._count % _CHECK_INTERVAL == _RECORDED):
             module = compiled_launcher(self._device, self._count)
             if module is not None:
-                self._hand_over(module, self._recordings.get(now), known, tensors)
-        return found
+                self._hand_over(module, self._recordings.get(settings), backward, tensors)
+        return gradients
 
-    def _environment(self) -> Hashable:
+    def _read_environment(self) -> Hashable:
         return environment()
 
 
-def repeated(
-    call: Callable[[Given], Sequence[Any]],
-    given: Given,
+def run_or_repeat(
+    call: Callable[[Tensors], Sequence[Any]],
+    tensors: Tensors,
     recordings: dict[Hashable, Recording | str | None],
-    now: Hashable,
+    settings: Hashable,
     device: torch.device,
     *,
     once: bool,
 ) -> Sequence[Any]:
-    """Returns the results of a call.
+    """Returns the results of a call, which runs, is recorded, or repeats a recording.
 
     Args:
         recordings: for each environment, the recording of such calls; `None` after the first call, or the reason why
             such calls cannot be repeated.
-        now: the current environment.
+        settings: the current result of `environment`.
         once: True if the call must not be recorded.
     """
     with without_autocast(device):
-        recording = recordings.get(now)
+        recording = recordings.get(settings)
         if isinstance(recording, Recording):
-            return recording.repeat(given)
+            return recording.repeat(tensors)
         if once or recording is not None or number_of_modes() or _is_capturing(device):
-            return call(given)
-        if now not in recordings:
-            recordings[now] = None
-            return call(given)
-        results, recordings[now] = recorded(call, given)
+            return call(tensors)
+        if settings not in recordings:
+            recordings[settings] = None
+            return call(tensors)
+        results, recordings[settings] = recorded(call, tensors)
         return results
 
 
 def environment() -> Hashable:
-    """Settings that affect a call but are not part of any layout."""
+    """Returns settings that affect a call but are not part of any layout."""
     return *map(os.environ.get, _VARIABLES), float32_precision()
 
 
-def _arguments(step: RecurrentSpecialization, tensors: Given) -> Arguments:
+def _make_arguments(step: RecurrentSpecialization, tensors: Tensors) -> Arguments:
     trace = step.trace
     return step.counted(Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values)))
 

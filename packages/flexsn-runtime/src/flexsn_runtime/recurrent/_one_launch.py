@@ -34,14 +34,14 @@ from flexsn_runtime._recent import Recent
 from flexsn_runtime.calls._recorded import noted, noted_check, same_in_each_call
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
-from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, most_turns, turns, why_no_clusters
+from flexsn_runtime.recurrent._clusters import clusters_are_enabled, clusters_for, most_turns, turns, why_no_clusters
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
 from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 
 if TYPE_CHECKING:
     from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 
-# With more arrivals, a counter would reach the number that marks programs that gave up.
+# Maximum number of arrivals at a counter. Larger values mark programs that have given up.
 _MOST_ARRIVALS = 1 << 29
 # Maximum number of cluster divisions that are compiled to find a division with no more turns than estimated.
 _MOST_COMPILED = 3
@@ -55,16 +55,16 @@ class Loops:
     Attributes:
         prepared: for each set of layouts of the loaded and stored values, the prepared launch, or the reason why one
             launch is impossible.
-        told: descriptions of the last ``"forward"`` and the last ``"backward"`` launch of more than one step.
+        descriptions: descriptions of the last ``"forward"`` and the last ``"backward"`` launch of more than one step.
     """
 
     def __init__(self) -> None:
         self._loops: dict[object, tuple[StagedStep, Loop | str]] = {}
         self._kernels: dict[object, tuple[LoopKernel, CooperativeKernel]] = {}
-        self._in_clusters: dict[object, tuple[ClusterKernel, ClusterLaunch]] = {}
+        self._cluster_kernels: dict[object, tuple[ClusterKernel, ClusterLaunch]] = {}
         self._memory: dict[object, tuple[tuple[Load, ...], tuple[View, ...]]] = {}
         self.prepared: Recent[InPrograms | InClusters | str] = Recent()
-        self.told: dict[str, str] = {}
+        self.descriptions: dict[str, str] = {}
 
     def loop(self, staged: StagedStep, lasting: frozenset[Port]) -> Loop:
         """Returns the loop of a step.
@@ -73,20 +73,20 @@ class Loops:
             NotOneLaunchError: one launch cannot compute the loop.
         """
         key = (id(staged), lasting)
-        found = self._loops.get(key)
-        if found is None:
+        entry = self._loops.get(key)
+        if entry is None:
             loop: Loop | str
             try:
                 loop = loop_of(staged, lasting)
             except NotOneLaunchError as error:
                 loop = str(error)
-            found = self._loops[key] = (staged, loop)
-        if isinstance(found[1], str):
-            raise NotOneLaunchError(found[1])
-        return found[1]
+            entry = self._loops[key] = (staged, loop)
+        if isinstance(entry[1], str):
+            raise NotOneLaunchError(entry[1])
+        return entry[1]
 
     def memory(self, staged: StagedStep, lasting: frozenset[Port]) -> tuple[tuple[Load, ...], tuple[View, ...]]:
-        """Loads and stores that a step's loop performs at each step."""
+        """Returns the loads and stores that a loop performs at each step."""
         key = (id(staged), lasting)
         if key not in self._memory:
             self._memory[key] = memory_of(self.loop(staged, lasting))
@@ -96,19 +96,19 @@ class Loops:
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> tuple[LoopKernel, CooperativeKernel]:
         """Returns the kernel of a loop: its source, and the compiled kernel."""
-        ends = _counts(step, over) is not None
-        key = (*_kind(over, loop, memory), tiles, ends)
-        found = self._kernels.get(key)
-        if found is None:
+        ends = _find_counts(step, over) is not None
+        key = (*_make_key(over, loop, memory), tiles, ends)
+        kernels = self._kernels.get(key)
+        if kernels is None:
             cores = [step.core_of(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
             try:
-                kernel = loop_source(_name(step, over), _spec(over, loop, memory, cores, ends=ends), tiles)
+                kernel = loop_source(_name_kernel(step, over), _make_spec(over, loop, memory, cores, ends=ends), tiles)
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             compiled = step.loop_kernel(kernel.source)
             programs = CooperativeKernel(compiled, tiles.rows, tiles.num_warps, step.device, together=tiles.exchanged)
-            found = self._kernels[key] = (kernel, programs)
-        return found
+            kernels = self._kernels[key] = (kernel, programs)
+        return kernels
 
     def cluster_kernel(
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cluster: Cluster
@@ -118,35 +118,35 @@ class Loops:
         Raises:
             NotOneLaunchError: clusters cannot compute the loop.
         """
-        counts = _counts(step, over)
-        key = (*_kind(over, loop, memory), cluster, counts)
-        found = self._in_clusters.get(key)
-        if found is None:
+        counts = _find_counts(step, over)
+        key = (*_make_key(over, loop, memory), cluster, counts)
+        kernels = self._cluster_kernels.get(key)
+        if kernels is None:
             try:
                 cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
-                spec = replace(_spec(over, loop, memory, cores), counts=counts)
-                kernel = cluster_source(_name(step, over), spec, cluster)
+                spec = replace(_make_spec(over, loop, memory, cores), counts=counts)
+                kernel = cluster_source(_name_kernel(step, over), spec, cluster)
             except UnsupportedOpError as error:
-                raise NotOneLaunchError(f"clusters do not compute it: {error}") from None
+                raise NotOneLaunchError(f"clusters cannot compute it: {error}") from None
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             launch = ClusterLaunch(kernel, cluster, step.device, fast_math=step.numerics.fast_math)
-            found = self._in_clusters[key] = (kernel, launch)
-        return found
+            kernels = self._cluster_kernels[key] = (kernel, launch)
+        return kernels
 
 
-def _name(step: RecurrentSpecialization, over: OverTime) -> str:
+def _name_kernel(step: RecurrentSpecialization, over: OverTime) -> str:
     return f"{step.name}_{'loop_backward' if over.backwards else 'loop'}"
 
 
-def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
+def _make_key(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
     """Returns the key of a kernel. The division among programs is not part of the key."""
     strides = tuple((number, matrix.stride()) for number, matrix in memory.matrices.items())
     places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
     return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero, parts_of_float32())
 
 
-def _spec(
+def _make_spec(
     over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None], *, ends: bool = False
 ) -> LoopSpec:
     """Returns the specification of a loop's kernel.
@@ -163,12 +163,12 @@ def _spec(
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The places of a kernel's values.
+    """The memory of a kernel's values.
 
     Attributes:
         loads, stores: values that are loaded and stored at each step, each with its layout in memory.
         tensors: tensors of these values, by their names in the kernel.
-        numbers: distances in memory that are arguments of the kernel.
+        numbers: strides that are arguments of the kernel, by name.
         matrices: matrices, by number.
     """
 
@@ -180,7 +180,7 @@ class Memory:
 
 
 def run_in_one_launch(step: RecurrentSpecialization, over: OverTime) -> str:
-    """Runs the parts of a step that are in the loop.
+    """Runs the loop of a step in one launch.
 
     Returns:
         A description of the launch in words.
@@ -198,21 +198,21 @@ class InClusters:
     Attributes:
         groups: number of groups of rows.
         numbers: integer arguments of the kernel.
-        sources: for each tensor of the kernel, the function that returns it.
-        told: a description of the launch.
+        sources: for each tensor of the kernel, the function that returns this tensor.
+        description: a description of the launch.
     """
 
     kernel: ClusterLaunch
     groups: int
     numbers: tuple[int, ...]
     sources: tuple[_Source, ...]
-    told: str
+    description: str
 
     def run(self, over: OverTime) -> str:
         """Launches the loop, and returns a description in words."""
         tensors = self.tensors(over)
         noted(self.kernel.launch(tensors, self.groups, self.numbers), tensors)
-        return self.told
+        return self.description
 
     def compile(self, over: OverTime) -> CudaFunction:
         """Compiles the kernel.
@@ -223,8 +223,8 @@ class InClusters:
         return self.kernel.function(self.tensors(over))
 
     def tensors(self, over: OverTime) -> list[Tensor]:
-        """Tensors of the kernel, in the order of its parameters."""
-        return [give(over) for give in self.sources]
+        """Returns the tensors of the kernel, in the order of its parameters."""
+        return [select(over) for select in self.sources]
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class InPrograms:
     Attributes:
         groups: number of groups of rows.
         numbers: integer arguments of the kernel.
-        sources: for each tensor of the kernel, the function that returns it.
+        sources: for each tensor of the kernel, the function that returns this tensor.
     """
 
     loop: Loop
@@ -244,7 +244,7 @@ class InPrograms:
     numbers: tuple[int, ...]
     sources: tuple[_Source, ...]
     device: torch.device
-    _said: dict[int, str] = field(default_factory=dict)
+    _descriptions: dict[int, str] = field(default_factory=dict)
 
     def run(self, over: OverTime) -> str:
         """Launches the loop, and returns a description in words.
@@ -252,8 +252,8 @@ class InPrograms:
         Raises:
             NotOneLaunchError: the device has no room for programs that share a row.
         """
-        passed = [give(over) for give in self.sources]
-        launch = self.kernel.launch(passed, self.numbers)  # already compiled if the call is recorded
+        tensors = [select(over) for select in self.sources]
+        launch = self.kernel.launch(tensors, self.numbers)  # already compiled if the call is recorded
         at_once = min(self.groups, launch.room // self.tiles.count)
         if at_once == 0:
             room, count = launch.room, self.tiles.count
@@ -261,71 +261,71 @@ class InPrograms:
         if not self.tiles.exchanged:  # no program waits for programs that run later
             at_once = self.groups
         noted_check(partial(MARKS.check, self.device), MARKS.on(self.device))
-        noted(launch, passed, at_once * self.tiles.count)
+        noted(launch, tensors, at_once * self.tiles.count)
         return self.in_words(at_once)
 
     def room(self, over: OverTime) -> int:
         """Returns the number of programs that the device runs at a time. Compiles the kernel."""
-        return self.kernel.launch([give(over) for give in self.sources], self.numbers).room
+        return self.kernel.launch([select(over) for select in self.sources], self.numbers).room
 
     def in_words(self, at_once: int) -> str:
-        """Returns a description of a launch that runs this number of groups at a time."""
-        found = self._said.get(at_once)
-        if found is None:
+        """Returns a description of a launch that runs `at_once` groups of rows at a time."""
+        description = self._descriptions.get(at_once)
+        if description is None:
             turns = -(-self.groups // at_once)
             count = len(self.loop.exchanged)
-            kept = f"keep their part of the matrices and exchange {count} value{'s' if count > 1 else ''} a step"
-            whole = "keep the whole matrices" if self.loop.has_products else "have whole rows"
-            found = self._said[at_once] = (
+            exchanging = f"keep their part of the matrices and exchange {count} value{'s' if count > 1 else ''} a step"
+            keeping = "keep the whole matrices" if self.loop.has_products else "have whole rows"
+            description = self._descriptions[at_once] = (
                 f"one launch for all steps, of {at_once * self.tiles.count} programs of {self.tiles.rows} rows x "
                 f"{self.tiles.columns(self.loop.width)} columns, which "
-                + (kept if self.tiles.exchanged else f"{whole} and exchange nothing")
+                + (exchanging if self.tiles.exchanged else f"{keeping} and exchange nothing")
                 + (f"; {turns} turns of {at_once} groups of rows" if turns > 1 else "")
             )
-        return found
+        return description
 
 
-def one_launch_wanted() -> bool:
+def one_launch_is_enabled() -> bool:
     """False if `FLEXSN_ONE_LAUNCH` is 0."""
     return os.environ.get("FLEXSN_ONE_LAUNCH", "1") != "0"
 
 
 def parts_of_float32() -> int:
-    """Returns the number of 16-bit parts of a float32 number in products, from PyTorch's precision setting."""
+    """Returns the number of 16-bit parts into which products split a float32 value, by PyTorch's precision setting."""
     return _PARTS[float32_precision()]
 
 
 def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | InClusters:
     """Prepares and compiles the launch of `run_in_one_launch`. Raises the same errors."""
-    if not one_launch_wanted():
+    if not one_launch_is_enabled():
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
     if over.num_steps < 2:
         raise NotOneLaunchError("there is only one step")
     if over.arriving:
         raise NotOneLaunchError("the states after each step have gradients")
-    why = step.backend.why_not_together(step.device)
-    if why is not None:
-        raise NotOneLaunchError(why)
+    reason = step.backend.why_not_together(step.device)
+    if reason is not None:
+        raise NotOneLaunchError(reason)
     loops, staged = step.loops, over.staged
     loop = loops.loop(staged, over.lasting)
     to_load, to_store = loops.memory(staged, over.lasting)
     rows = [over.reads[load.view.source] for load in to_load] + [over.writes[view.source] for view in to_store]
     layouts = [(r.first, r.memory.shape, r.memory.stride()) for r in rows]
     matrices = [matrix.stride() for matrix in over.matrices]
-    counts = _counts(step, over)
+    counts = _find_counts(step, over)
     counted = None if counts is None else (counts, over.reads[counts].first)
-    settings = clusters_wanted(), parts_of_float32()
+    settings = clusters_are_enabled(), parts_of_float32()
     key = (id(staged), over.num_steps, over.lasting, over.from_zero, settings, counted, *layouts, *matrices)
-    found = loops.prepared.get(key)
-    if found is None:
+    prepared = loops.prepared.get(key)
+    if prepared is None:
         try:
-            found = _prepare(step, over, loop)
+            prepared = _prepare(step, over, loop)
         except NotOneLaunchError as error:  # later attempts would fail, too
-            found = str(error)
-        loops.prepared[key] = found
-    if isinstance(found, str):
-        raise NotOneLaunchError(found)
-    return found
+            prepared = str(error)
+        loops.prepared[key] = prepared
+    if isinstance(prepared, str):
+        raise NotOneLaunchError(prepared)
+    return prepared
 
 
 def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> InPrograms | InClusters:
@@ -334,8 +334,8 @@ def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> InPro
     Otherwise, prepares it with the first tiles whose programs have room on the device, or with the last tiles if no
     programs have room.
     """
-    memory = _memory(loop, over)
-    in_clusters = _in_clusters(step, over, loop, memory)
+    memory = _lay_out_memory(loop, over)
+    in_clusters = _prepare_in_clusters(step, over, loop, memory)
     if in_clusters is not None:
         return in_clusters
     for tiles in tiles_for(loop, step.device, from_zero=over.from_zero):
@@ -346,26 +346,28 @@ def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> InPro
 
 
 def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles) -> InPrograms:
-    """Returns the loop in programs of one division. The kernel is generated but not compiled.
+    """Returns the loop for programs with these tiles. The kernel is generated but not compiled.
 
     Raises:
         NotOneLaunchError: programs cannot compute the loop.
     """
     if tiles.exchanged and over.num_steps * tiles.count * (len(loop.exchanged) + 1) > _MOST_ARRIVALS:
         raise NotOneLaunchError("there are too many steps for one counter")
-    written, kernel = step.loops.kernel(step, over, loop, memory, tiles)
+    loop_kernel, kernel = step.loops.kernel(step, over, loop, memory, tiles)
     groups = -(-loop.num_rows // tiles.rows)
-    named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
-    numbers = tuple(named[size] for size in written.source.sizes)
-    exchanged = _exchanged(written, groups, tiles.rows, step.device)
-    counts = _counts(step, over)
+    sizes = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
+    numbers = tuple(sizes[size] for size in loop_kernel.source.sizes)
+    exchanged = _list_exchanged(loop_kernel, groups, tiles.rows, step.device)
+    counts = _find_counts(step, over)
     if counts is not None:
-        exchanged[Port(Role.COUNTER, 2)] = partial(_left, port=counts, rows=step.trace.step_shape[:-1])
-    sources = tuple(_sources(step.loops, over, memory, written.source, exchanged, step.device))
+        exchanged[Port(Role.COUNTER, 2)] = partial(_count_remaining, port=counts, rows=step.trace.step_shape[:-1])
+    sources = tuple(_list_sources(step.loops, over, memory, loop_kernel.source, exchanged, step.device))
     return InPrograms(loop, tiles, kernel, groups, numbers, sources, step.device)
 
 
-def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> InClusters | None:
+def _prepare_in_clusters(
+    step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory
+) -> InClusters | None:
     """Returns the loop with clusters; `None` if one program holds all columns, or clusters cannot compute the loop."""
     device = step.device
     if why_no_clusters(device) is not None or loop.reduced or loop.ring:
@@ -374,7 +376,7 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
         return None
     kind = {"from_zero": over.from_zero, "backwards": over.backwards}
-    most = most_turns(loop, **kind)
+    limit = most_turns(loop, **kind)
     best: tuple[int, InClusters] | None = None
     for cluster in islice(clusters_for(loop, processors, **kind), _MOST_COMPILED):
         try:
@@ -385,10 +387,10 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
             at_once = prepared.compile(over).at_once
         except CompilationError:
             continue
-        needed = -(-prepared.groups // at_once) if at_once else prepared.groups
-        if (most is None or needed <= most) and (best is None or needed < best[0]):
-            best = needed, prepared
-        if needed <= turns(loop, cluster, processors, from_zero=over.from_zero):
+        num_turns = -(-prepared.groups // at_once) if at_once else prepared.groups
+        if (limit is None or num_turns <= limit) and (best is None or num_turns < best[0]):
+            best = num_turns, prepared
+        if num_turns <= turns(loop, cluster, processors, from_zero=over.from_zero):
             break
     return None if best is None else best[1]
 
@@ -396,42 +398,42 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
 def in_cluster(
     step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cluster: Cluster
 ) -> InClusters:
-    """Returns the loop with clusters of one division. The kernel is generated but not compiled.
+    """Returns the loop for clusters of this division. The kernel is generated but not compiled.
 
     Raises:
         NotOneLaunchError: clusters cannot compute the loop.
     """
-    written, kernel = step.loops.cluster_kernel(step, over, loop, memory, cluster)
-    named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
-    numbers = tuple(named[size] for size in written.source.sizes)
-    sources = tuple(_sources(step.loops, over, memory, written.source, {}, step.device))
+    cluster_kernel, kernel = step.loops.cluster_kernel(step, over, loop, memory, cluster)
+    sizes = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
+    numbers = tuple(sizes[size] for size in cluster_kernel.source.sizes)
+    sources = tuple(_list_sources(step.loops, over, memory, cluster_kernel.source, {}, step.device))
     groups = -(-loop.num_rows // cluster.rows)
     count = len(loop.exchanges)
-    told = (
-        f"one launch for all steps, of {groups} clusters of {cluster.blocks} blocks of {written.threads} threads, "
-        f"each of {cluster.rows} rows, which keep the matrices in registers and send each other "
+    description = (
+        f"one launch for all steps, of {groups} clusters of {cluster.blocks} blocks of {cluster_kernel.threads} "
+        f"threads, each of {cluster.rows} rows, which keep the matrices in registers and send each other "
         f"{count} value{'s' if count > 1 else ''} a step"
     )
-    return InClusters(kernel, groups, numbers, sources, told)
+    return InClusters(kernel, groups, numbers, sources, description)
 
 
-def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device) -> dict[Port, _Source]:
+def _list_exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device) -> dict[Port, _Source]:
     """Allocates memory through which programs exchange values, and counters of their arrivals.
 
     Args:
         groups: number of groups, each with `rows` rows.
     """
-    found: dict[Port, _Source] = {}
+    sources: dict[Port, _Source] = {}
     for i, (dtype, parts, columns) in enumerate(kernel.slots):
         shape = (2, parts, groups * rows, columns)
-        found[Port(Role.OPERAND, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
+        sources[Port(Role.OPERAND, i)] = partial(_allocate_slot, shape=shape, dtype=dtype, device=device)
     count = groups * COUNTER_DISTANCE
-    found[Port(Role.COUNTER, 0)] = lambda over: torch.zeros(count, dtype=torch.int32, device=device)
-    found[Port(Role.COUNTER, 1)] = lambda over: same_in_each_call(MARKS.on(device))
-    return found
+    sources[Port(Role.COUNTER, 0)] = lambda over: torch.zeros(count, dtype=torch.int32, device=device)
+    sources[Port(Role.COUNTER, 1)] = lambda over: same_in_each_call(MARKS.on(device))
+    return sources
 
 
-def _sources(
+def _list_sources(
     loops: Loops,
     over: OverTime,
     memory: Memory,
@@ -439,55 +441,55 @@ def _sources(
     exchanged: Mapping[Port, _Source],
     device: torch.device,
 ) -> Iterator[_Source]:
-    """Returns the sources of a kernel's tensors, in the kernel's order.
+    """Yields functions that return the tensors of a kernel, in the order of its parameters.
 
-    The source of a value at several steps gives only the first address of its memory.
+    For a value of several steps, the function returns a tensor at the first address that the kernel uses.
 
     Args:
-        exchanged: sources of the memory through which programs exchange values.
+        exchanged: functions that return the memory through which programs exchange values.
     """
     loop = loops.loop(over.staged, over.lasting)
     to_load, to_store = loops.memory(over.staged, over.lasting)
     values = [(view.source, over.reads[view.source]) for view, _ in to_load]
     values += [(view.source, over.writes[view.source]) for view in to_store]
-    found = dict(exchanged)
-    for (name, tensor), (port, seen) in zip(memory.tensors.items(), values, strict=True):
-        if tensor.untyped_storage().data_ptr() != seen.memory.untyped_storage().data_ptr():
-            raise NotOneLaunchError(f"{port.name} is seen in an order that its memory does not have")
-        offset = int(tensor.storage_offset() - seen.memory.storage_offset())
-        found[name] = partial(_beginning, port=port, written=name.role is Role.OUTPUT, offset=offset)
+    sources = dict(exchanged)
+    for (name, tensor), (port, rows) in zip(memory.tensors.items(), values, strict=True):
+        if tensor.untyped_storage().data_ptr() != rows.memory.untyped_storage().data_ptr():
+            raise NotOneLaunchError(f"{port.name} is read in an order that its memory does not have")
+        offset = int(tensor.storage_offset() - rows.memory.storage_offset())
+        sources[name] = partial(_select_beginning, port=port, written=name.role is Role.OUTPUT, offset=offset)
     first, last = (over.num_steps - 1, 0) if over.backwards else (0, over.num_steps - 1)
     for i, port in enumerate(loop.carried):
-        found[Port(Role.STATE, i)] = partial(_row, port=port, written=False, t=first)
-        found[Port(Role.FINAL_STATE, i)] = partial(_row, port=port, written=True, t=last)
+        sources[Port(Role.STATE, i)] = partial(_select_row, port=port, written=False, t=first)
+        sources[Port(Role.FINAL_STATE, i)] = partial(_select_row, port=port, written=True, t=last)
     for i, (port, (width, dtype)) in enumerate(loop.carried.items()):
         if port in loop.ring:
             shape = 2, loop.num_rows, width
-            found[Port(Role.RING, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
+            sources[Port(Role.RING, i)] = partial(_allocate_slot, shape=shape, dtype=dtype, device=device)
     for number in memory.matrices:
-        found[Port(Role.MATRIX, number)] = partial(_matrix, number=number)
+        sources[Port(Role.MATRIX, number)] = partial(_select_matrix, number=number)
     for part in loop.parts:
         if isinstance(part, StageCall):
             for i, layout in part.stage.graph.layouts.items():
-                found[Port(Role.LIFTED, i)] = partial(_lifted, i=i, offset=layout.offset, device=device)
+                sources[Port(Role.LIFTED, i)] = partial(_select_lifted, i=i, offset=layout.offset, device=device)
     for port in kernel.params:
-        yield found[port]
+        yield sources[port]
 
 
-def _beginning(over: OverTime, *, port: Port, written: bool, offset: int) -> Tensor:
-    """Returns the beginning of the part that a kernel reads: `offset` elements after the beginning of the value."""
+def _select_beginning(over: OverTime, *, port: Port, written: bool, offset: int) -> Tensor:
+    """Returns a tensor at the first address that a kernel uses: `offset` elements after the beginning of the value."""
     memory = (over.writes if written else over.reads)[port].memory
     return memory.as_strided((1,), (1,), memory.storage_offset() + offset) if offset else memory
 
 
-def _row(over: OverTime, *, port: Port, written: bool, t: int) -> Tensor:
+def _select_row(over: OverTime, *, port: Port, written: bool, t: int) -> Tensor:
     """Returns a value at step `t`."""
     rows = (over.writes if written else over.reads)[port]
     return rows.memory[(rows.first + t) % rows.memory.shape[0]]
 
 
-def _counts(step: RecurrentSpecialization, over: OverTime) -> Port | None:
-    """Returns the input with each row's remaining steps; `None` if rows do not end, or if columns end separately."""
+def _find_counts(step: RecurrentSpecialization, over: OverTime) -> Port | None:
+    """Returns the input that counts the remaining steps of rows; `None` unless all columns of a row end together."""
     port = step.ending
     if port is None:
         return None
@@ -495,26 +497,26 @@ def _counts(step: RecurrentSpecialization, over: OverTime) -> Port | None:
     return port if memory.dim() > 1 and (memory.shape[-1] == 1 or memory.stride(-1) == 0) else None
 
 
-def _left(over: OverTime, *, port: Port, rows: tuple[int, ...]) -> Tensor:
+def _count_remaining(over: OverTime, *, port: Port, rows: tuple[int, ...]) -> Tensor:
     """Returns each row's number of remaining steps before the first step."""
     counts = over.reads[port]
     return counts.memory[counts.first, ..., 0].expand(rows).reshape(-1).contiguous()
 
 
-def _matrix(over: OverTime, *, number: int) -> Tensor:
+def _select_matrix(over: OverTime, *, number: int) -> Tensor:
     return over.matrices[number]
 
 
-def _slot(over: OverTime, *, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _allocate_slot(over: OverTime, *, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocates memory for a value between two steps."""
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-def _lifted(over: OverTime, *, i: int, offset: int, device: torch.device) -> Tensor:
+def _select_lifted(over: OverTime, *, i: int, offset: int, device: torch.device) -> Tensor:
     return over.lifted[i].to(device).contiguous().resolve_neg().view(-1)[offset:]
 
 
-def _memory(loop: Loop, over: OverTime) -> Memory:
+def _lay_out_memory(loop: Loop, over: OverTime) -> Memory:
     num_steps = over.num_steps
     tensors: dict[Port, Tensor] = {}
     numbers: dict[str, int] = {}
@@ -536,13 +538,13 @@ def _memory(loop: Loop, over: OverTime) -> Memory:
 
     to_load, to_store = memory_of(loop)
     loads = [
-        (load, place(Port(Role.INPUT, i), over.reads[load.view.source].seen(load.view), load.shape))
+        (load, place(Port(Role.INPUT, i), over.reads[load.view.source].through(load.view), load.shape))
         for i, load in enumerate(to_load)
     ]
     stores = []
     for i, view in enumerate(to_store):
-        rows = over.writes[view.source].seen(view)
+        rows = over.writes[view.source].through(view)
         stores.append((view, place(Port(Role.OUTPUT, i), rows, tuple(rows.memory.shape[1:]))))
     used = {number for part in loop.parts if isinstance(part, Multiply) for number in (part.matrix, part.added)}
-    found = {number: over.matrices[number] for number in sorted(n for n in used if n is not None)}
-    return Memory(tuple(loads), tuple(stores), tensors, numbers, found)
+    matrices = {number: over.matrices[number] for number in sorted(n for n in used if n is not None)}
+    return Memory(tuple(loads), tuple(stores), tensors, numbers, matrices)

@@ -1,4 +1,4 @@
-"""The values of a step at all times, and their places in memory."""
+"""The values of a step at all times, and their memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OverTime:
         from_zero: bool = False,
         arriving: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> OverTime:
-        """Creates an object, and computes the matrices from the lifted tensors."""
+        """Computes the matrices from the lifted tensors. Returns them together with the other arguments."""
         fixed = tuple(tensor.detach() for tensor in lifted)
         matrices = tuple(staged.matrices.forward(*fixed)) if staged.num_matrices else ()
         return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero, tuple(arriving))
@@ -109,26 +109,26 @@ class Rows(NamedTuple):
         """True if every step has a separate row."""
         return self.memory.shape[0] >= self.first + self.num_steps
 
-    def seen(self, view: View, known: Recent[Seen] | None = None) -> Rows:
-        """Returns the rows as seen through a view.
+    def through(self, view: View, layouts: Recent[ViewLayout] | None = None) -> Rows:
+        """Returns the rows of a view of this value.
 
         Args:
-            known: layouts of earlier calls, if the caller stores them.
+            layouts: dictionary that stores layouts for later calls; `None` to store no layout.
         """
         if not view.calls:
             return self
         memory = self.memory
         shape, strides = memory.shape[1:], memory.stride()[1:]
         key = (id(view), shape, strides)
-        found = None if known is None else known.get(key)
-        if found is None:
-            found = Seen.of(view, shape, strides)
-            if known is not None:
-                known[key] = found
-        if found.strides is None:  # strides cannot express the view in this memory format
-            return Rows(memory.contiguous(), self.first, self.num_steps).seen(view, known)
-        sizes, distances = (memory.shape[0], *found.shape), (memory.stride(0), *found.strides)
-        offset = memory.storage_offset() + found.offset
+        layout = None if layouts is None else layouts.get(key)
+        if layout is None:
+            layout = ViewLayout.of(view, shape, strides)
+            if layouts is not None:
+                layouts[key] = layout
+        if layout.strides is None:  # strides cannot express the view in this memory format
+            return Rows(memory.contiguous(), self.first, self.num_steps).through(view, layouts)
+        sizes, distances = (memory.shape[0], *layout.shape), (memory.stride(0), *layout.strides)
+        offset = memory.storage_offset() + layout.offset
         return Rows(memory.as_strided(sizes, distances, offset), self.first, self.num_steps)
 
     @property
@@ -140,19 +140,19 @@ class Rows(NamedTuple):
         return self.memory[self.first : self.first + self.num_steps]
 
     def tensors(self) -> list[Tensor]:
-        """Tensors of the steps."""
+        """Returns the tensor of each step."""
         rows = list(self.memory.unbind(0))
         return [rows[(self.first + t) % len(rows)] for t in range(self.num_steps)]
 
     def addresses(self) -> list[int]:
-        """Addresses of the tensors of the steps."""
+        """Returns the address of each step's tensor."""
         count, start = self.memory.shape[0], self.memory.data_ptr()
         distance = self.memory.stride(0) * self.memory.element_size()
         return [start + (self.first + t) % count * distance for t in range(self.num_steps)]
 
 
-class Seen(NamedTuple):
-    """A view of a value whose memory has a given layout.
+class ViewLayout(NamedTuple):
+    """The layout of a view of a value, for one layout of the value's memory.
 
     Attributes:
         view: the view. It is kept alive, because its id is part of a key.
@@ -165,8 +165,8 @@ class Seen(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, view: View, shape: Sequence[int], strides: Sequence[int]) -> Seen:
-        """Returns the view of memory with this layout."""
+    def of(cls, view: View, shape: Sequence[int], strides: Sequence[int]) -> ViewLayout:
+        """Returns the layout of the view of memory with this shape and these strides."""
         try:
             like = view(torch.empty_strided(tuple(shape), tuple(strides), device="meta"))
         except RuntimeError:

@@ -1,8 +1,9 @@
 """Runs a step with matrix products over time, without autograd.
 
-Each pointwise stage is a kernel, and each other part is a product that a library computes. The parts run step after
-step, with no other op in between. The values of a step get their places in memory before the loop begins. In the loop,
-a launch therefore takes a list of addresses that were computed once, and a product is a call with three tensors.
+Each pointwise stage is a kernel, and each other part is a product that a library computes. If possible, one launch runs
+the whole loop. Otherwise, the parts run step after step, with no other op in between. The values of a step get their
+places in memory before the loop begins. In the loop, a launch therefore takes a list of addresses that are already
+computed, and a product is a call with three tensors.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from flexsn_runtime.operands._operands import Arguments, Operands, is_expanded
 from flexsn_runtime.operands._order import ScanFormat, StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
-from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
+from flexsn_runtime.recurrent._over_time import OverTime, Rows, ViewLayout
 from flexsn_runtime.recurrent._weights import compilations_of_sum, summed_product
 from flexsn_runtime.step._specialization import CoreSpecialization
 
@@ -63,7 +64,7 @@ class RecurrentSpecialization(CoreSpecialization):
     """A traced step with matrix products, and the kernels that exist for it.
 
     Args:
-        counts: numbers of the inputs that count down.
+        counts: indices of the inputs that count down.
     """
 
     trace: RecurrentTrace
@@ -95,20 +96,20 @@ class RecurrentSpecialization(CoreSpecialization):
         # For each layout, the common parts of calls. Keys contain the ids of stages and views, which live as long as
         # the entries.
         self.prepared: Recent[_Prepared] = Recent()
-        self.seen: Recent[Seen] = Recent()
+        self.view_layouts: Recent[ViewLayout] = Recent()
         self._formats: Recent[ScanFormat] = Recent()
-        # Functions that run calls, by layout of the arguments.
+        # Functions that run calls, by the layout of their arguments.
         self.calls: Recent[Callable[[Sequence[Tensor | None]], tuple[Tensor, ...]]] = Recent()
 
     @cached_property
     def ending(self) -> Port | None:
-        """The input that counts down; `None` unless steps with 0 or less keep all states and output zeros."""
+        """The input that counts down; `None` unless steps with counts up to 0 keep all states, and output zeros."""
         if len(self._counts) != 1 or not staged_ends_early(self.trace.forward, self._counts):
             return None
         return Port(Role.INPUT, self._counts[0])
 
     def counted(self, arguments: Arguments) -> Arguments:
-        """Returns the arguments, with inputs that count down as sequences in memory."""
+        """Returns the arguments. Inputs that count down, and are expanded over time, are written as whole sequences."""
         inputs = list(arguments.inputs)
         for i in self._counts:
             if is_expanded(inputs[i]):
@@ -129,7 +130,7 @@ class RecurrentSpecialization(CoreSpecialization):
         fitting = {k: v for k, v in self._vjps.items() if is_of_any_batch(v, (old, *self.trace.step_shape[1:]), shapes)}
         self._vjps = {key: resized(vjp, old, new) for key, vjp in fitting.items()}
         self._cores, self._whole_vjps, self._kept, self.loops = {}, {}, {}, Loops()
-        self.lasting, self.backward_plans, self.prepared, self.seen = Recent(), Recent(), Recent(), Recent()
+        self.lasting, self.backward_plans, self.prepared, self.view_layouts = Recent(), Recent(), Recent(), Recent()
         self._formats = Recent()
 
     def _forget_sources(self) -> None:
@@ -139,14 +140,14 @@ class RecurrentSpecialization(CoreSpecialization):
         self, inputs: Sequence[Tensor], states: Sequence[Tensor | None], shape: tuple[int, ...] | None = None
     ) -> ScanFormat:
         key = shape, *[None if t is None else (t.shape, t.stride()) for t in (*inputs, *states)]
-        found = self._formats.get(key)
-        if found is None:
-            found = self._formats[key] = super().format(inputs, states, shape)
-        return found
+        form = self._formats.get(key)
+        if form is None:
+            form = self._formats[key] = super().format(inputs, states, shape)
+        return form
 
     @property
     def exact_values(self) -> frozenset[Port]:
-        """Values of the forward that contain only numbers that bfloat16 can represent."""
+        """Values of the forward whose elements bfloat16 can represent exactly."""
         if self._exact is None:
             self._exact = exact_values(self.trace.forward)
         return self._exact
@@ -166,11 +167,11 @@ class RecurrentSpecialization(CoreSpecialization):
         """Returns the step's VJP. The VJP reads only kept operands and products of the forward."""
         key = (cotangents, wanted, kept)
         with self._lock:
-            whole = self._vjps.get((cotangents, wanted, None))
-            if whole is not None and kept is not None and kept.issuperset(whole.saved):
-                return whole
+            complete = self._vjps.get((cotangents, wanted, None))
+            if complete is not None and kept is not None and kept.issuperset(complete.saved):
+                return complete
             if key not in self._vjps:
-                self._differentiated = self._traced_now(self._differentiated, self._computes_the_same)
+                self._differentiated = self._retrace_if_changed(self._differentiated, self._computes_the_same)
                 assert isinstance(self._differentiated, RecurrentTrace)
                 with as_outside():
                     self._vjps[key] = self._differentiated.vjp(cotangents, wanted, kept)
@@ -179,9 +180,9 @@ class RecurrentSpecialization(CoreSpecialization):
     def _computes_the_same(self, other: CoreTrace) -> bool:
         """True if another trace has the same forward, so that its VJPs can read the values that this forward keeps."""
         assert isinstance(other, RecurrentTrace)
-        return self._described(other.forward) == self._described(self.trace.forward)
+        return self._describe(other.forward) == self._describe(self.trace.forward)
 
-    def _described(self, staged: StagedStep) -> tuple[object, ...]:
+    def _describe(self, staged: StagedStep) -> tuple[object, ...]:
         """Returns a description that is equal for steps with the same computation."""
         parts = [
             part
@@ -200,9 +201,9 @@ class RecurrentSpecialization(CoreSpecialization):
         absent: frozenset[Port],
         unneeded: frozenset[Port],
     ) -> StagedStep | None:
-        """Returns one VJP for all steps, of which the last lacks gradients of some states; see `absent_at_first`.
+        """Returns one VJP for all steps, although the last step receives no gradients of some states.
 
-        The result is `None` if earlier steps lack gradients of other new states.
+        `absent_at_first` makes this VJP. The result is `None` if earlier steps receive no gradient of a state either.
 
         Args:
             unneeded: absent gradients whose values before the first step are not needed.
@@ -212,8 +213,8 @@ class RecurrentSpecialization(CoreSpecialization):
             if key not in self._whole_vjps:
                 vjp = without_carried_filters(self.vjp(cotangents, wanted, kept), unneeded)
                 carried = {port for port in vjp.arguments if port.role is Role.GRAD_STATE}
-                whole = carried <= set(vjp.results)
-                self._whole_vjps[key] = absent_at_first(vjp, absent & carried) if whole else None
+                is_shared = carried <= set(vjp.results)
+                self._whole_vjps[key] = absent_at_first(vjp, absent & carried) if is_shared else None
             return self._whole_vjps[key]
 
     def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
@@ -229,11 +230,11 @@ class RecurrentSpecialization(CoreSpecialization):
         return {port: self.trace.forward.values[port] for port in ports}
 
     def kept_ports(self, wanted: tuple[bool, ...]) -> frozenset[Port]:
-        """The ports in the result of `kept`."""
-        found = self._kept.get(wanted)
-        if found is None:
-            found = self._kept[wanted] = frozenset(self.kept(wanted))
-        return found
+        """Returns the ports in the result of `kept`."""
+        kept = self._kept.get(wanted)
+        if kept is None:
+            kept = self._kept[wanted] = frozenset(self.kept(wanted))
+        return kept
 
     def check(self, *, training: bool) -> None:
         """Raises each error that kernel generation for the step raises, without compiling kernels."""
@@ -249,26 +250,26 @@ class RecurrentSpecialization(CoreSpecialization):
     def core_of(self, stage: Stage) -> CoreSource:
         """Returns the source of a stage, for blocks of values."""
         with self._lock:
-            known = self._cores.get(id(stage))
-            if known is None:
-                known = self._cores[id(stage)] = stage, self._emit_graph(stage.graph, "stage")
-            return known[1]
+            entry = self._cores.get(id(stage))
+            if entry is None:
+                entry = self._cores[id(stage)] = stage, self._emit_graph(stage.graph, "stage")
+            return entry[1]
 
     def core_in_cuda(self, stage: Stage) -> CoreSource:
         """Returns the source of a stage in CUDA C++, for one element."""
         return self._emit_graph(stage.graph, "stage", target=CUDA)
 
     def config(self, stage: Stage) -> LaunchConfig:
-        """The launch parameters of a stage."""
+        """Returns the launch settings of a stage."""
         size = math.prod(stage.shape)
         num_ops = sum(node.op == "call_function" for node in stage.graph.graph.nodes)
         cost = StepCost(num_ops, tuple(view.dtype.itemsize for view in stage.reads), ())
-        usual = self.backend.plan(self.backend.size_class(size), cost, 0).inference
-        return LaunchConfig(chunk=1, block=usual.block, num_warps=usual.num_warps)
+        default = self.backend.plan(self.backend.size_class(size), cost, 0).inference
+        return LaunchConfig(chunk=1, block=default.block, num_warps=default.num_warps)
 
     def loop_kernel(self, source: KernelSource) -> CompiledKernel:
         """Returns the kernel of a loop in one launch."""
-        return self._kernel(source.name, lambda: source)
+        return self._find_kernel(source.name, lambda: source)
 
     def stage_kernel(self, stage: Stage, spec: ForwardSpec) -> CompiledKernel:
         core = self.core_of(stage)
@@ -276,7 +277,7 @@ class RecurrentSpecialization(CoreSpecialization):
         def write() -> KernelSource:
             return forward_source(f"{self.name}_stage", core, spec)
 
-        return self._kernel((spec, core.name), write)
+        return self._find_kernel((spec, core.name), write)
 
 
 class _Prepared(NamedTuple):
@@ -302,7 +303,7 @@ class StagedScan:
 
     def __init__(self, step: RecurrentSpecialization, over: OverTime) -> None:
         self._step, self._over, self._staged, self._num_steps = step, over, over.staged, over.num_steps
-        self._lifted_layouts = (*_layouts(over.lifted), *((t.device, t.is_neg()) for t in over.lifted))
+        self._lifted_layouts = (*_list_layouts(over.lifted), *((t.device, t.is_neg()) for t in over.lifted))
         self._alive: list[Any] = []  # memory to which addresses point
 
     def run(self) -> None:
@@ -311,8 +312,8 @@ class StagedScan:
         for part in parts:
             if part.phase is Phase.BEFORE:
                 self._run_whole(part)
-        if not self._in_one_launch():
-            self._step_by_step()
+        if not self._run_in_one_launch():
+            self._run_step_by_step()
         for part in parts:
             if part.phase is Phase.AFTER:
                 self._run_whole(part)
@@ -326,105 +327,105 @@ class StagedScan:
             in_steps = True
         for stage in self._staged.stages:
             if stage.phase is not Phase.LOOP:
-                launched, tensors = self._whole(stage)
+                launched, tensors = self._prepare_whole(stage)
                 launched.compile(tensors)
             elif in_steps:
-                prepared, arguments = self._in_steps(stage)
+                prepared, arguments = self._prepare_steps(stage)
                 example = [a.tensors()[0] if isinstance(a, Rows) else a for a in arguments]
-                self._launch(prepared, example).compile(example)
+                self._find_launch(prepared, example).compile(example)
 
-    def _in_one_launch(self) -> bool:
+    def _run_in_one_launch(self) -> bool:
         """Runs the loop in one launch, if possible. Returns True on success."""
         loops, over = self._step.loops, self._over
         try:
-            how = run_in_one_launch(self._step, over)
+            description = run_in_one_launch(self._step, over)
         except NotOneLaunchError as error:
             not_repeated("it launches step by step")
             if over.num_steps > 1:
-                loops.told[over.direction] = f"launches step by step, because {error}"
+                loops.descriptions[over.direction] = f"launches step by step, because {error}"
             return False
-        loops.told[over.direction] = how
+        loops.descriptions[over.direction] = description
         return True
 
-    def _step_by_step(self) -> None:
+    def _run_step_by_step(self) -> None:
         for port in self._staged.absent:
             before = self._over.reads[port]
             before.memory[(before.first + self._num_steps - 1) % len(before.memory)].zero_()
-        rows = [(into.unbind(0), came.unbind(0)) for into, came in self._over.arriving]
-        acts = [self._act(part) for part in self._staged.parts if part.phase is Phase.LOOP]
+        rows = [(into.unbind(0), arriving.unbind(0)) for into, arriving in self._over.arriving]
+        acts = [self._make_act(part) for part in self._staged.parts if part.phase is Phase.LOOP]
         steps: Iterable[int] = range(self._num_steps)
         for t in reversed(steps) if self._over.backwards else steps:  # type: ignore[call-overload]
-            for into, came in rows:
-                into[t + 1].add_(came[t])
+            for into, arriving in rows:
+                into[t + 1].add_(arriving[t])
             for act in acts:
                 act(t)
 
     # -- values ----------------------------------------------------------------------------------------------
 
-    def _read(self, view: View) -> Rows:
+    def _view_read(self, view: View) -> Rows:
         if view.source.role is Role.CAME_STATE:  # all rows have the same alignment
-            came = torch.ones((self._num_steps, 16), dtype=torch.bool, device=self._step.device)
-            came[-1] = False
-            return Rows(came[:, 0], 0, self._num_steps)
-        return self._over.reads[view.source].seen(view, self._step.seen)
+            flags = torch.ones((self._num_steps, 16), dtype=torch.bool, device=self._step.device)
+            flags[-1] = False
+            return Rows(flags[:, 0], 0, self._num_steps)
+        return self._over.reads[view.source].through(view, self._step.view_layouts)
 
-    def _written(self, view: View) -> Rows:
-        return self._over.writes[view.source].seen(view, self._step.seen)
+    def _view_written(self, view: View) -> Rows:
+        return self._over.writes[view.source].through(view, self._step.view_layouts)
 
     # -- a part in the loop ----------------------------------------------------------------------------------
 
-    def _act(self, part: Stage | Product) -> Act:
+    def _make_act(self, part: Stage | Product) -> Act:
         if isinstance(part, Stage):
-            return self._launches(part)
-        return self._multiplications(part)
+            return self._make_launches(part)
+        return self._make_multiplications(part)
 
-    def _in_steps(self, stage: Stage) -> tuple[_Prepared, list[Rows | Tensor]]:
+    def _prepare_steps(self, stage: Stage) -> tuple[_Prepared, list[Rows | Tensor]]:
         """Prepares a stage, and its arguments for launches step by step."""
-        reads = [self._read(view) for view in stage.reads]
-        writes = [self._written(view) for view in stage.writes]
+        reads = [self._view_read(view) for view in stage.reads]
+        writes = [self._view_written(view) for view in stage.writes]
         firsts = [rows.memory[:1] for rows in (*reads, *writes)]
-        prepared = self._prepared(stage, firsts[: len(reads)], firsts[len(reads) :])
-        kernel, lifted = prepared.kernel, self._moved(prepared, firsts[: len(reads)])
+        prepared = self._prepare(stage, firsts[: len(reads)], firsts[len(reads) :])
+        kernel, lifted = prepared.kernel, self._move_lifted(prepared, firsts[: len(reads)])
         values: dict[Port, Rows | Tensor] = dict(lifted.items())
         values |= {Port(Role.INPUT, i): rows for i, rows in enumerate(reads)}
         values |= {Port(Role.OUTPUT, i): rows for i, rows in enumerate(writes)}
         return prepared, [values[port] for port in kernel.params]
 
-    def _launches(self, stage: Stage) -> Act:
-        prepared, arguments = self._in_steps(stage)
+    def _make_launches(self, stage: Stage) -> Act:
+        prepared, arguments = self._prepare_steps(stage)
         if self._step.backend.by_address:
             columns = [a.addresses() if isinstance(a, Rows) else [a.data_ptr()] * self._num_steps for a in arguments]
             self._alive.append(arguments)
             example = [a.memory[0] if isinstance(a, Rows) else a for a in arguments]
-            launched = cast(LaunchByAddress, self._launch(prepared, example))
+            launched = cast(LaunchByAddress, self._find_launch(prepared, example))
             return launched.at(example, list(zip(*columns, strict=True)))
         tensors = [a.tensors() if isinstance(a, Rows) else [a] * self._num_steps for a in arguments]
         by_step = list(zip(*tensors, strict=True))
 
         def act(t: int) -> None:
             row = by_step[t]
-            self._launch(prepared, row)(row)
+            self._find_launch(prepared, row)(row)
 
         return act
 
-    def _launch(self, prepared: _Prepared, tensors: Sequence[Tensor]) -> Launch:
+    def _find_launch(self, prepared: _Prepared, tensors: Sequence[Tensor]) -> Launch:
         """Returns the launch of a stage on tensors like these. Triton compiles for the alignment of addresses."""
         alignment = tuple([t.data_ptr() % 16 == 0 for t in tensors])
-        found = prepared.launches.get(alignment)
-        if found is None:
+        launched = prepared.launches.get(alignment)
+        if launched is None:
             config = self._step.config(prepared.stage)
-            found = launch(prepared.kernel, prepared.integers, config, self._step.device)
-            prepared.launches[alignment] = found
-        return found
+            launched = launch(prepared.kernel, prepared.integers, config, self._step.device)
+            prepared.launches[alignment] = launched
+        return launched
 
-    def _prepared(self, stage: Stage, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _Prepared:
+    def _prepare(self, stage: Stage, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _Prepared:
         """Prepares the launch of a stage on tensors `[steps, *shape]` of these layouts."""
-        key = (id(stage), _layouts(reads), _layouts(writes), self._lifted_layouts)
-        found = self._step.prepared.get(key)
-        if found is not None:
-            return found
+        key = (id(stage), _list_layouts(reads), _list_layouts(writes), self._lifted_layouts)
+        prepared = self._step.prepared.get(key)
+        if prepared is not None:
+            return prepared
         dims = tuple(range(len(stage.shape)))
-        if self._staged.has_convolutions:  # their values have the memory format of the inputs
+        if self._staged.has_convolutions:  # values have the memory format of the inputs
             dims = memory_order(stage.shape, [(tuple(t.shape[1:]), t.stride()[1:]) for t in writes])
         order = StepOrder(dims)
         arguments = Arguments(tuple(reads), (), tuple(self._over.lifted))
@@ -445,17 +446,17 @@ class StagedScan:
         )
         kernel = self._step.stage_kernel(stage, spec)
         integers = operands.sizes | self._step.core_of(stage).integers
-        found = self._step.prepared[key] = _Prepared(stage, kernel, integers, operands, {})
-        return found
+        prepared = self._step.prepared[key] = _Prepared(stage, kernel, integers, operands, {})
+        return prepared
 
-    def _moved(self, prepared: _Prepared, reads: Sequence[Tensor]) -> dict[Port, Tensor]:
+    def _move_lifted(self, prepared: _Prepared, reads: Sequence[Tensor]) -> dict[Port, Tensor]:
         """Returns the lifted tensors in layouts that the kernel can read."""
         tensors: list[Tensor | None] = [*reads, *self._over.lifted]
         prepared.operands.move(tensors)
         return {Port(Role.LIFTED, i): t for i, t in enumerate(tensors[len(reads) :]) if t is not None}
 
-    def _multiplications(self, product: Product) -> Act:
-        out = self._written(product.result).tensors()
+    def _make_multiplications(self, product: Product) -> Act:
+        out = self._view_written(product.result).tensors()
         if out[0].shape != product.shape:
             out = [tensor.view(product.shape) for tensor in out]
         multiply = _OUT[product.op]
@@ -463,10 +464,10 @@ class StagedScan:
         moving: list[tuple[int, list[Tensor]]] = []
         for i, argument in enumerate(product.args):
             if isinstance(argument, View) and argument.source.role is not Role.MATRIX:
-                moving.append((i, self._read(argument).tensors()))
+                moving.append((i, self._view_read(argument).tensors()))
                 fixed.append(None)
             else:
-                fixed.append(self._constant(argument))
+                fixed.append(self._find_constant(argument))
         options = dict(product.kwargs)
         if len(moving) == 1 and not options:
             ((place, values),) = moving
@@ -474,11 +475,11 @@ class StagedScan:
                 into = convolution_into(out[0], values[0], fixed[1], fixed[2], fixed[3:])
                 if into is not None:
                     return lambda t: into(values[t], out[t])
-            before, behind = fixed[:place], fixed[place + 1 :]
-            if not before and len(behind) == 1:
-                (matrix,) = behind
+            before, after = fixed[:place], fixed[place + 1 :]
+            if not before and len(after) == 1:
+                (matrix,) = after
                 return lambda t: multiply(values[t], matrix, out=out[t])
-            return lambda t: multiply(*before, values[t], *behind, out=out[t])
+            return lambda t: multiply(*before, values[t], *after, out=out[t])
 
         def act(t: int) -> None:
             arguments = list(fixed)
@@ -488,28 +489,28 @@ class StagedScan:
 
         return act
 
-    def _constant(self, argument: Any) -> Any:
+    def _find_constant(self, argument: Any) -> Any:
         return self._over.matrices[argument.source.index] if isinstance(argument, View) else argument
 
     # -- a part for all steps at once --------------------------------------------------------------------------
 
-    def _whole(self, stage: Stage) -> tuple[Launch, list[Tensor]]:
+    def _prepare_whole(self, stage: Stage) -> tuple[Launch, list[Tensor]]:
         """Returns the launch of a stage for all steps at once, and its tensors."""
-        reads = [self._read(view).sequence for view in stage.reads]
-        writes = [self._written(view).sequence for view in stage.writes]
-        prepared = self._prepared(stage, reads, writes)
-        values = dict(self._moved(prepared, reads))
+        reads = [self._view_read(view).sequence for view in stage.reads]
+        writes = [self._view_written(view).sequence for view in stage.writes]
+        prepared = self._prepare(stage, reads, writes)
+        values = dict(self._move_lifted(prepared, reads))
         values |= {Port(Role.INPUT, i): t for i, t in enumerate(reads)}
         values |= {Port(Role.OUTPUT, i): t for i, t in enumerate(writes)}
         tensors = [values[port] for port in prepared.kernel.params]
-        return self._launch(prepared, tensors), tensors
+        return self._find_launch(prepared, tensors), tensors
 
     def _run_whole(self, part: Stage | Product) -> None:
         if isinstance(part, Stage):
-            launched, tensors = self._whole(part)
+            launched, tensors = self._prepare_whole(part)
             noted(launched, tensors)
         elif not self._multiply_whole(part):
-            act = self._multiplications(part)
+            act = self._make_multiplications(part)
             for t in range(self._num_steps):
                 act(t)
 
@@ -517,33 +518,37 @@ class StagedScan:
         """Computes the products of all steps as one product, if all rows share a matrix. Returns True on success."""
         if product.is_reduction:
             value, *numbers = product.args
-            _OUT[product.op](self._read(value).sequence, *numbers, out=self._written(product.result).sequence)
+            _OUT[product.op](self._view_read(value).sequence, *numbers, out=self._view_written(product.result).sequence)
             return True
         if product.is_convolution:
             return self._convolve_whole(product)
         if product.op not in (_aten.mm.default, _aten.addmm.default):
             return False
-        *added, left, right = (
-            self._read(a).sequence if isinstance(a, View) and a.source.role is not Role.MATRIX else self._constant(a)
+        *addends, left, right = (
+            self._view_read(a).sequence
+            if isinstance(a, View) and a.source.role is not Role.MATRIX
+            else self._find_constant(a)
             for a in product.args
         )
-        if left.dim() != 3 or any(a.dim() > 1 and a.shape[0] != 1 for a in added):
+        if left.dim() != 3 or any(a.dim() > 1 and a.shape[0] != 1 for a in addends):
             return False
-        out = self._written(product.result).sequence
+        out = self._view_written(product.result).sequence
         if out.shape[1:] != product.shape:
             return False
         rows = out.numel() // max(1, out.shape[-1])
         if not out.is_contiguous() or right.dim() != 2:
             return False
         flat = out.view(rows, out.shape[-1])
-        _OUT[product.op](*added, left.reshape(rows, left.shape[-1]), right, **product.kwargs, out=flat)
+        _OUT[product.op](*addends, left.reshape(rows, left.shape[-1]), right, **product.kwargs, out=flat)
         return True
 
     def _convolve_whole(self, product: Product) -> bool:
         """Computes one convolution of the frames of all steps, if possible. Returns True on success."""
-        out = self._written(product.result).sequence
+        out = self._view_written(product.result).sequence
         value, *rest = (
-            self._read(a).sequence if isinstance(a, View) and a.source.role is not Role.MATRIX else self._constant(a)
+            self._view_read(a).sequence
+            if isinstance(a, View) and a.source.role is not Role.MATRIX
+            else self._find_constant(a)
             for a in product.args
         )
         if out.shape[1:] != product.shape:
@@ -559,7 +564,7 @@ class StagedScan:
     # -- sums over time ----------------------------------------------------------------------------------------
 
     def _is_exact(self, view: View) -> bool:
-        """True if bfloat16 can represent all numbers that the forward writes to the view's value."""
+        """True if bfloat16 can represent all elements that the forward writes to the value of a view."""
         port = view.source
         return (self._staged.saved[port.index] if port.role is Role.SAVED else port) in self._step.exact_values
 
@@ -567,24 +572,24 @@ class StagedScan:
         """Returns functions that compile the launches of `summed`."""
         if term.op is not _aten.mm.default:
             return []
-        left, right = (self._read(view).sequence for view in term.values)
+        left, right = (self._view_read(view).sequence for view in term.values)
         return compilations_of_sum(left, right, (self._is_exact(term.values[0]), self._is_exact(term.values[1])))
 
     def summed(self, term: Term) -> Tensor:
-        """Computes one part of the gradient of a lifted tensor."""
-        values = [self._read(view).sequence for view in term.values]
-        total = _sum(term, values, [self._is_exact(view) for view in term.values])
+        """Computes one term of the gradient of a lifted tensor."""
+        values = [self._view_read(view).sequence for view in term.values]
+        total = _sum_over_time(term, values, [self._is_exact(view) for view in term.values])
         for target, args, kwargs in term.calls:
-            fixed = tuple(a(self._constant(a)) if isinstance(a, View) else a for a in args)
+            fixed = tuple(a(self._find_constant(a)) if isinstance(a, View) else a for a in args)
             total = View(Port(Role.MATRIX, 0), ((target, fixed, kwargs),), (), total.dtype)(total)
         return total
 
 
-def _layouts(tensors: Iterable[Tensor]) -> tuple[object, ...]:
+def _list_layouts(tensors: Iterable[Tensor]) -> tuple[object, ...]:
     return tuple([(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
-def _sum(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) -> Tensor:
+def _sum_over_time(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) -> Tensor:
     """Sums a value of each step, or a product of two such values, over time."""
     op = term.op
     if op is None:
@@ -599,35 +604,35 @@ def _sum(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) -> Tensor:
         return summed_product(left, right, (exact[0], exact[1]))
     if op is _aten.bmm.default:
         steps, count, rows, inner = left.shape
-        one = left.permute(1, 2, 0, 3).reshape(count, rows, steps * inner)
-        return one @ right.permute(1, 0, 2, 3).reshape(count, steps * inner, right.shape[3])
+        joined = left.permute(1, 2, 0, 3).reshape(count, rows, steps * inner)
+        return joined @ right.permute(1, 0, 2, 3).reshape(count, steps * inner, right.shape[3])
     return torch.einsum("tkb,tb->k", left, right)  # product of matrix and vector
 
 
-def _sum_of_rows(value: Tensor, dims: list[int], *, out: Tensor) -> Tensor:
+def _sum_rows(value: Tensor, dims: list[int], *, out: Tensor) -> Tensor:
     total: Tensor = _aten.sum.IntList_out(value, dims, dtype=out.dtype, out=out)
     return total
 
 
-def _var_of_rows(value: Tensor, dims: list[int], correction: float = 1.0, *, out: Tensor) -> Tensor:
+def _compute_variance_of_rows(value: Tensor, dims: list[int], correction: float = 1.0, *, out: Tensor) -> Tensor:
     variance: Tensor = _aten.var.correction_out(value, dims, correction=correction, out=out)
     return variance
 
 
-def _convolved(value: Tensor, weight: Tensor, *rest: Any, out: Tensor) -> Tensor:
+def _convolve(value: Tensor, weight: Tensor, *rest: Any, out: Tensor) -> Tensor:
     return out.copy_(_aten.convolution.default(value, weight, *rest))
 
 
 _OUT: dict[Any, Callable[..., Tensor]] = {
-    _prims.sum.default: _sum_of_rows,
+    _prims.sum.default: _sum_rows,
     _prims.amax.default: _aten.amax.out,
     _prims.amin.default: _aten.amin.out,
-    _prims.var.default: _var_of_rows,
+    _prims.var.default: _compute_variance_of_rows,
     _aten.mm.default: _aten.mm.out,
     _aten.addmm.default: _aten.addmm.out,
     _aten.bmm.default: _aten.bmm.out,
     _aten.baddbmm.default: _aten.baddbmm.out,
     _aten.mv.default: _aten.mv.out,
     _aten.addmv.default: _aten.addmv.out,
-    _aten.convolution.default: _convolved,
+    _aten.convolution.default: _convolve,
 }

@@ -24,12 +24,12 @@ _WRITTEN = frozenset({Role.OPERAND, Role.PRODUCT})
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Disables autocast, because the graph already contains its conversions."""
+    """Returns a context without autocast, because the graph already contains the conversions of autocast."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
-def _intermediates(
+def _allocate_intermediates(
     staged: StagedStep,
     num_steps: int,
     sequences: frozenset[Port],
@@ -40,24 +40,26 @@ def _intermediates(
 
     If a step reads values of later steps, the memory includes zeros for the steps after the last step.
     """
-    behind: dict[Port, int] = {}
+    num_later: dict[Port, int] = {}
     for port, steps in staged.later.values():
-        behind[port] = max(behind.get(port, 0), steps)
-    found = {}
+        num_later[port] = max(num_later.get(port, 0), steps)
+    intermediates = {}
     for port, (shape, dtype) in staged.values.items():
         if port.role in _WRITTEN:
             rows, zero = num_steps if port in sequences else 1, port in staged.assembled
-            memory = rows_of(rows + behind.get(port, 0), shape, order, dtype=dtype, device=device, zero=zero)
-            found[port] = Rows(memory, 0, num_steps)
-            if port in behind:
+            memory = rows_of(rows + num_later.get(port, 0), shape, order, dtype=dtype, device=device, zero=zero)
+            intermediates[port] = Rows(memory, 0, num_steps)
+            if port in num_later:
                 memory[num_steps:].zero_()
-    return found | {port: Rows(found[of].memory, steps, num_steps) for port, (of, steps) in staged.later.items()}
+    return intermediates | {
+        port: Rows(intermediates[of].memory, steps, num_steps) for port, (of, steps) in staged.later.items()
+    }
 
 
-def _order(step: RecurrentSpecialization, arguments: Arguments) -> tuple[int, ...] | None:
+def _find_order(step: RecurrentSpecialization, arguments: Arguments) -> tuple[int, ...] | None:
     """Returns the order of a step's dimensions in memory between stages and convolutions: the order of the inputs.
 
-    It is `None` for the usual order. Products with matrices always have this order.
+    The result is `None` for the usual order, which products with matrices always have.
     """
     if not step.trace.forward.has_convolutions:
         return None
@@ -71,12 +73,12 @@ def forward_staged(
     *,
     state_seqs: bool,
     kept: frozenset[Port],
-    needed: Sequence[bool] | None = None,
+    needs_grad: Sequence[bool] | None = None,
 ) -> tuple[tuple[Tensor, ...], dict[Port, Tensor]]:
-    """Returns the results, and the memory of the kept values.
+    """Runs the forward. Returns the results, and the memory of the kept values.
 
     Args:
-        needed: for each of `[*inputs, *states, *lifted]`, True if the backward will compute its gradient; `None`
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if the backward will compute its gradient; `None`
             if no backward follows.
     """
     trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
@@ -92,13 +94,13 @@ def forward_staged(
         returned = frozenset(state_ports if state_seqs else ())
         followed = {source for source, _ in staged.shifts.values()}
         lasting = step.lasting[state_seqs, kept] = staged.sequences | kept | returned | followed
-    order = _order(step, arguments)
-    states = _states(step, arguments, lasting, order)
-    between = _intermediates(staged, num_steps, lasting, device, order)
-    keeping = {port: between[port].memory for port in kept if port in between}
-    keeping |= {port: states[port.index] for port in kept if port.role is Role.STATE}
+    order = _find_order(step, arguments)
+    states = _allocate_states(step, arguments, lasting, order)
+    intermediates = _allocate_intermediates(staged, num_steps, lasting, device, order)
+    saved = {port: intermediates[port].memory for port in kept if port in intermediates}
+    saved |= {port: states[port.index] for port in kept if port.role is Role.STATE}
     if num_steps and 0 not in shape:
-        reads, writes = dict(between), dict(between)
+        reads, writes = dict(intermediates), dict(intermediates)
         for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
             reads[port] = Rows(x.detach(), 0, num_steps)
         for port, memory in zip(state_ports, states, strict=True):
@@ -109,23 +111,23 @@ def forward_staged(
             writes[port] = Rows(y, 0, num_steps)
         from_zero = all(initial is None for initial in arguments.states)
         over = OverTime.of(staged, num_steps, reads, writes, arguments.lifted, lasting, from_zero=from_zero)
-        with _compiling_backward(step, arguments, keeping, kept, outputs, needed, state_seqs=state_seqs):
+        with _compiling_backward(step, arguments, saved, kept, outputs, needs_grad, state_seqs=state_seqs):
             StagedScan(step, over).run()
     of_states = forms[trace.num_outputs :]
     if state_seqs:
-        carried = _all_copied([m[1:] for m in states], [form.sequence for form in of_states])
+        carried = _copy_all([m[1:] for m in states], [form.sequence for form in of_states])
     else:
-        carried = _all_copied([m[num_steps % m.shape[0]] for m in states], [form.step for form in of_states])
-    return (*outputs, *carried), keeping
+        carried = _copy_all([m[num_steps % m.shape[0]] for m in states], [form.step for form in of_states])
+    return (*outputs, *carried), saved
 
 
-def _states(
+def _allocate_states(
     step: RecurrentSpecialization, arguments: Arguments, lasting: frozenset[Port], order: Sequence[int] | None
 ) -> list[Tensor]:
-    """Allocates memory for each state at all times, or two alternating rows. Sets the first row.
+    """Allocates memory for states: one row for each step, or two rows that alternate. Sets the first row.
 
-    If a state takes the values of another state a few steps later, the two states share memory, and the rows of the
-    first state begin this number of rows earlier.
+    If a state repeats the values of another state a few steps later, both states share memory. The rows of the state
+    that repeats the values begin that many rows earlier.
     """
     num_steps = arguments.num_steps
     shifts = step.trace.forward.shifts
@@ -133,48 +135,48 @@ def _states(
     earlier = {source: 0 for source, _ in shifts.values()}
     for source, steps in shifts.values():
         earlier[source] = max(earlier[source], steps)
-    whole: dict[Port, Tensor] = {}
+    memory_by_port: dict[Port, Tensor] = {}
     for port, value in zip(state_ports, step.trace.states, strict=True):
         if port not in shifts:
             rows = num_steps + 1 + earlier.get(port, 0) if port in lasting else 2
-            whole[port] = rows_of(rows, value.shape, order, dtype=value.dtype, device=arguments.device)
-    found = []
+            memory_by_port[port] = rows_of(rows, value.shape, order, dtype=value.dtype, device=arguments.device)
+    states = []
     for port, initial in zip(state_ports, arguments.states, strict=True):
         source, steps = shifts.get(port, (port, 0))
-        memory = whole[source]
+        memory = memory_by_port[source]
         if source in earlier:
             first = earlier[source] - steps
             memory = memory[first : first + num_steps + 1]
         if initial is not None:
             memory[0].copy_(initial)
-        found.append(memory)
+        states.append(memory)
     if all(initial is None for initial in arguments.states):
-        for port, memory in whole.items():
+        for port, memory in memory_by_port.items():
             memory[: 1 + earlier.get(port, 0)].zero_()  # the first rows of all states in this memory
     else:
-        for memory, initial in zip(found, arguments.states, strict=True):
+        for memory, initial in zip(states, arguments.states, strict=True):
             if initial is None:
                 memory[0].zero_()
-    return found
+    return states
 
 
-def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+def _copy(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """Returns a copy in new memory, so that callers cannot change the values that are kept for the backward."""
     copy = torch.empty_strided(tensor.shape, tuple(strides), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
 
 
-def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Copies tensors in few launches, each to its own strides."""
+def _copy_all(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Copies tensors in few launches. Each copy has its own strides."""
     copies = [
-        torch.empty_strided(t.shape, tuple(of_one), dtype=t.dtype, device=t.device)
-        for t, of_one in zip(tensors, strides, strict=True)
+        torch.empty_strided(t.shape, tuple(strides_of_copy), dtype=t.dtype, device=t.device)
+        for t, strides_of_copy in zip(tensors, strides, strict=True)
     ]
     copy_each(copies, tensors)
     return copies
 
 
-def _compiles(step: RecurrentSpecialization) -> bool:
+def _needs_compilation(step: RecurrentSpecialization) -> bool:
     """True if kernels have to be compiled, False if an interpreter runs them."""
     return not step.backend.interpreted
 
@@ -185,25 +187,25 @@ def _compiling_backward(
     memory: Mapping[Port, Tensor],
     kept: frozenset[Port],
     outputs: Sequence[Tensor],
-    needed: Sequence[bool] | None,
+    needs_grad: Sequence[bool] | None,
     *,
     state_seqs: bool,
 ) -> AbstractContextManager[None]:
-    """Context of a forward that compiles the step's first backward.
+    """Returns a context for a forward, in which the step's first backward is compiled.
 
-    As for a pointwise step, this is the backward that most calls need. Only the layout of its memory matters, not the
-    contents.
+    As for a pointwise step, this is the backward that most calls need. Compilation depends on the layout of memory, but
+    not on its contents.
     """
-    if needed is None or step.backward_plans or not _compiles(step):
+    if needs_grad is None or step.backward_plans or not _needs_compilation(step):
         return nullcontext()
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return nullcontext()  # other threads may not allocate memory
+        return nullcontext()  # other threads must not allocate memory now
 
     def prepare() -> list[Callable[[], object]]:
         trace = step.trace
         grads = [y if flows else None for y, flows in zip(outputs, trace.differentiable, strict=False)]
         grads += [None] * trace.num_states
-        backward = _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs)
+        backward = _Backward(step, arguments, memory, kept, grads, needs_grad, state_seqs=state_seqs)
         return backward.compilations()
 
     return compiling(prepare)
@@ -215,14 +217,14 @@ def backward_staged(
     memory: Mapping[Port, Tensor],
     kept: frozenset[Port],
     grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
+    needs_grad: Sequence[bool],
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
     """Computes the gradients of `[*inputs, *states, *lifted]`; `None` for an absent or unneeded gradient."""
     if arguments.num_steps == 0 or 0 in step.trace.step_shape:
-        return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
-    return _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs).run()
+        return _compute_without_steps(step, arguments, grads, needs_grad, state_seqs=state_seqs)
+    return _Backward(step, arguments, memory, kept, grads, needs_grad, state_seqs=state_seqs).run()
 
 
 class _Backward:
@@ -235,23 +237,23 @@ class _Backward:
         memory: Mapping[Port, Tensor],
         kept: frozenset[Port],
         grads: Sequence[Tensor | None],
-        needed: Sequence[bool],
+        needs_grad: Sequence[bool],
         *,
         state_seqs: bool,
     ) -> None:
         trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
         self._step, self._arguments, self._memory = step, arguments, memory
-        self._needed, self._state_seqs = needed, state_seqs
-        self._order = _order(step, arguments)
+        self._needs_grad, self._state_seqs = needs_grad, state_seqs
+        self._order = _find_order(step, arguments)
         # An expanded gradient, such as the gradient of a sum over time, would need another kernel, so it is copied.
         self._of_outputs = [
-            _copied(g, step.format(arguments.inputs, arguments.states, v.shape).sequence)
+            _copy(g, step.format(arguments.inputs, arguments.states, v.shape).sequence)
             if g is not None and (g.is_neg() or g._is_zerotensor() or 0 in g.stride())
             else g
             for g, v in zip(grads, trace.outputs, strict=False)
         ]
         self._of_states = grads[trace.num_outputs :]
-        self._plan = plan = backward_plan(step, num_steps, kept, grads, needed, state_seqs=state_seqs)
+        self._plan = plan = backward_plan(step, num_steps, kept, grads, needs_grad, state_seqs=state_seqs)
         self._carried: dict[int, Tensor] = {}
         for i, value in enumerate(trace.states):
             port = Port(Role.GRAD_STATE, i)
@@ -265,14 +267,14 @@ class _Backward:
             self._carried[i] = gradient
             if g is not None and not state_seqs:
                 gradient[num_steps % rows].copy_(g)
-        self._gradients: list[Tensor | None] = [None] * len(needed)
+        self._gradients: list[Tensor | None] = [None] * len(needs_grad)
         self._grad_inputs = ports(Role.GRAD_INPUT, trace.num_inputs)
         for i, (port, x) in enumerate(zip(self._grad_inputs, arguments.inputs, strict=True)):
             if port in plan.of_inputs:
-                like, dtype = plan.of_inputs[port]
-                full = (num_steps, *like)
-                usual = x.shape != full or x.is_contiguous()
-                strides = contiguous_strides(full) if usual else strides_like(x)
+                step_shape, dtype = plan.of_inputs[port]
+                full = (num_steps, *step_shape)
+                has_usual_order = x.shape != full or x.is_contiguous()
+                strides = contiguous_strides(full) if has_usual_order else strides_like(x)
                 self._gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
 
     def scans(self) -> Iterator[StagedScan]:
@@ -280,7 +282,9 @@ class _Backward:
         step, arguments = self._step, self._arguments
         trace = step.trace
         for start, count, staged in self._plan.segments:
-            reads: dict[Port, Rows] = _intermediates(staged, count, staged.sequences, arguments.device, self._order)
+            reads: dict[Port, Rows] = _allocate_intermediates(
+                staged, count, staged.sequences, arguments.device, self._order
+            )
             writes = dict(reads)
             for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
                 reads[port] = Rows(x.detach(), start, count)
@@ -320,17 +324,17 @@ class _Backward:
     def compilations(self) -> list[Callable[[], object]]:
         """Returns functions that compile the launches of `run`."""
         first_lifted = self._step.trace.num_inputs + self._step.trace.num_states
-        found: list[Callable[[], object]] = []
+        compilations: list[Callable[[], object]] = []
         for segment, scan in zip(self._plan.segments, self.scans(), strict=True):
-            found.append(scan.compile)
+            compilations.append(scan.compile)
             for term in segment.staged.terms:
-                if self._needed[first_lifted + term.lifted]:
-                    found += scan.compilations_of(term)
-        return found
+                if self._needs_grad[first_lifted + term.lifted]:
+                    compilations += scan.compilations_of(term)
+        return compilations
 
     def run(self) -> list[Tensor | None]:
         """Runs the backward, and returns the gradients."""
-        step, arguments, gradients, needed = self._step, self._arguments, self._gradients, self._needed
+        step, arguments, gradients, needs_grad = self._step, self._arguments, self._gradients, self._needs_grad
         first_state = step.trace.num_inputs
         first_lifted = first_state + step.trace.num_states
         segments = self._plan.segments
@@ -338,7 +342,7 @@ class _Backward:
             scan.run()
             for term in segment.staged.terms:
                 place = first_lifted + term.lifted
-                if needed[place]:
+                if needs_grad[place]:
                     part, before = scan.summed(term), gradients[place]
                     gradients[place] = part if before is None else before + part
         for i, x in enumerate(arguments.inputs):
@@ -348,8 +352,8 @@ class _Backward:
         for i, gradient in self._carried.items():
             initial = arguments.states[i]
             flows = Port(Role.GRAD_STATE, i) in segments[-1].staged.results
-            if flows and needed[first_state + i] and initial is not None:
-                gradients[first_state + i] = _copied(gradient[0], strides_like(initial))
+            if flows and needs_grad[first_state + i] and initial is not None:
+                gradients[first_state + i] = _copy(gradient[0], strides_like(initial))
         for place, tensor in enumerate(arguments.lifted, first_lifted):
             gradient_of = gradients[place]
             if gradient_of is not None:
@@ -357,23 +361,23 @@ class _Backward:
         return gradients
 
 
-def _without_steps(
+def _compute_without_steps(
     step: RecurrentSpecialization,
     arguments: Arguments,
     grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
+    needs_grad: Sequence[bool],
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
     """Returns the gradients of a scan of zero steps, whose final states are the initial states."""
     trace = step.trace
-    gradients: list[Tensor | None] = [None] * len(needed)
+    gradients: list[Tensor | None] = [None] * len(needs_grad)
     empty = math.prod(trace.step_shape) == 0 and arguments.num_steps > 0
     for i, tensor in enumerate(arguments.all):
-        if empty and needed[i] and tensor is not None:
+        if empty and needs_grad[i] and tensor is not None:
             gradients[i] = torch.zeros_like(tensor)
     if not state_seqs and not empty:
         for i in range(trace.num_states):
-            if needed[trace.num_inputs + i]:
+            if needs_grad[trace.num_inputs + i]:
                 gradients[trace.num_inputs + i] = grads[trace.num_outputs + i]
     return gradients

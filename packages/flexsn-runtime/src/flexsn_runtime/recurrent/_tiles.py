@@ -20,14 +20,14 @@ _OPERAND_BYTES = 512  # per thread: half of its registers
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
-# Maximum bytes of the matrices that multiply float32 numbers in three parts, for neurons and for their gates. Measured
-# for a GRU of 512 neurons, whose matrices have 4.5 MiB, and for a LIF of 1024 neurons (benchmarks/results/clusters.md).
-# The matrices of two populations of 512 and 128 neurons have 2.2 MiB. These populations take 97 ms step by step, and 10
-# ms in one launch.
+# Maximum bytes of all matrices that are multiplied by float32 values in three parts, for a step with one matrix and for
+# a step with gates. A library multiplies by larger matrices. Measured for a GRU of 512 neurons, whose matrices have 4.5
+# MiB, and for a LIF of 1024 neurons (benchmarks/results/clusters.md). The matrices of two populations of 512 and 128
+# neurons have 2.2 MiB. These populations take 97 ms step by step, and 10 ms in one launch.
 _MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 4 << 20
 # Limits for float32 steps that read more than `_FEW_SHIFTED` values of earlier steps, or that store such values in
-# memory. For an H100, the compiler spills an operand in parts, unless the operand is multiplied in pieces. If the
-# values of earlier steps are in memory, more warps spill less.
+# memory. On an H100, an operand in parts does not fit into registers, unless it is multiplied in chunks. If the values
+# of earlier steps are in memory, fewer registers are spilled with more warps.
 _FEW_SHIFTED = 8
 _SHIFTED_CHUNK = 128
 _RING_CHUNK = 64
@@ -45,7 +45,7 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
         NotOneLaunchError: no program has room for its part of the matrices.
     """
     if not loop.has_products:
-        yield _whole_rows(loop)
+        yield _choose_whole_rows(loop)
         return
     if triton_interpreted():
         # The interpreter runs programs one after the other, so no program may wait for another.
@@ -65,7 +65,7 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
         yield from exchanged_tiles(loop, device, from_zero=from_zero)
 
 
-def _whole_rows(loop: Loop) -> Tiles:
+def _choose_whole_rows(loop: Loop) -> Tiles:
     """Returns tiles of a loop without matrices: a program has one row, and a thread has a few of its columns.
 
     Raises:
@@ -85,7 +85,7 @@ def held_tiles(loop: Loop, processors: int, *, from_zero: bool) -> Tiles | None:
             multiprocessor, provided that the multiprocessor has enough registers. It has enough for programs of four
             warps.
     """
-    matrices = sum(weight.held_bytes for weight in _weights(loop, from_zero))
+    matrices = sum(weight.held_bytes for weight in _list_weights(loop, from_zero))
     if matrices > _HELD_BYTES:
         return None
     shared = loop.num_rows > _HELD_ROWS * processors and matrices < _HELD_BYTES
@@ -99,8 +99,8 @@ def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Ite
     shared = properties.shared_memory_per_block_optin
     float32 = any(exchange.dtype == torch.float32 for exchange in loop.exchanges)
     gathered = tuple((width, dtype.itemsize) for width, dtype in loop.reduced.values())
-    weights = _weights(loop, from_zero)
-    tiles = _best(loop.num_rows, loop.width, weights, gathered, properties.multi_processor_count, shared)
+    weights = _list_weights(loop, from_zero)
+    tiles = _choose_tiles(loop.num_rows, loop.width, weights, gathered, properties.multi_processor_count, shared)
     if tiles is not None and loop.ring and float32:
         tiles = replace(tiles, chunk=min(tiles.chunk, _RING_CHUNK), num_warps=_RING_WARPS, ahead=1)
     elif tiles is not None and len(loop.shifted) > _FEW_SHIFTED and float32:
@@ -115,7 +115,7 @@ def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A piece of a product: terms of a sum, columns, and bytes per number of the matrix and of the operand."""
+    """A piece of a product: terms of a sum, columns, and bytes per element of the matrix and of the operand."""
 
     terms: int
     columns: int
@@ -125,8 +125,8 @@ class _Weight:
     @property
     def held_bytes(self) -> int:
         """Bytes of the matrix, with all columns."""
-        whole = Tiles(16, 1, 16, 4, ahead=1)
-        return whole.columns(self.terms) * whole.columns(self.columns) * self.matrix
+        padded = Tiles(16, 1, 16, 4, ahead=1)
+        return padded.columns(self.terms) * padded.columns(self.columns) * self.matrix
 
     def shared_bytes(self, tiles: Tiles) -> int:
         """Bytes of the matrix in shared memory."""
@@ -138,28 +138,28 @@ class _Weight:
         return tiles.rows * sum(tiles.chunks(self.terms)[: ahead + 1]) * self.operand
 
 
-def _weights(loop: Loop, from_zero: bool) -> tuple[_Weight, ...]:
+def _list_weights(loop: Loop, from_zero: bool) -> tuple[_Weight, ...]:
     exchanges = {exchange.port: exchange for exchange in loop.exchanges}
-    found = []
+    weights = []
     for part in loop.parts:
         if isinstance(part, Multiply):
             exchange = exchanges[part.operand.port]
             matrix = 6 if exchange.dtype == torch.float32 else 2
             operand = 2 * exchange.parts(from_zero=from_zero)
-            found += [_Weight(part.operand.width, count, matrix, operand) for _, count in part.pieces]
-    return tuple(found)
+            weights += [_Weight(part.operand.width, count, matrix, operand) for _, count in part.pieces]
+    return tuple(weights)
 
 
 def _has_large_parts(loop: Loop, from_zero: bool) -> bool:
-    """True if matrices for numbers in parts are so large that exchanging values does not pay off."""
-    weights = [weight for weight in _weights(loop, from_zero) if weight.operand > 2]
+    """True if the matrices that multiply values in parts are so large that exchanging values does not pay off."""
+    weights = [weight for weight in _list_weights(loop, from_zero) if weight.operand > 2]
     gates = len(weights) > 1 or any(weight.terms > loop.width for weight in weights)
     size = sum(weight.terms * weight.columns * weight.matrix for weight in weights)
     return size > (_MOST_OF_GATES if gates else _MOST_OF_PARTS)
 
 
 @functools.lru_cache(maxsize=256)
-def _best(
+def _choose_tiles(
     rows: int,
     width: int,
     weights: tuple[_Weight, ...],
@@ -167,7 +167,7 @@ def _best(
     processors: int,
     shared: int,
 ) -> Tiles | None:
-    """Returns the tiles with the fewest rounds. Among these tiles, prefers small tiles, which are faster.
+    """Returns the tiles with the fewest rounds. Among these tiles, prefers small ones, because they are faster.
 
     Args:
         gathered: for values that programs exchange for reductions, the number of columns, and the bytes of a column.
@@ -180,14 +180,14 @@ def _best(
         chunk = 64  # each piece has six sums
     in_parts = any(weight.operand > 2 for weight in weights)
     num_warps = 8 if float32 and largest > 256 and (in_parts or largest <= 512) else 4
-    # Operands that are read whole can be loaded earliest. For operands in parts, the registers hold no more rows.
+    # The first choice loads whole operands ahead. Large float32 operands leave registers for the fewest rows only.
     heights = _ROWS if not float32 or largest <= 256 else _ROWS[:1]
-    whole = -(-largest // chunk)
-    choices = [(whole, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])]
+    num_chunks = -(-largest // chunk)
+    choices = [(num_chunks, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])]
     if float32 and largest > 512 and not in_parts:  # the matrices leave little room for operands
         choices.insert(0, (1, _ROWS, _COLUMNS))
     for ahead, some_heights, some_columns in choices:
-        found: list[tuple[int, int, int, Tiles]] = []
+        fitting: list[tuple[int, int, int, Tiles]] = []
         for height in some_heights:
             for columns in some_columns:
                 if columns > 16 and columns >= 2 * width:
@@ -195,13 +195,15 @@ def _best(
                 for least in (2 * height, 16) if columns > height else (16,):
                     tiles = Tiles(height, -(-width // columns), chunk, num_warps, ahead, least=least)
                     room = _OPERAND_BYTES * 32 * num_warps
-                    whole = all(height * (1 << (n - 1).bit_length()) * max(4, size) <= room for n, size in gathered)
-                    if tiles.count <= processors and whole and _fits(tiles, weights, shared):
+                    is_gathered = all(
+                        height * (1 << (n - 1).bit_length()) * max(4, size) <= room for n, size in gathered
+                    )
+                    if tiles.count <= processors and is_gathered and _fits(tiles, weights, shared):
                         groups = -(-rows // height)
-                        found.append((-(-groups // (processors // tiles.count)), height, columns, tiles))
+                        fitting.append((-(-groups // (processors // tiles.count)), height, columns, tiles))
                         break
-        if found:
-            return min(found, key=lambda one: one[:3])[-1]
+        if fitting:
+            return min(fitting, key=lambda entry: entry[:3])[-1]
     return None
 
 

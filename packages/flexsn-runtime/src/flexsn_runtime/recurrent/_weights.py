@@ -20,13 +20,13 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
     """Returns the sum over time of `left @ right`, for `[T, rows, inner]` and `[T, inner, columns]`.
 
     Args:
-        exact: for each factor, True if bfloat16 can represent its numbers, except perhaps the numbers of an initial
-            state. If the other factor is float32, it is multiplied in three parts, which is as exact as a product in
-            float32.
+        exact: for each factor, True if bfloat16 can represent its elements, except perhaps the elements of an initial
+            state. If the other factor is float32, this factor is multiplied in three parts, which is as exact as a
+            product in float32.
     """
     steps, rows, inner = left.shape
     columns = right.shape[2]
-    factors = _factors(left, right, exact)
+    factors = _select_factors(left, right, exact)
     if factors is not None:
         total: Tensor = product_with_spikes(*factors)
         return total if exact[1] else total.t().contiguous()
@@ -35,27 +35,28 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
 
 def compilations_of_sum(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> list[Callable[[], object]]:
     """Returns functions that compile `summed_product` for tensors like these."""
-    factors = _factors(left, right, exact)
+    factors = _select_factors(left, right, exact)
     return [] if factors is None else compilations_with_spikes(*factors)
 
 
-def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Tensor, Tensor] | None:
+def _select_factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Tensor, Tensor] | None:
     """Returns the factors of one product of all rows, with an exact second factor; `None` to use a library."""
     steps, rows, inner = left.shape
     columns = right.shape[2]
-    if not any(exact) or not _pays(left, steps * inner, rows, columns):
+    if not any(exact) or not _pays_off(left, steps * inner, rows, columns):
         return None
     down, across = left.transpose(1, 2).reshape(-1, rows), right.reshape(-1, columns)
     return (down, across) if exact[1] else (across, down)
 
 
-# Minimum number of multiplications per number of a factor for which products in parts pay off. With fewer
-# multiplications, dividing the numbers into parts takes longer than multiplying them. On an H100, a million rows of 64
-# and 64 numbers take 629 us in parts and 237 us in float32; 64,000 rows of 256 and 256 numbers take 155 us and 160 us.
+# Minimum number of multiplications per element of a factor for which products in parts pay off. With fewer
+# multiplications, splitting the elements into parts takes longer than multiplying them. On an H100, a million rows of
+# 64 and 64 elements take 629 us in parts and 237 us in float32; 64,000 rows of 256 and 256 elements take 155 us and 160
+# us.
 _FEWEST_OF_A_NUMBER = 128
 
 
-def _pays(value: Tensor, terms: int, rows: int, columns: int) -> bool:
+def _pays_off(value: Tensor, terms: int, rows: int, columns: int) -> bool:
     """True for a product that is faster in parts, unless a setting allows products in TF32.
 
     Args:

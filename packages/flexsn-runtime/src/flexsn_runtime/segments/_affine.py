@@ -1,4 +1,4 @@
-"""The forward of an affine step in segments: computes maps, then states before segments, then segments in parallel."""
+"""The forward of an affine step in segments. Three kernels compute maps, states at segment starts, and segments."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 from flexsn_codegen import CoreSource, ForwardSpec, KernelSource
 from flexsn_codegen.scan.segments import from_starts_source, starts_source, state_maps_source
 from flexsn_graph import Port, Role
-from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, rows
+from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, allocate_rows
 
 
 class SegmentedAffine(InSegments[ForwardSpec]):
     """Runs the forward of an affine step in segments instead of its serial kernel. Results are equal up to rounding.
 
     Args:
-        scan: the scan.
+        scan: the scan to run in segments.
         core: core of the scan's kernel.
         linear: the linear part of the step; `None` if no state depends on states.
         segments: number of segments, at least 2.
@@ -35,19 +35,19 @@ class SegmentedAffine(InSegments[ForwardSpec]):
         sizes = {**({} if linear is None else linear.integers), "SEGMENTS": segments}
         key, name = (core.name, linear and linear.name), f"{step.name}_forward"
 
-        def kernel(what: str, write: Callable[[], KernelSource], beside: int) -> SegmentKernel:
-            return SegmentKernel(scan.kernel(what, key, write), scan, sizes, beside)
+        def make_kernel(task: str, write: Callable[[], KernelSource], num_parallel: int) -> SegmentKernel:
+            return SegmentKernel(scan.kernel(task, key, write), scan, sizes, num_parallel)
 
-        self._made = (
-            kernel("states", lambda: state_maps_source(f"{name}_maps", core, linear, spec), segments - 1),
-            kernel("starts", lambda: starts_source(f"{name}_starts", core, count), 1),
-            kernel("from starts", lambda: from_starts_source(f"{name}_segments", core, spec), segments),
+        self._segment_kernels = (
+            make_kernel("states", lambda: state_maps_source(f"{name}_maps", core, linear, spec), segments - 1),
+            make_kernel("starts", lambda: starts_source(f"{name}_starts", core, count), 1),
+            make_kernel("from starts", lambda: from_starts_source(f"{name}_segments", core, spec), segments),
         )
 
-    def _kernels(self) -> Sequence[SegmentKernel]:
-        return self._made
+    def _list_kernels(self) -> Sequence[SegmentKernel]:
+        return self._segment_kernels
 
-    def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        shape, device = self._shape(self._segments, empty=empty), self.scan.device
-        found = rows(Role.SEGMENT_MAP, self._maps, shape, device)
-        return found | rows(Role.SEGMENT_START, self._starts, shape, device)
+    def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
+        shape, device = self._choose_scratch_shape(self._segments, empty=empty), self.scan.device
+        memory = allocate_rows(Role.SEGMENT_MAP, self._maps, shape, device)
+        return memory | allocate_rows(Role.SEGMENT_START, self._starts, shape, device)

@@ -14,20 +14,21 @@ from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# Maximum number S of states for maps of segments. A map has S * S + S numbers in registers, and each step takes S + 1
-# evaluations.
+# Maximum number S of states for maps of segments. A map keeps S * S + S values in registers, and its kernel evaluates
+# each step S + 1 times.
 _MOST_STATES = 4
 
-# A backward in segments computes each step twice, and its VJP S + 2 times.
+# Maps of S states pay off with at least S plus this number of segments. A backward in segments computes each step
+# twice, and its VJP S + 2 times.
 _MORE_SEGMENTS = 3
 
 
 class Choice(NamedTuple):
-    """Segments of one scan.
+    """The division of one scan into segments.
 
     Attributes:
         rule: rule that led to this choice.
-        number: number of segments. For a forward, this number assumes the first warm-up.
+        number: number of segments. For a forward, this is the number with the first warm-up of the rule.
     """
 
     rule: SegmentRule
@@ -35,7 +36,7 @@ class Choice(NamedTuple):
 
 
 class AheadChoice(NamedTuple):
-    """Segments of one forward scan in a program that is compiled ahead of time.
+    """The division of a forward scan into segments, in a program that is compiled ahead of time.
 
     Attributes:
         number: number of segments, at least 1. It is a symbol if the number of steps is a symbol.
@@ -75,32 +76,33 @@ def _choose(step: Specialization, num_steps: int | None, ncl: int | None) -> Cho
 
 
 def speculation(step: Specialization, choice: Choice) -> Speculation:
-    """Returns the warm-up that the step's forwards have learned."""
-    found = step.speculations.get(choice.rule)
-    if found is None:
+    """Returns the step's `Speculation`, which contains the warm-up that its forwards have learned."""
+    learned = step.speculations.get(choice.rule)
+    if learned is None:
         key = None
         if choice.rule.kept:
             core = step.core()
             key = {**step.plan_key(), "numbers": core.integers, "first": choice.rule.warm_up}
-        found = step.speculations[choice.rule] = Speculation(choice.rule, key)
-    return found
+        learned = step.speculations[choice.rule] = Speculation(choice.rule, key)
+    return learned
 
 
 def choose_ahead(step: Specialization, num_steps: int, ncl: int) -> AheadChoice | None:
     """Chooses the segments of a forward scan in a program that is compiled ahead of time; `None` for a serial scan.
 
     The program cannot learn a warm-up. It uses the warm-up that earlier calls of this step have learned, or otherwise
-    half of the longest warm-up. Within that time, most of the trajectories that converge at all have converged.
+    half of the longest warm-up. Most trajectories that converge at all converge within this number of steps.
 
     Args:
-        num_steps, ncl: numbers or symbols. The choice is made for the hints of symbols, and is correct for all values.
+        num_steps, ncl: number of steps, and number of elements of a step. Each may be a symbol. The choice is made for
+            the hints of symbols, and is correct for all of their values.
     """
     hints = size_hint(num_steps), size_hint(ncl)
     choice = _choose(step, *hints)
     if choice is None or step.numerics.fast_math:
         return None
     learned = speculation(step, choice)
-    if not learned.meets:
+    if not learned.converges:
         return None
     warm_up = learned.warm_up if learned.is_known else choice.rule.longest // 2
     number = choice.rule.count(hints[1] or 0, hints[0] or 0, warm_up)
@@ -119,10 +121,10 @@ def has_enough(num_states: int, choice: Choice) -> bool:
 
 
 def composes(vjp: StepGraph, num_inputs: int, num_states: int, choice: Choice) -> bool:
-    """True if a backward can combine segments, and has enough segments.
+    """True if a backward can combine segments, and there are enough segments.
 
     Args:
-        vjp: the VJP of the step. A user's own backward formula may not be linear in its cotangents.
+        vjp: the VJP of the step. It may be nonlinear in its cotangents if it contains a backward formula of the user.
     """
     carried = sum(position is not None for position in vjp.gradients[num_inputs : num_inputs + num_states])
     return carried > 0 and has_enough(carried, choice) and is_linear(vjp, (Role.GRAD_OUTPUT, Role.GRAD_STATE))

@@ -1,4 +1,4 @@
-"""The forward of a scan in segments: guesses segments in parallel, then repairs wrong guesses."""
+"""The forward of a scan in segments. One kernel guesses all segments in parallel, and another repairs wrong guesses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_codegen.scan.segments import ended_source, repair_source, speculatio
 from flexsn_codegen.targets._entry import Entry
 from flexsn_graph import Port, Role
 from flexsn_runtime.launches._kernel import CompiledKernel
-from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, kept_dtype, rows
+from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, allocate_rows, register_dtype
 from flexsn_runtime.segments._speculation import Speculation
 
 _REPAIRS = Port(Role.SEGMENT_REPAIRS, 0)
@@ -23,15 +23,15 @@ class GuessedForward(InSegments[ForwardSpec]):
     """Runs a forward scan in segments instead of its serial kernel. Results are bitwise equal.
 
     Args:
-        scan: the scan.
+        scan: the scan to run in segments.
         core: core of the scan's kernel.
     """
 
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource) -> None:
         super().__init__(scan)
         spec, key, name = scan.spec, (core.name,), f"{scan.step.name}_forward"
-        self._dtypes = [kept_dtype(dtype) for dtype in scan.step.state_dtypes]
-        # Kernels, each with True if it processes segments in parallel.
+        self._dtypes = [register_dtype(dtype) for dtype in scan.step.state_dtypes]
+        # Pairs of a kernel, and True if this kernel processes segments in parallel.
         self._sources: list[tuple[CompiledKernel, bool]] = [
             (scan.kernel("guess", key, lambda: speculation_source(f"{name}_guess", core, spec)), True),
             (scan.kernel("repair", key, lambda: repair_source(f"{name}_repair", core, spec)), False),
@@ -40,28 +40,29 @@ class GuessedForward(InSegments[ForwardSpec]):
             ended = scan.kernel("ended", key, lambda: ended_source(f"{name}_ended", core, spec))
             self._sources.append((ended, True))
 
-    def _make(self, segments: int, warm_up: int) -> list[SegmentKernel]:
+    def _make_kernels(self, segments: int, warm_up: int) -> list[SegmentKernel]:
         """Returns the kernels for a warm-up of `warm_up` steps."""
         sizes = {"SEGMENTS": segments, "WARM": math.ceil(warm_up / self.scan.config.chunk)}
         return [
-            SegmentKernel(source, self.scan, sizes, segments if is_beside else 1) for source, is_beside in self._sources
+            SegmentKernel(source, self.scan, sizes, segments if is_parallel else 1)
+            for source, is_parallel in self._sources
         ]
 
-    def _memory(self, segments: int, *, empty: bool) -> dict[Port, Tensor]:
-        shape, device = self._shape(segments, empty=empty), self.scan.device
-        found = rows(Role.SEGMENT_START, self._dtypes, shape, device)
-        found |= rows(Role.SEGMENT_END, self._dtypes, shape, device)
+    def _allocate(self, segments: int, *, empty: bool) -> dict[Port, Tensor]:
+        shape, device = self._choose_scratch_shape(segments, empty=empty), self.scan.device
+        memory = allocate_rows(Role.SEGMENT_START, self._dtypes, shape, device)
+        memory |= allocate_rows(Role.SEGMENT_END, self._dtypes, shape, device)
         programs = 0 if empty else -(-self.scan.sizes["NCL"] // self.scan.config.block)
-        found[_REPAIRS] = torch.empty(programs, dtype=torch.int32, device=device)
-        return found
+        memory[_REPAIRS] = torch.empty(programs, dtype=torch.int32, device=device)
+        return memory
 
 
 class SegmentedForward(GuessedForward):
-    """Segments with a warm-up that is learned from call to call.
+    """A forward in segments whose warm-up is learned from call to call.
 
     Args:
         scan, core: same as for `GuessedForward`.
-        speculation: speculation of the step.
+        speculation: the `Speculation` that learns the warm-up of the step.
     """
 
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource, speculation: Speculation) -> None:
@@ -72,43 +73,46 @@ class SegmentedForward(GuessedForward):
 
     @property
     def is_compiled(self) -> bool:
-        return self.scan.launch.is_compiled if self._segments() < 2 else super().is_compiled
+        return self.scan.launch.is_compiled if self._count_segments() < 2 else super().is_compiled
 
     def entry(self) -> Entry | None:
-        return self.scan.launch.entry() if self._segments() < 2 else super().entry()  # serial scans stay serial
+        # A serial scan remains serial.
+        return self.scan.launch.entry() if self._count_segments() < 2 else super().entry()
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        if self._segments() < 2:
+        if self._count_segments() < 2:
             self.scan.launch.compile(tensors)
         else:
             super().compile(tensors)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        if self._segments() < 2:
+        if self._count_segments() < 2:
             self.scan.launch(tensors)
         else:
             super().__call__(tensors)
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
-        self._speculation.observe(scratch[_REPAIRS], self._segments(), self.scan.sizes["NCL"], self.scan.config.block)
+        self._speculation.observe(
+            scratch[_REPAIRS], self._count_segments(), self.scan.sizes["NCL"], self.scan.config.block
+        )
 
-    def _segments(self) -> int:
+    def _count_segments(self) -> int:
         sizes = self.scan.sizes
         return min(self._speculation.count(sizes["NCL"], sizes["T"]), sizes["T"] // self.scan.config.chunk)
 
-    def _kernels(self) -> list[SegmentKernel]:
-        key = segments, warm_up = self._segments(), self._speculation.warm_up
-        found = self._by_warm_up.get(key)
-        if found is None:
-            found = self._by_warm_up[key] = self._make(segments, warm_up)
-        return found
+    def _list_kernels(self) -> list[SegmentKernel]:
+        key = segments, warm_up = self._count_segments(), self._speculation.warm_up
+        kernels = self._by_warm_up.get(key)
+        if kernels is None:
+            kernels = self._by_warm_up[key] = self._make_kernels(segments, warm_up)
+        return kernels
 
-    def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        return self._memory(self._segments(), empty=empty)
+    def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
+        return self._allocate(self._count_segments(), empty=empty)
 
 
 class ForwardAhead(GuessedForward):
-    """Segments in a program that is compiled ahead of time, and cannot learn a warm-up.
+    """A forward in segments in a program that is compiled ahead of time, and therefore cannot learn a warm-up.
 
     Args:
         scan, core: same as for `GuessedForward`. Sizes may be symbols.
@@ -118,10 +122,10 @@ class ForwardAhead(GuessedForward):
 
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource, segments: int, warm_up: int) -> None:
         super().__init__(scan, core)
-        self._segments, self._made = segments, self._make(segments, warm_up)
+        self._segments, self._segment_kernels = segments, self._make_kernels(segments, warm_up)
 
-    def _kernels(self) -> list[SegmentKernel]:
-        return self._made
+    def _list_kernels(self) -> list[SegmentKernel]:
+        return self._segment_kernels
 
-    def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        return self._memory(self._segments, empty=empty)
+    def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
+        return self._allocate(self._segments, empty=empty)

@@ -19,17 +19,17 @@ _WIDE = (torch.float32, torch.float64)
 def in_segments(scan: SerialScan[ForwardSpec], core: CoreSource, choice: Choice | AheadChoice) -> Launch:
     """Returns the launch of a forward scan in segments, or the launch of its serial kernel.
 
-    Exact steps guess their segments. With fast math, guesses cannot be compared, because different kernels compute the
-    same step with different bits. However, fast math allows any order of a sum, so affine steps combine their segments.
-    In compiled graphs, a mask marks the ends of sequences. All guesses for segments after these ends would be wrong.
-    Such a scan is therefore serial.
+    Without fast math, kernels guess the segments. With fast math, guesses cannot be compared, because different kernels
+    compute the same step with different bits. However, fast math allows any order of a sum, so the segments of an
+    affine step are combined. In compiled graphs, a mask may mark the ends of sequences. Such a scan is serial, because
+    all guesses for segments after these ends would be wrong.
 
     Args:
-        scan: the scan.
+        scan: the scan to run in segments.
         core: core of the scan's kernel.
     """
     step = scan.step
-    if _ends_by_mask(step):
+    if _is_ended_by_mask(step):
         return scan.launch
     if isinstance(choice, AheadChoice):
         return scan.launch if step.numerics.fast_math else ForwardAhead(scan, core, choice.number, choice.warm_up)
@@ -37,13 +37,13 @@ def in_segments(scan: SerialScan[ForwardSpec], core: CoreSource, choice: Choice 
         return SegmentedForward(scan, core, speculation(step, choice))
     segments = min(choice.number, scan.sizes["T"] // scan.config.chunk)
     if has_enough(len(scan.spec.states), choice) and segments > 1 and all(d in _WIDE for d in step.state_dtypes):
-        found = step.linear()
-        if found is not None:
-            return SegmentedAffine(scan, core, found[1], segments)
+        linear = step.linear()
+        if linear is not None:
+            return SegmentedAffine(scan, core, linear[1], segments)
     return scan.launch
 
 
-def _ends_by_mask(step: Specialization) -> bool:
+def _is_ended_by_mask(step: Specialization) -> bool:
     """True if steps have no effect where an integer input is 0 or less, and the input is not known to count down."""
     inputs = [i for i, value in enumerate(step.trace.inputs) if value.dtype == torch.int32 and i not in step.counts]
     return any(ends_early(step.trace.forward, [i]) for i in inputs)

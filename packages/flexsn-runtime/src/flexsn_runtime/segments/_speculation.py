@@ -1,4 +1,4 @@
-"""Learns the length of the warm-up before a segment from the results of checking guesses."""
+"""Learns how long the warm-up before a segment must be, from the number of wrong guesses in earlier calls."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from flexsn_runtime.plans._segments import SegmentRule
 from flexsn_runtime.plans._warm_ups import NEVER, Key, load_warm_up, save_warm_up
 
-# The counts of the first `_READ_FIRST` calls are read, and then the counts of every `_READ_EVERY`-th call.
+# The counts of repairs are read in the first `_READ_FIRST` calls, and then in every `_READ_EVERY`-th call.
 _READ_FIRST, _READ_EVERY = 8, 64
 
 
 class Repairs(NamedTuple):
-    """The amount of work that one call had to compute again.
+    """The amount of work that was computed again in one call, because guesses were wrong.
 
     Attributes:
         segments: number of segments that were processed in parallel.
         warm_up: warm-up steps before each segment.
-        elements: elements times segments that were computed again.
-        total: elements times segments.
+        elements: number of elements that were computed again, added up over all segments.
+        total: number of elements of a step, times the number of segments.
     """
 
     segments: int
@@ -33,10 +33,10 @@ class Repairs(NamedTuple):
 class Speculation:
     """The warm-up of a step's forward, in steps. It doubles after each call with repairs, up to the longest warm-up.
 
-    With the longest warm-up, calls may have a few repairs. With many repairs, the forward becomes serial.
+    If a call with the longest warm-up has many repairs, the forward becomes serial. A few repairs are accepted.
 
-    Counts are read without waiting: some calls later, when the device has written them. Results do not depend on this
-    delay.
+    The counts of repairs are read without waiting: in a later call, after the device has written them. The results of a
+    scan do not depend on this delay.
 
     Args:
         rule: rule with the first and the longest warm-up.
@@ -48,15 +48,15 @@ class Speculation:
 
     def __init__(self, rule: SegmentRule, key: Key | None) -> None:
         self._rule, self._key = rule, key
-        kept = None if key is None else load_warm_up(key)
-        self._warm_up = rule.warm_up if kept is None else kept
-        self._is_kept = kept is not None
+        stored = None if key is None else load_warm_up(key)
+        self._warm_up = rule.warm_up if stored is None else stored
+        self._is_stored = stored is not None
         self.last: Repairs | None = None
         self._calls = 0
         self._pending: tuple[torch.cuda.Event, Tensor, Repairs, tuple[int, int]] | None = None
 
     @property
-    def meets(self) -> bool:
+    def converges(self) -> bool:
         """False if trajectories from different states are known not to converge within the longest warm-up."""
         return self._warm_up != NEVER
 
@@ -67,18 +67,18 @@ class Speculation:
     @property
     def is_known(self) -> bool:
         """True if calls in this or an earlier process have shown that the warm-up is long enough."""
-        return self._is_kept or (self.last is not None and self.last.elements == 0)
+        return self._is_stored or (self.last is not None and self.last.elements == 0)
 
     def count(self, ncl: int, num_steps: int) -> int:
         """Returns the number of segments; 1 for a serial scan."""
-        return self._rule.count(ncl, num_steps, self._warm_up) if self.meets else 1
+        return self._rule.count(ncl, num_steps, self._warm_up) if self.converges else 1
 
     def observe(self, repairs: Tensor, segments: int, ncl: int, block: int) -> None:
-        """Notes a call.
+        """Processes the repairs of a call: at once on a CPU, in a later call on a GPU.
 
         Args:
-            repairs: counts from the kernel: for each program, the number of elements times segments that were computed
-                again.
+            repairs: for each program of the kernel, the number of elements that were computed again, added up over all
+                segments.
             segments: same as in `Repairs`.
             ncl: elements of a step.
             block: elements of a program.
@@ -88,32 +88,32 @@ class Speculation:
         self._calls += 1
         if self._calls > _READ_FIRST and self._calls % _READ_EVERY:
             return
-        told = Repairs(segments, self._warm_up, 0, segments * ncl)
+        call = Repairs(segments, self._warm_up, 0, segments * ncl)
         if repairs.device.type != "cuda":
-            self._learn(told._replace(elements=int(repairs.sum())), _most_repaired(repairs, ncl, block))
+            self._learn(call._replace(elements=int(repairs.sum())), _find_most_repaired(repairs, ncl, block))
         elif self._pending is None and not torch.cuda.is_current_stream_capturing():
             copy = torch.empty(repairs.shape, dtype=repairs.dtype, device="cpu", pin_memory=True)
             copy.copy_(repairs, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-            self._pending = event, copy, told, (ncl, block)
+            self._pending = event, copy, call, (ncl, block)
 
     def _read(self) -> None:
         assert self._pending is not None
-        event, copy, told, sizes = self._pending
+        event, copy, call, sizes = self._pending
         if not torch.cuda.is_current_stream_capturing() and event.query():
             self._pending = None
-            self._learn(told._replace(elements=int(copy.sum())), _most_repaired(copy, *sizes))
+            self._learn(call._replace(elements=int(copy.sum())), _find_most_repaired(copy, *sizes))
 
-    def _learn(self, told: Repairs, most: int) -> None:
-        """Learns from a call. `most` is the number of segments that one program has repaired in succession."""
-        self.last = told
-        if told.elements == 0 or told.warm_up != self._warm_up:
+    def _learn(self, call: Repairs, most_repaired: int) -> None:
+        """Learns from a call. `most_repaired` is the number of segments that one program has repaired in succession."""
+        self.last = call
+        if call.elements == 0 or call.warm_up != self._warm_up:
             return
         longer = 2 * self._warm_up
         if longer <= self._rule.longest:
             self._warm_up = longer
-        elif 4 * (most + 2) > 3 * told.segments:  # with warm-up and first pass, over 3/4 of the serial time
+        elif 4 * (most_repaired + 2) > 3 * call.segments:  # with warm-up and first pass, over 3/4 of the serial time
             self._warm_up = NEVER
         else:
             return
@@ -122,24 +122,26 @@ class Speculation:
 
     def in_words(self) -> str:
         """Returns a description for users."""
-        if not self.meets:
+        if not self.converges:
             longest = self._rule.longest
             return f"serial, since trajectories from different states do not converge within {longest} steps"
-        short, rest = self._rule.launched, ""
-        if short > 1:
-            rest = f"; outside of CUDA graphs, shorter calls than {short} steps are serial after the first ones"
+        shortest, later_calls = self._rule.launched, ""
+        if shortest > 1:
+            later_calls = (
+                f"; outside of CUDA graphs, calls of fewer than {shortest} steps are serial after the first calls"
+            )
         if self.last is None:
-            return f"segments side by side, each after a warm-up of {self._warm_up} steps{rest}"
+            return f"segments side by side, each after a warm-up of {self._warm_up} steps{later_calls}"
         last = self.last
         return (
             f"{last.segments} segments side by side, each after a warm-up of {last.warm_up} steps; "
             f"{last.elements} of {last.total} were computed again in the last call whose count was read"
-            + ("" if last.warm_up == self._warm_up else f"; the warm-up is {self._warm_up} steps since")
-            + rest
+            + ("" if last.warm_up == self._warm_up else f"; the warm-up is now {self._warm_up} steps")
+            + later_calls
         )
 
 
-def _most_repaired(repairs: Tensor, ncl: int, block: int) -> int:
+def _find_most_repaired(repairs: Tensor, ncl: int, block: int) -> int:
     """Returns the largest number of segments that one program has repaired.
 
     Args:

@@ -14,14 +14,14 @@ def check_bits(trace: StepTrace, bits: Sequence[bool]) -> None:
     Args:
         bits: for each output, True to check it. An empty sequence checks no output.
     """
-    for i, wanted in enumerate(bits):
-        node = not_zero_one(trace.forward, i) if wanted else None
+    for i, is_bits in enumerate(bits):
+        node = not_zero_one(trace.forward, i) if is_bits else None
         if node is None:
             continue
-        where = location_of(node)
-        made = "is an argument of the step" if node.op == "placeholder" else f"is made by {node.target}"
+        location = location_of(node)
+        origin = "is an argument of the step" if node.op == "placeholder" else f"is made by {node.target}"
         raise SpikeBitsError(
-            f"output {i} is not known to be 0 or 1, so its bits cannot be written: part of it {made}"
-            f"{f', called at {where}' if where is not None else ''}. Return the result of a comparison, converted to "
+            f"output {i} is not known to be 0 or 1, so its bits cannot be written: part of it {origin}"
+            f"{'' if location is None else f', called at {location}'}. Return the result of a comparison, converted to "
             "the output's dtype."
         )

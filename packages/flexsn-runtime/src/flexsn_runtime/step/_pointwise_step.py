@@ -42,12 +42,13 @@ class Specialization(CoreSpecialization):
     """A traced pointwise step, and the kernels that exist for it.
 
     Args:
-        kernels: dictionary of kernels that is shared with the same step for other numbers. New kernels are added to it.
-        takes_numbers: True if the trace's numbers are arguments of the kernels, False if they are in the kernels'
-            source.
+        kernels: compiled kernels, which all specializations of a program share. New kernels are added to this
+            dictionary.
+        takes_numbers: True if the numbers that the step computes with are arguments of the kernels, False if they are
+            constants in the source of the kernels.
         bits: for each output, True if the forward also writes it as bits. An empty sequence means that no output has
             bits.
-        zero_one: for each output, True if it must be 0 or 1. An empty sequence means that no output must be.
+        zero_one: for each output, True if it must be 0 or 1. An empty sequence means that no output is checked.
         counts: indices of the inputs that count down.
         late: delays of inputs, by the input's index.
 
@@ -84,25 +85,25 @@ class Specialization(CoreSpecialization):
         self.bits = bits
         self.counts = counts
         self.late = late
-        self.follows = _followers(trace.forward, late)
+        self.follows = _find_followers(trace.forward, late)
         self.ends = ends_early(trace.forward, counts)
         once = {*counts, *(delays.by for delays in late.values())}
-        loaded = [value for i, value in enumerate(trace.inputs) if i not in once]  # in each step
+        loaded = [value for i, value in enumerate(trace.inputs) if i not in once]  # loaded in each step
         self.cost = StepCost.of(trace.forward.graph, loaded or trace.inputs, trace.outputs)
         if late:  # values that depend only on delays are computed before the steps
-            self.cost = replace(self.cost, num_ops=self.cost.num_ops - _ops_on_lifted(trace.forward))
+            self.cost = replace(self.cost, num_ops=self.cost.num_ops - _count_ops_on_lifted(trace.forward))
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
         self._cores: dict[Residuals | None, CoreSource] = {}
         self._vjps: dict[Hashable, tuple[StepGraph, CoreSource | None]] = {}
         self._plans: dict[int, LaunchPlan] = {}  # by size class
-        # Plans by kind and layout: see `kernels/_scan.py`.
+        # Plans by kind of scan and layout; see `kernels/_scan.py`.
         self.plans: Recent[Any] = Recent()
         self.speculations: Recent[Any] = Recent()  # `Speculation`s, by their rules
         self.combined: Recent[int] = Recent()  # by number of steps: segments of backward scans
         self.affine_segments: Recent[int] = Recent()  # by number of steps: segments of forward scans of affine steps
         self._linear: tuple[StepGraph, CoreSource | None] | Literal[False] | None = False  # False: not yet derived
-        self.has_backward = False  # True if one was prepared
+        self.has_backward = False  # True if a backward was prepared
 
     def _begin(self, trace: CoreTrace) -> None:
         if trace.step_shape != self.trace.step_shape:
@@ -111,7 +112,7 @@ class Specialization(CoreSpecialization):
         super()._begin(trace)
         self.plans, self.has_backward = Recent(), False
         self._plans = {}  # the plans on disk may have changed
-        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # they depend on numbers
+        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # these depend on numbers
         self._linear = False
         self._kernel_names = {}  # filled again when scans are prepared
 
@@ -135,10 +136,10 @@ class Specialization(CoreSpecialization):
         plan = self._plans.get(limit)
         if plan is None:
             carried = sum(dtype.itemsize for dtype in self.state_dtypes)
-            usual = self.backend.plan(limit, self.cost, carried)
+            default = self.backend.plan(limit, self.cost, carried)
             if self.late and not self.backend.interpreted:
-                usual = scattered(limit, usual)
-            plan = self._plans[limit] = tuned.load(self.plan_key(limit), usual) or usual
+                default = scattered(limit, default)
+            plan = self._plans[limit] = tuned.load(self.plan_key(limit), default) or default
         return plan
 
     def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool, bool]:
@@ -180,7 +181,7 @@ class Specialization(CoreSpecialization):
             self.plans.clear()
 
     def plan_key(self, limit: int = 0) -> dict[str, str | int]:
-        """Returns the key of this step's data on disk. `limit` is the limit of a size class, or 0."""
+        """Returns the key of this step's data on disk. `limit` is the largest size of a class, or 0 for all sizes."""
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
         return {**key, "language": self.backend.target.name}
@@ -199,12 +200,12 @@ class Specialization(CoreSpecialization):
 
     def vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
         """Returns the step's VJP and its source. The source is `None` if every gradient is zero."""
-        return self._with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
+        return self._derive_with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
 
-    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
+    def _trace_vjp(self, cotangents: tuple[bool, ...], needs_grad: tuple[bool, ...]) -> StepGraph:
         self._renew_trace()
         with as_outside():
-            return self.trace.vjp(cotangents, wanted)
+            return self.trace.vjp(cotangents, needs_grad)
 
     def residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
         """Returns the residuals that the forward saves in addition to its arguments; `None` for checkpoints.
@@ -217,12 +218,12 @@ class Specialization(CoreSpecialization):
                 self._residuals[wanted] = self._choose_residuals(wanted)
         return self._residuals[wanted]
 
-    def _choose_residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
+    def _choose_residuals(self, needs_grad: tuple[bool, ...]) -> Residuals | None:
         trace = self.trace
         if self._policy == "recompute":
             return None
         try:
-            vjp, _ = self.vjp(trace.differentiable, self.carrying(wanted))
+            vjp, _ = self.vjp(trace.differentiable, self.carrying(needs_grad))
         except Exception:
             if self._policy == "save":
                 raise
@@ -234,8 +235,8 @@ class Specialization(CoreSpecialization):
     def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
         """Returns the values that the forward saves for the backward: residuals if there are any, else checkpoints."""
         if residuals is None:
-            kept = (i for i in range(self.trace.num_states) if i not in dict(self.follows))
-            return [(Port(Role.CHECKPOINT, i), self.trace.states[i].dtype) for i in kept]
+            indices = (i for i in range(self.trace.num_states) if i not in dict(self.follows))
+            return [(Port(Role.CHECKPOINT, i), self.trace.states[i].dtype) for i in indices]
         return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
@@ -243,28 +244,28 @@ class Specialization(CoreSpecialization):
         cotangents = ports(Role.GRAD_OUTPUT, self.trace.num_outputs)
         absent = {
             port
-            for port, came, flows in zip(cotangents, present, self.trace.differentiable, strict=False)
-            if flows and not came
+            for port, is_present, flows in zip(cotangents, present, self.trace.differentiable, strict=False)
+            if flows and not is_present
         }
-        return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
+        return self._derive_with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
 
     def columns(self, residuals: Residuals | None, present: tuple[bool, ...]) -> Columns:
-        """Returns the VJP with respect to states only, without gradients of outputs.
+        """Returns the VJP with respect to states only, which receives no gradients of outputs.
 
         Args:
-            residuals: same as for `vjp_of`; `None` if the VJP computes them from states.
-            present: for each output, True if its gradient is present in the whole VJP.
+            residuals: same as for `vjp_of`; `None` if the VJP recomputes intermediate values from inputs and states.
+            present: for each output, True if its gradient is present in the VJP with respect to all arguments.
         """
         trace = self.trace
         states = trace.differentiable[trace.num_outputs :]
-        first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
+        first, first_lifted = trace.num_inputs, trace.num_inputs + trace.num_states
         if residuals is None:
             carried = tuple(value.dtype.is_floating_point for value in trace.states)
-            wanted = ((False,) * first) + carried + (False,) * len(trace.lifted_values)
-            key: Hashable = ("columns", states, wanted)
+            needs_grad = ((False,) * first) + carried + (False,) * len(trace.lifted_values)
+            key: Hashable = ("columns", states, needs_grad)
 
             def make() -> StepGraph:
-                return self._trace_vjp(((False,) * trace.num_outputs) + states, wanted)
+                return self._trace_vjp(((False,) * trace.num_outputs) + states, needs_grad)
         else:
             vjp, _ = self.vjp_of(residuals, present)
             outputs = {port for port in vjp.arguments if port.role is Role.GRAD_OUTPUT}
@@ -273,8 +274,8 @@ class Specialization(CoreSpecialization):
             def make() -> StepGraph:
                 return without_cotangents(vjp, outputs)
 
-        graph, source = self._with_source(key, make, role="columns")
-        return Columns(source, graph.gradients[first:behind])
+        graph, source = self._derive_with_source(key, make, role="columns")
+        return Columns(source, graph.gradients[first:first_lifted])
 
     def linear(self) -> tuple[StepGraph, CoreSource | None] | None:
         """Returns the linear part of an affine step, and its source if a state depends on states; otherwise `None`."""
@@ -290,9 +291,9 @@ class Specialization(CoreSpecialization):
         Args:
             key: value that is equal for equal VJPs.
         """
-        return self._with_source((key, presence.flags), presence.with_flags)
+        return self._derive_with_source((key, presence.flags), presence.with_flags)
 
-    def _with_source(
+    def _derive_with_source(
         self, key: Hashable, make: Callable[[], StepGraph], role: str = "vjp"
     ) -> tuple[StepGraph, CoreSource | None]:
         """Returns the VJP that `make` computes once, and its source. The name of the source contains the role."""
@@ -315,17 +316,17 @@ class Specialization(CoreSpecialization):
             assert isinstance(new, StepTrace)
             return new.forward.layouts == old.forward.layouts and self._emit(new).name == self._emit(old).name
 
-        new = self._traced_now(old, computes_the_same)
+        new = self._retrace_if_changed(old, computes_the_same)
         assert isinstance(new, StepTrace)
         self.trace = new
 
     def forward_kernel(self, spec: ForwardSpec, residuals: Residuals | None = None) -> CompiledKernel:
         core = self.core(residuals)
-        return self._kernel((spec, core.name), lambda: forward_source(f"{self.name}_forward", core, spec))
+        return self._find_kernel((spec, core.name), lambda: forward_source(f"{self.name}_forward", core, spec))
 
     def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
         core = self.core()
-        return self._kernel(
+        return self._find_kernel(
             (spec, vjp.name, core.name), lambda: backward_source(f"{self.name}_backward", core, vjp, spec)
         )
 
@@ -350,19 +351,19 @@ class Specialization(CoreSpecialization):
             self.plans.clear()
 
 
-def _ops_on_lifted(step: StepGraph) -> int:
-    """Returns the number of operations that depend only on lifted tensors."""
-    alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
+def _count_ops_on_lifted(step: StepGraph) -> int:
+    """Returns the number of operations that depend on lifted tensors only."""
+    fixed = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     count = 0
     for node in step.graph.nodes:
-        if node.op == "call_function" and node.all_input_nodes and alike.issuperset(node.all_input_nodes):
-            alike.add(node)
+        if node.op == "call_function" and node.all_input_nodes and fixed.issuperset(node.all_input_nodes):
+            fixed.add(node)
             count += 1
     return count
 
 
-def _followers(step: StepGraph, late: Mapping[int, Late]) -> tuple[tuple[int, int], ...]:
-    """Returns the states whose new value is the value of a late input, each with the input's index."""
+def _find_followers(step: StepGraph, late: Mapping[int, Late]) -> tuple[tuple[int, int], ...]:
+    """Returns pairs of indices: a state, and the late input whose value is the new value of this state."""
     inputs = {step.placeholders.get(Port(Role.INPUT, i)): i for i in late}
     results = zip(step.results, step.entries, strict=True)
     return tuple((port.index, inputs[entry]) for port, entry in results if port.role is Role.STATE and entry in inputs)

@@ -14,16 +14,16 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 def check_policy(policy: str) -> Policy:
     """Returns `policy` if it is known; otherwise, raises an error that names the known policies."""
-    for known in POLICIES:
-        if policy == known:
-            return known
-    raise ResidualsError(f"residuals={policy!r}; it is one of {', '.join(map(repr, POLICIES))}.")
+    for valid in POLICIES:
+        if policy == valid:
+            return valid
+    raise ResidualsError(f"residuals={policy!r}; it must be one of {', '.join(map(repr, POLICIES))}.")
 
 
 def choose_residuals(
     trace: StepTrace, vjp: StepGraph, policy: Policy, *, rounded: bool, chunk: int
 ) -> Residuals | None:
-    """Chooses the residuals to save; `None` if the backward recomputes the states from checkpoints and inputs.
+    """Returns the residuals to save; `None` if the backward recomputes the states from checkpoints and inputs.
 
     Args:
         vjp: the VJP of the step, with all cotangents.
@@ -32,21 +32,25 @@ def choose_residuals(
         chunk: number of steps between two checkpoints.
     """
     residuals = keep_residuals(trace, vjp, rounded=rounded)
-    return residuals if policy == "save" or _saving(residuals) < _recomputing(trace, vjp, chunk) else None
+    return (
+        residuals
+        if policy == "save" or _count_saved_bytes(residuals) < _count_recomputed_bytes(trace, vjp, chunk)
+        else None
+    )
 
 
-# A launch for wider values moves a residual of this number of bytes as fast as a residual of one byte. In
+# A residual of one byte counts as this number of bytes, since kernels move both in the same time. In
 # benchmarks/results/residuals.md, bool residuals take longer than recomputation at every size.
 _NARROWEST = 4
 
 
-def _saving(residuals: Residuals) -> float:
-    """Returns the bytes per element and step that residuals cost. One byte counts as `_NARROWEST` bytes."""
+def _count_saved_bytes(residuals: Residuals) -> float:
+    """Returns the bytes per element and step that kernels move for residuals. One byte counts as `_NARROWEST`."""
     narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
     return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
 
 
-def _recomputing(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
+def _count_recomputed_bytes(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
     """Returns the bytes per element and step that recomputation reads and writes: inputs and checkpoints."""
     used = vjp.used
     from_states = any(port.role is Role.STATE for port in used)

@@ -23,7 +23,7 @@ from flexsn_runtime.step._tracing import trace_values
 
 
 class CoreSpecialization:
-    """A traced step, with the properties that all users of its kernels share."""
+    """A traced step and its kernels, for one device, one backend and one set of shapes and dtypes."""
 
     def __init__(
         self,
@@ -36,18 +36,19 @@ class CoreSpecialization:
     ) -> None:
         self.device = device
         self.numerics = numerics
-        # The compiler's options may allow approximations even if the source contains none.
+        # With fast math, kernels have another name, because the compiler's options differ, and are not part of the
+        # source.
         self.name = f"{name}_fast" if numerics.fast_math else name
         self.trace = trace
         self.backend = BACKENDS[target]
         self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
         self.trained = tuple(t.requires_grad for t in (*trace.captured, *(alias for _, alias in trace.aliases)))
-        self.state_dtypes = _dtypes("state", trace.states, self.backend.target)
-        self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self.backend.target)
+        self.state_dtypes = _check_dtypes("state", trace.states, self.backend.target)
+        self.lifted_dtypes = _check_dtypes("captured tensor", trace.lifted_values, self.backend.target)
         self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
         self._kernel_names: dict[str, None] = {}
         # Predicate: True for tensors that the step accepts in place of the captured tensors.
-        self._like_these: Callable[..., bool] = never
+        self._is_like_captured: Callable[..., bool] = never
         self._lock = threading.RLock()
 
     def of_twin(
@@ -55,7 +56,7 @@ class CoreSpecialization:
     ) -> Self | None:
         """Returns this step for another core with the same code. Kernels are shared; the batch size may differ.
 
-        The result holds no references to this step's core. It is `None` if the other core has to be traced; see
+        The result holds no references to this step's core. The result is `None` if the other core has to be traced; see
         `CoreTrace.of_twin` and `of_batch`.
         """
         trace: CoreTrace | None = self.trace.of_twin(core)
@@ -75,8 +76,8 @@ class CoreSpecialization:
         """
         other = copy(self)
         other.backend = BACKENDS[target]
-        _dtypes("state", self.trace.states, other.backend.target)
-        _dtypes("captured tensor", self.trace.lifted_values, other.backend.target)
+        _check_dtypes("state", self.trace.states, other.backend.target)
+        _check_dtypes("captured tensor", self.trace.lifted_values, other.backend.target)
         other._kernels, other._kernel_names = Recent(), {}
         other._forget_sources()
         return other
@@ -85,9 +86,9 @@ class CoreSpecialization:
         """Drops the sources of kernels, so that they are generated again."""
 
     def _begin(self, trace: CoreTrace) -> None:
-        """Resets everything that belongs to one core. Twins share the rest."""
+        """Prepares a copy for another core. Replaces the trace, and resets everything that twins do not share."""
         self.trace = trace
-        self._like_these = never
+        self._is_like_captured = never
         self._kernel_names = dict(self._kernel_names)
 
     def forget_plans(self) -> None:
@@ -100,7 +101,7 @@ class CoreSpecialization:
 
     def segment_kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
         """Returns a kernel of a scan in segments. Equal keys mean equal results of `write`."""
-        return self._kernel(("segments", key), write)
+        return self._find_kernel(("segments", key), write)
 
     def check(self, *, training: bool) -> None:
         """Raises each error that kernel generation would raise, without compiling kernels.
@@ -125,19 +126,19 @@ class CoreSpecialization:
         return ScanFormat.of(self.trace.step_shape if shape is None else shape, inputs, states)
 
     def captured(self, instead: Mapping[int, Tensor] | None = None) -> tuple[Tensor, ...] | None:
-        """Returns the captured tensors as the kernels read them now; `None` if the step has to be traced again.
+        """Returns the lifted tensors for the current captured tensors; `None` if the step has to be traced again.
 
         Args:
-            instead: replacements of captured tensors, by the `id` of the captured tensor. A replacement has the same
-            shape, strides and dtype.
+            instead: replacements of captured tensors, by the `id` of the captured tensor. A replacement has the shape,
+                strides and dtype of the captured tensor.
         """
         fetched = self.trace.reads.fetch()
         if fetched is None or not (fetched or self.trace.lifted_values):
             return fetched
-        if not self._like_these(*fetched):
-            if not self._takes(fetched):
+        if not self._is_like_captured(*fetched):
+            if not self._accepts(fetched):
                 return None
-            self._like_these = alike(fetched)
+            self._is_like_captured = alike(fetched)
         trace = self.trace
         if trace.aliases:
             captured = fetched[: len(trace.captured)]
@@ -149,7 +150,7 @@ class CoreSpecialization:
             fetched = tuple([instead.get(id(tensor), tensor) for tensor in fetched])
         return trace.lift(fetched)
 
-    def _takes(self, fetched: Sequence[Tensor]) -> bool:
+    def _accepts(self, fetched: Sequence[Tensor]) -> bool:
         """True if the step can read these tensors instead of the tensors that the trace captured."""
         for tensor, trained in zip(fetched, self.trained, strict=True):
             if tensor.requires_grad != trained:
@@ -182,10 +183,10 @@ class CoreSpecialization:
             once=once and self.backend.target.once,
         )
 
-    def _traced_now(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:
-        """Returns `last`, or a new trace of the core if it captures other tensors now.
+    def _retrace_if_changed(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:
+        """Returns `last`, or a new trace of the core if the core now captures other tensors.
 
-        A VJP is derived by tracing the core itself.
+        To derive a VJP, a trace runs the core again. The core must then read the tensors that this trace has captured.
 
         Args:
             last: a trace of this step.
@@ -194,9 +195,9 @@ class CoreSpecialization:
         Raises:
             CapturedTensorError: the core now computes something else.
         """
-        changed = ", ".join(place.name for place in last.reads.changed()) or "of its tensors"
-        now = last.reads.fetch()
-        if now is not None and all(a is b for a, b in zip(now, last.captured, strict=False)):
+        changed = ", ".join(place.name for place in last.reads.changed()) or "some of its tensors"
+        captured = last.reads.fetch()
+        if captured is not None and all(a is b for a, b in zip(captured, last.captured, strict=False)):
             for tensor, value in zip(last.captured, last.captured_values, strict=True):
                 if StepValue.of(tensor) != value:
                     raise CapturedTensorError(
@@ -210,7 +211,7 @@ class CoreSpecialization:
         values = (*last.inputs, *last.states)
         new = trace_values(last.core, counts, values, self.device, products=products, on_pieces=on_pieces)
         same = type(new) is type(last) and new.lifted_values == last.lifted_values
-        if now is None or not same or not computes_the_same(new):
+        if captured is None or not same or not computes_the_same(new):
             raise CapturedTensorError(
                 "the core has changed since the forward whose gradient is computed: captured values were "
                 f"replaced ({changed}). Call backward() before that."
@@ -226,18 +227,18 @@ class CoreSpecialization:
     def check_unchanged(self) -> None:
         """Raises an error if values that the core reads have changed since the trace.
 
-        Captured tensors may change.
+        Changes of captured tensors are allowed.
         """
         changed = self.trace.reads.changed()
-        others = [place.name for place, now in changed.items() if not isinstance(now, Tensor)]
+        others = [place.name for place, value in changed.items() if not isinstance(value, Tensor)]
         if others:
             raise changed_between(", ".join(others))
 
-    def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
-        """Returns `wanted` with the gradients of all floating-point states, which always pass from step to step."""
-        first, behind = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
+    def carrying(self, needs_grad: Sequence[bool]) -> tuple[bool, ...]:
+        """Returns `needs_grad`, with True for floating-point states. Their gradients always pass from step to step."""
+        first, first_lifted = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
         carried = (value.dtype.is_floating_point for value in self.trace.states)
-        return (*wanted[:first], *carried, *wanted[behind:])
+        return (*needs_grad[:first], *carried, *needs_grad[first_lifted:])
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
@@ -251,7 +252,7 @@ class CoreSpecialization:
             self._kernels.clear()
             self._kernel_names.clear()
 
-    def _kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
+    def _find_kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
         key = (self.backend.target.name, key)  # a step's name does not distinguish targets
         with self._lock:
             kernel = self._kernels.get(key)
@@ -269,19 +270,19 @@ class CoreSpecialization:
         return self.backend.launch
 
 
-def changed_between(what: str) -> CapturedTensorError:
-    """The error for a value that was assigned between forward and backward."""
+def changed_between(names: str) -> CapturedTensorError:
+    """Returns the error for a value that was replaced between the forward and the backward."""
     return CapturedTensorError(
-        f"{what} was replaced between the forward and the backward that reads it. Call backward() before that."
+        f"{names} was replaced between the forward and the backward that reads it. Call backward() before that."
     )
 
 
-def _dtypes(what: str, values: Sequence[StepValue], target: Target) -> tuple[torch.dtype, ...]:
+def _check_dtypes(role: str, values: Sequence[StepValue], target: Target) -> tuple[torch.dtype, ...]:
     """Returns the dtypes of values. Raises an error if kernels do not support one of them."""
     for i, value in enumerate(values):
         if not target.supports(value.dtype):
             raise DtypeError(
-                f"{what} {i} is {value.dtype}, which kernels do not support. Convert it outside of the step, or use "
+                f"{role} {i} is {value.dtype}, which kernels do not support. Convert it outside of the step, or use "
                 "backend='torch'."
             )
     return tuple(value.dtype for value in values)
